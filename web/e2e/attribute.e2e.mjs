@@ -6,9 +6,15 @@ const states = (page) => page.locator(".part").evaluateAll((parts) => parts.map(
 
 pageTest(state, "a sentence lights up its source sentence, by pointer and by focus", async (page, { api }) => {
   await openExample(page, api, "attribute", "Two documents");
-  assert.deepEqual(await states(page), ["supported", "supported", "unsupported"]);
-  // The sentence without support is shown first.
-  assert.match(await page.locator("[data-details]").innerText(), /Not supported\. Support 0\.\d\d[\s\S]*“two”: no source has this number/);
+  assert.deepEqual(await states(page), ["supported", "partly", "contradicted"]);
+  // The verdict is a word beside each sentence, and the contradicted sentence is shown first.
+  assert.deepEqual(await page.locator(".part .sign").allInnerTexts(), ["✓ supported", "~ in part", "✗ contradicted"]);
+  assert.equal(await page.locator(".summary").innerText(), "1 of 3 sentences are supported, 1 in part, 1 contradicted.");
+  assert.match(
+    await page.locator("[data-details]").innerText(),
+    /^Contradicted[\s\S]*Probability that the chunks support it: \d+ %\.[\s\S]*“1913”: the chunk says “1931” \(Halden Bridge; another number\)/,
+  );
+  assert.doesNotMatch(await page.locator("[data-details]").innerText(), /no source has this number/);
   await page.locator(".part").nth(1).locator(".sign").hover();
   assert.match(await page.locator(".cited-source .lit-sentence").innerText(), /^Between 2014 and 2016 it was repaired/);
   assert.equal(await page.locator(".cited-source").getAttribute("data-source"), "2");
@@ -16,8 +22,18 @@ pageTest(state, "a sentence lights up its source sentence, by pointer and by foc
   assert.match(await page.locator(".cited-source .lit-sentence").innerText(), /passes under the Halden Bridge/);
   await page.keyboard.press("ArrowRight");
   assert.equal(await page.locator(".cited-source").getAttribute("data-source"), "2");
-  assert.match(await page.locator("[data-details]").innerText(), /^Supported\./);
+  assert.match(await page.locator("[data-details]").innerText(), /^Supported in part\./);
   assert.deepEqual(await page.locator(".cite").allInnerTexts(), ["1", "3"]);
+});
+
+pageTest(state, "a quotation that is not exact is shown with its altered words", async (page, { api }) => {
+  await openExample(page, api, "attribute", "Two documents");
+  assert.match(await page.locator("[data-quotes]").innerText(), /^Quotations that are not exact\s+“without closing the line for a single week”\s+Altered: Halden Bridge does not have “week” there\.$/);
+  const answer = page.getByLabel("Answer of the language model");
+  await answer.fill("It was repaired “without closing the line for a single day”.");
+  await until(() => page.locator("[data-quotes]").count(), (count) => count === 0, "an exact quotation is not listed");
+  await answer.fill("It was repaired “by the town, which sold the ferry for it”.");
+  await until(() => page.locator("[data-quotes]").allInnerTexts(), ([text]) => /Fabricated: no chunk says it/.test(text ?? ""), "a fabricated quotation is listed");
 });
 
 pageTest(state, "a source lights up the sentence that cites it", async (page, { api }) => {
@@ -46,7 +62,7 @@ pageTest(state, "an answer is attributed while it is typed", async (page, { api 
   await answer.fill("");
   await page.getByText("paste an answer").waitFor();
   await answer.pressSequentially("The Halden Bridge was opened in 1931. It was opened in 1950.", { delay: 15 });
-  await until(() => states(page), (found) => found.join() === "supported,unsupported", "both verdicts");
+  await until(() => states(page), (found) => found.join() === "supported,contradicted", "both verdicts");
 });
 
 pageTest(state, "only the text that Compress kept can be the source", async (page, { api }) => {
@@ -56,7 +72,7 @@ pageTest(state, "only the text that Compress kept can be the source", async (pag
   await answer.fill("Bicycles travel free of charge.");
   await until(() => states(page), (found) => found.join() === "supported", "the whole chunk supports it");
   await page.getByLabel(/Only the text that Compress kept/).check();
-  await until(() => states(page), (found) => found.join() === "unsupported", "the kept text does not");
+  await until(() => states(page), (found) => found.join() === "not_found", "the kept text does not");
 });
 
 pageTest(

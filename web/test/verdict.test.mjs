@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 import { healthSentences } from "../src/lib/health";
 import { parseMetrics } from "../src/lib/prometheus";
-import { bestScore, chunkVerdict, partVerdict } from "../src/lib/verdict";
+import { answerableVerdict, bestScore, chunkVerdict, conflictLine, otherVerdicts, partVerdict, quoteVerdict } from "../src/lib/verdict";
 
 test("a chunk's verdict says why it was kept or left out", () => {
   const chunk = (score, kept, more = {}) => ({ id: "0", index: 0, kept, score, text: "", spans: kept ? [{ start: 0, end: 5, score, output: { start: 0, end: 5 } }] : [], ...more });
@@ -21,11 +21,45 @@ test("a chunk's verdict says why it was kept or left out", () => {
 });
 
 test("a part's verdict counts its citations", () => {
-  const part = (supported, support, cited) => ({ supported, support, sources: Array.from({ length: cited }, () => ({ cited: true })) });
-  assert.equal(partVerdict(part(true, 0.7, 1)), "Supported.");
-  assert.equal(partVerdict(part(true, 0.7, 2)), "Supported by 2 chunks.");
-  assert.equal(partVerdict(part(false, 0.1, 0)), "Not supported.");
-  assert.match(partVerdict(part(false, null, 0)), /no word/);
+  const part = (verdict, cited = 0) => ({ verdict, sources: Array.from({ length: cited }, () => ({ cited: true })) });
+  assert.equal(partVerdict(part("supported", 1)), "Supported.");
+  assert.equal(partVerdict(part("supported", 2)), "Supported by 2 chunks.");
+  assert.equal(partVerdict(part("partly", 2)), "Supported in part by 2 chunks.");
+  assert.match(partVerdict(part("contradicted")), /^Contradicted/);
+  assert.match(partVerdict(part("not_found")), /^Not found/);
+  assert.match(partVerdict(part(null)), /no claim/);
+  assert.equal(otherVerdicts([part("supported"), part("not_found"), part("partly"), part("not_found")]), ", 1 in part, 2 not found");
+  assert.equal(otherVerdicts([part("supported")]), "");
+});
+
+test("a conflict says what the chunk says instead", () => {
+  const part = { text: "It opened in 1913." };
+  const line = (text, reason, source) => conflictLine({ text, reason, source: { text: source } }, part, "Bridge");
+  assert.equal(line("1913", "number", "1931"), "“1913”: the chunk says “1931” (Bridge; another number).");
+  assert.equal(line(part.text, "negation", "never"), "The sentence: the chunk says “never” (Bridge; one of the two denies it).");
+  // A newer daemon may know more reasons.
+  assert.match(line("1913", "tense", "opens"), /tense/);
+});
+
+test("a quotation that is not exact says why", () => {
+  const check = (verdict, passages, altered, expect) => {
+    const quote = { verdict, passages: passages.map((index) => ({ index })), altered: altered.map((text) => ({ text })) };
+    assert.equal(quoteVerdict(quote, (index) => `C${index}`), expect);
+  };
+  check("exact", [0], [], "Exact: C0 says it word for word.");
+  check("stitched", [0, 0, 2], [], "Stitched together: it consists of 3 passages (C0, C2).");
+  check("altered", [1], ["by", "accident"], "Altered: C1 does not have “by”, “accident” there.");
+  check("altered", [1], [], "Altered: it is not word for word what C1 says.");
+  check("misattributed", [1], [], "Misattributed: it stands in C1, not in the chunk that the answer names.");
+  check("fabricated", [], [], "Fabricated: no chunk says it.");
+});
+
+test("a probability between the even chance and the limit says perhaps", () => {
+  const check = (probability, least, expect) => assert.equal(answerableVerdict({ probability, answerable: probability >= least }), expect);
+  check(0.92, 0.2, "Probably answered by the chunks: 92 %.");
+  check(0.03, 0.2, "Probably not answered by the chunks: an answer has a probability of 3 %.");
+  check(0.3, 0.2, "Perhaps answered by the chunks: 30 %.");
+  check(0.6, 0.8, "Perhaps answered by the chunks: 60 %.");
 });
 
 test("health names what is wrong, and what is new", () => {

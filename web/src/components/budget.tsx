@@ -1,26 +1,38 @@
-// The slider for the size of the context.
+// The control for the size of the context: what decides it, and the slider.
+import type { Budget as BudgetValue } from "../lib/api";
 import { percent } from "../lib/format";
+import { COVERAGES } from "../lib/inputs";
 
 interface Props {
-  /** The share of tokens to keep, or null if the daemon chooses. */
-  ratio: number | null;
+  budget: BudgetValue;
   /** The share that the daemon kept, which the slider shows while the daemon chooses. */
   chosen: number | null;
-  onChange: (ratio: number | null) => void;
+  onChange: (budget: BudgetValue) => void;
 }
 
-export function Budget({ ratio, chosen, onChange }: Props) {
+export function Budget({ budget, chosen, onChange }: Props) {
+  const ratio = "ratio" in budget ? budget.ratio : null;
   const shown = ratio ?? chosen ?? 0.5;
+  const choices: [name: string, label: string, budget: BudgetValue][] = [
+    ["auto", "Auto", { auto: true }],
+    ...COVERAGES.map((coverage): [string, string, BudgetValue] => [`coverage ${coverage}`, `Evidence kept: ${percent(coverage)}`, { coverage }]),
+    ["ratio", "Share of tokens", { ratio: Math.max(0.05, Math.round(shown * 100) / 100) }],
+  ];
+  const name = "coverage" in budget ? `coverage ${budget.coverage}` : ratio === null ? "auto" : "ratio";
   return (
     <div class="budget">
-      <label class="check">
-        <input
-          type="checkbox"
-          checked={ratio === null}
-          onChange={(event) => onChange(event.currentTarget.checked ? null : Math.max(0.05, Math.round(shown * 100) / 100))}
-        />
-        Auto
-      </label>
+      <select
+        aria-label="Budget"
+        title="Auto keeps what carries most of the evidence. “Evidence kept” keeps as little as holds all needed evidence with this probability."
+        value={name}
+        onChange={(event) => onChange(choices.find(([choice]) => choice === event.currentTarget.value)![2])}
+      >
+        {choices.map(([choice, label]) => (
+          <option key={choice} value={choice}>
+            {label}
+          </option>
+        ))}
+      </select>
       <label class="slider">
         <span class="sr">Share of tokens to keep, in per cent</span>
         <input
@@ -29,8 +41,8 @@ export function Budget({ ratio, chosen, onChange }: Props) {
           max={100}
           step={1}
           value={Math.round(shown * 100)}
-          aria-valuetext={ratio === null ? `auto, ${percent(shown)}` : percent(shown)}
-          onInput={(event) => onChange(Number(event.currentTarget.value) / 100)}
+          aria-valuetext={ratio === null ? `chosen by the daemon, ${percent(shown)}` : percent(shown)}
+          onInput={(event) => onChange({ ratio: Number(event.currentTarget.value) / 100 })}
         />
       </label>
       <output class="budget-value">{chosen === null && ratio === null ? "auto" : percent(shown)}</output>

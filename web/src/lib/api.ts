@@ -19,7 +19,7 @@ export interface Chunk {
   metadata?: unknown;
 }
 
-export type Budget = { auto: true } | { ratio: number } | { tokens: number };
+export type Budget = { auto: true } | { ratio: number } | { tokens: number } | { coverage: number };
 
 export interface CompressRequest {
   query: string;
@@ -86,6 +86,15 @@ export interface KvHandle {
   fingerprint: string;
 }
 
+/** Whether the chunks answer the question. `chunk` is the id of the chunk that comes closest, and `source` where in it. */
+export interface Answerable {
+  probability: number;
+  answerable: boolean;
+  least: number;
+  chunk: string;
+  source: Range;
+}
+
 export interface CompressAnswer {
   id: string | null;
   context: string;
@@ -93,6 +102,7 @@ export interface CompressAnswer {
   citations: Citation[];
   usage: { tokens_in: number; tokens_out: number; ratio: number } | null;
   rc: { estimator: string; reach: number | null; related: boolean | null; reason?: string; model: string | null };
+  answerable: Answerable | null;
   degraded: ErrorBody | null;
   blocks: Record<CacheSource, number> | null;
   timing_ms: Record<string, number>;
@@ -111,12 +121,35 @@ export interface AttributeSource {
   run: Range & { text: string };
 }
 
+export type Verdict = "supported" | "partly" | "contradicted" | "not_found";
+
+/** Words of an answer, and in `source` what a chunk says instead. */
+export interface Conflict extends Range {
+  text: string;
+  reason: string;
+  chunk: string;
+  index: number;
+  source: Range & { text: string };
+}
+
 export interface Part extends Range {
   text: string;
-  supported: boolean;
+  /** Null if the part makes no claim; so is `support`. */
+  verdict: Verdict | null;
+  /** A probability, except with a decoder. */
   support: number | null;
   unsupported: (Range & { text: string; reason: string })[];
+  conflicts?: Conflict[];
   sources: AttributeSource[];
+}
+
+/** A quotation of an answer. */
+export interface Quote extends Range {
+  text: string;
+  verdict: "exact" | "stitched" | "altered" | "misattributed" | "fabricated";
+  has_ellipsis: boolean;
+  passages: (Range & { text: string; chunk: string; index: number })[];
+  altered: (Range & { text: string })[];
 }
 
 export interface AttributeRequest {
@@ -129,6 +162,7 @@ export interface AttributeRequest {
 
 export interface AttributeAnswer {
   parts: Part[];
+  quotes: Quote[];
   timing_ms: Record<string, number>;
 }
 

@@ -7,7 +7,7 @@ export interface Example {
   about: string;
   query: string;
   chunks: Chunk[];
-  /** An answer for the Attribute view. One of its sentences is wrong. */
+  /** An answer for the Attribute view. One of its sentences is wrong, and a quotation is if there is one. */
   answer: string;
 }
 
@@ -49,7 +49,7 @@ export const EXAMPLES: Example[] = [
       },
     ],
     answer:
-      "The ferry to Sorrel Island passes under the Halden Bridge. The bridge was repaired by Brock & Daughters between 2014 and 2016. The line was closed for two years during the work.",
+      "The ferry to Sorrel Island passes under the Halden Bridge. Brock & Daughters repaired the bridge between 2014 and 2016 “without closing the line for a single week”. It was opened in 1913.",
   },
   {
     name: "An incident",

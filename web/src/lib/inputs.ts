@@ -11,8 +11,7 @@ export interface EditedChunk extends Chunk {
 export interface Inputs {
   query: string;
   chunks: EditedChunk[];
-  /** The share of tokens to keep, or null if the daemon chooses. */
-  ratio: number | null;
+  budget: Budget;
   granularity: string;
   order: string;
   format: string;
@@ -28,13 +27,15 @@ export const OPTIONS = {
   omissions: ["auto", "none", "ellipsis", "range"],
   tokenizer: ["model", "o200k_base", "cl100k_base"],
 } as const;
+/** The budgets of coverage that the page offers. */
+export const COVERAGES = [0.9, 0.95] as const;
 export type OptionName = keyof typeof OPTIONS;
 export const OPTION_NAMES = Object.keys(OPTIONS) as OptionName[];
 
 export const inputs = createSessionStore<Inputs>("inputs", {
   query: "",
   chunks: [],
-  ratio: null,
+  budget: { auto: true },
   granularity: "sentence",
   order: "input",
   format: "numbered",
@@ -56,17 +57,13 @@ export function isComplete({ query, chunks }: Pick<Inputs, "query" | "chunks">):
   return query.trim() !== "" && chunks.length > 0;
 }
 
-export function budgetOf(ratio: number | null): Budget {
-  return ratio === null ? { auto: true } : { ratio };
-}
-
 /** The request for these inputs. Options with their default value are left out. */
 export function requestOf(current: Inputs): CompressRequest {
   const options = OPTION_NAMES.filter((name) => current[name] !== OPTIONS[name][0]).map((name) => [name, current[name]]);
   return {
     query: current.query,
     chunks: requestChunks(current.chunks),
-    budget: budgetOf(current.ratio),
+    budget: current.budget,
     ...Object.fromEntries(options),
   };
 }

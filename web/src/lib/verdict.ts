@@ -1,6 +1,6 @@
 // Says in words why a chunk or a part of an answer was judged as it was.
-import type { ChunkOutcome, CompressAnswer, Part } from "./api";
-import { percent, score } from "./format";
+import type { Answerable, ChunkOutcome, CompressAnswer, Conflict, Part, Quote, Verdict } from "./api";
+import { count, percent, score } from "./format";
 
 /** The largest score of all chunks; 0 if there are none. */
 export function bestScore(chunks: readonly ChunkOutcome[]): number {
@@ -43,9 +43,75 @@ export function unsupportedReason(reason: string): string {
   return REASONS[reason] ?? reason;
 }
 
+/** How the page shows a verdict: its word, and its sign. */
+export const VERDICTS: Record<Verdict, { word: string; sign: string }> = {
+  supported: { word: "supported", sign: "✓" },
+  partly: { word: "in part", sign: "~" },
+  contradicted: { word: "contradicted", sign: "✗" },
+  not_found: { word: "not found", sign: "?" },
+};
+
 export function partVerdict(part: Part): string {
-  if (part.support === null) return "There is no word to check.";
   const cited = part.sources.filter((source) => source.cited).length;
-  if (!part.supported) return "Not supported.";
-  return `Supported${cited > 1 ? ` by ${cited} chunks` : ""}.`;
+  const by = cited > 1 ? ` by ${cited} chunks` : "";
+  switch (part.verdict) {
+    case null:
+      return "The sentence makes no claim.";
+    case "supported":
+      return `Supported${by}.`;
+    case "partly":
+      return `Supported in part${by}.`;
+    case "contradicted":
+      return "Contradicted: a chunk says something else.";
+    case "not_found":
+      return "Not found: the chunks do not speak of it.";
+  }
+}
+
+/** How many parts have each verdict, without the supported ones, such as ", 1 in part, 2 not found". */
+export function otherVerdicts(parts: readonly Part[]): string {
+  const others = (["partly", "contradicted", "not_found"] as const).map((verdict) => {
+    const many = parts.filter((part) => part.verdict === verdict).length;
+    return many === 0 ? "" : `, ${count(many)} ${VERDICTS[verdict].word}`;
+  });
+  return others.join("");
+}
+
+const CONFLICTS: Record<string, string> = {
+  number: "another number",
+  name: "another name",
+  contrast: "a word that excludes it",
+  negation: "one of the two denies it",
+  roles: "the names are in the opposite order",
+};
+
+/** What a chunk says in place of words of a part. `name` is the name of the chunk. */
+export function conflictLine(conflict: Conflict, part: Part, name: string): string {
+  const words = conflict.text === part.text ? "The sentence" : `“${conflict.text}”`;
+  return `${words}: the chunk says “${conflict.source.text}” (${name}; ${CONFLICTS[conflict.reason] ?? conflict.reason}).`;
+}
+
+/** What is wrong with a quotation. `nameOf` gives the name of the chunk with an index. */
+export function quoteVerdict(quote: Quote, nameOf: (index: number) => string): string {
+  const names = [...new Set(quote.passages.map((passage) => nameOf(passage.index)))].join(", ");
+  const altered = quote.altered.map((word) => `“${word.text}”`).join(", ");
+  switch (quote.verdict) {
+    case "exact":
+      return `Exact: ${names} says it word for word.`;
+    case "stitched":
+      return `Stitched together: it consists of ${quote.passages.length} passages (${names}).`;
+    case "altered":
+      return altered ? `Altered: ${names} does not have ${altered} there.` : `Altered: it is not word for word what ${names} says.`;
+    case "misattributed":
+      return `Misattributed: it stands in ${names}, not in the chunk that the answer names.`;
+    case "fabricated":
+      return "Fabricated: no chunk says it.";
+  }
+}
+
+/** Whether the chunks answer the question. Between the even chance and the daemon's limit, both are possible. */
+export function answerableVerdict({ probability, answerable }: Answerable): string {
+  if (answerable !== probability >= 0.5) return `Perhaps answered by the chunks: ${percent(probability)}.`;
+  if (answerable) return `Probably answered by the chunks: ${percent(probability)}.`;
+  return `Probably not answered by the chunks: an answer has a probability of ${percent(probability)}.`;
 }

@@ -5,14 +5,14 @@ import { Examples } from "../components/examples";
 import { FailureNotice } from "../components/failure-notice";
 import { moveFocus } from "../components/roving";
 import { Segmented } from "../components/segmented";
-import { attribute, type AttributeRequest, attributeStream, type AttributeSource, Failure, type Part } from "../lib/api";
+import { attribute, type AttributeRequest, attributeStream, type AttributeSource, Failure, type Part, type Quote } from "../lib/api";
 import { requestChunks } from "../lib/chunks";
 import { lastCompression } from "../lib/compression";
-import { score } from "../lib/format";
+import { percent, score } from "../lib/format";
 import { useDebounced, useLatest } from "../lib/hooks";
 import { type EditedChunk, inputs, nameOf } from "../lib/inputs";
 import { createSessionStore, useStore } from "../lib/store";
-import { partVerdict, unsupportedReason } from "../lib/verdict";
+import { conflictLine, otherVerdicts, partVerdict, quoteVerdict, unsupportedReason, VERDICTS } from "../lib/verdict";
 
 type Mode = "whole" | "stream";
 
@@ -107,12 +107,15 @@ function Whole({ answer, sources, chunks }: AttributionProps) {
       {isEmpty && <EmptyAttribution />}
       {shown && (
         <div class={result.failure ? "old" : ""} aria-busy={result.pending}>
-          <Attribution answer={shown.answer} parts={shown.parts} chunks={chunks} isComplete />
+          <Attribution answer={shown.answer} parts={shown.parts} quotes={shown.quotes} chunks={chunks} isComplete />
         </div>
       )}
     </section>
   );
 }
+
+/** Streams have no quotations. */
+const NO_QUOTES: readonly Quote[] = [];
 
 function Streamed({ answer, sources, chunks, isReplay }: AttributionProps & { isReplay: boolean }) {
   const isEmpty = answer.trim() === "" || chunks.length === 0;
@@ -121,7 +124,7 @@ function Streamed({ answer, sources, chunks, isReplay }: AttributionProps & { is
     <section class="results" aria-label="Result">
       {failure && <FailureNotice failure={failure} onRetry={retry} hasOldResult={parts.length > 0} />}
       {isEmpty && !isReplay && <EmptyAttribution />}
-      {!isEmpty && <Attribution answer={answer} parts={parts} chunks={chunks} isComplete={!isReplay && answered === answer} />}
+      {!isEmpty && <Attribution answer={answer} parts={parts} quotes={NO_QUOTES} chunks={chunks} isComplete={!isReplay && answered === answer} />}
     </section>
   );
 }
@@ -130,7 +133,7 @@ function EmptyAttribution() {
   return (
     <div class="empty">
       <p>Choose an example, or paste an answer and add the chunks that the model had when it wrote the answer.</p>
-      <p class="muted">The daemon says which chunk each sentence came from, and which words no chunk supports.</p>
+      <p class="muted">The daemon says which chunk each sentence came from, whether the chunks support it, and which words they contradict.</p>
     </div>
   );
 }
@@ -167,18 +170,19 @@ function useStreamedParts(answer: string | null, sources: AttributeRequest) {
 interface ShownProps {
   answer: string;
   parts: readonly Part[];
+  quotes: readonly Quote[];
   chunks: readonly EditedChunk[];
   /** Whether the daemon has seen the whole answer: until then its last sentence may go on. */
   isComplete: boolean;
 }
 
-function Attribution({ answer, parts, chunks, isComplete }: ShownProps) {
+function Attribution({ answer, parts, quotes, chunks, isComplete }: ShownProps) {
   const [active, setActive] = useState<number | null>(null);
   const [pinned, setPinned] = useState<number | null>(null);
   const shownIndex = active ?? pinned ?? firstToShow(parts);
   const part = shownIndex === null ? undefined : parts[shownIndex];
-  const checked = parts.filter((each) => each.support !== null);
-  const supported = checked.filter((each) => each.supported).length;
+  const checked = parts.filter((each) => each.verdict !== null);
+  const supported = checked.filter((each) => each.verdict === "supported").length;
   return (
     <>
       <p class="summary" role="status">
@@ -187,7 +191,7 @@ function Attribution({ answer, parts, chunks, isComplete }: ShownProps) {
             <b>
               {supported} of {checked.length}
             </b>{" "}
-            {checked.length === 1 ? "sentence is" : "sentences are"} supported.{!isComplete && " The answer is still arriving."}
+            {checked.length === 1 ? "sentence is" : "sentences are"} supported{otherVerdicts(checked)}.{!isComplete && " The answer is still arriving."}
           </>
         )}
       </p>
@@ -195,6 +199,7 @@ function Attribution({ answer, parts, chunks, isComplete }: ShownProps) {
         <div>
           <h2>Answer</h2>
           <AnswerText answer={answer} parts={parts} active={shownIndex} pinned={pinned} isComplete={isComplete} onActive={setActive} onPin={(index) => setPinned(pinned === index ? null : index)} />
+          <Quotations quotes={quotes} chunks={chunks} />
           {part && <PartDetails part={part} chunks={chunks} />}
         </div>
         <div>
@@ -206,10 +211,38 @@ function Attribution({ answer, parts, chunks, isComplete }: ShownProps) {
   );
 }
 
-/** A person wants to see first what is not supported. */
+/** A person wants to see first what is wrong, and then what is not supported. */
 function firstToShow(parts: readonly Part[]): number | null {
-  const index = parts.findIndex((part) => !part.supported && part.support !== null);
-  return index >= 0 ? index : parts.length > 0 ? 0 : null;
+  for (const verdict of ["contradicted", "not_found", "partly"] as const) {
+    const index = parts.findIndex((part) => part.verdict === verdict);
+    if (index >= 0) return index;
+  }
+  return parts.length > 0 ? 0 : null;
+}
+
+/** The quotations that are not what a chunk says. */
+function Quotations({ quotes, chunks }: { quotes: readonly Quote[]; chunks: readonly EditedChunk[] }) {
+  const wrong = quotes.filter((quote) => quote.verdict !== "exact");
+  if (wrong.length === 0) return null;
+  return (
+    <section class="details" aria-label="Quotations that are not exact" data-quotes>
+      <h3>Quotations that are not exact</h3>
+      <ul class="reasons">
+        {wrong.map((quote) => (
+          <li key={quote.start}>
+            <q class="quote">“{quote.text}”</q>
+            <span class="no">{quoteVerdict(quote, (index) => chunkName(chunks, index, `chunk ${index + 1}`))}</span>
+          </li>
+        ))}
+      </ul>
+    </section>
+  );
+}
+
+/** The name of the chunk at an index, or `absent` if it has been removed since. */
+function chunkName(chunks: readonly EditedChunk[], index: number, absent: string): string {
+  const chunk = chunks[index];
+  return chunk ? nameOf(chunk, index) : absent;
 }
 
 interface AnswerTextProps {
@@ -228,7 +261,8 @@ function AnswerText({ answer, parts, active, pinned, isComplete, onActive, onPin
   parts.forEach((part, index) => {
     if (part.start > at) pieces.push(answer.slice(at, part.start));
     const isArriving = !isComplete && index === parts.length - 1 && part.end >= answer.trimEnd().length;
-    const state = part.support === null ? "unchecked" : part.supported ? "supported" : "unsupported";
+    const verdict = part.verdict && VERDICTS[part.verdict];
+    const state = part.verdict ?? "unchecked";
     const markers = part.sources.filter((source) => source.cited).map((source) => source.index + 1);
     pieces.push(
       <span
@@ -250,11 +284,11 @@ function AnswerText({ answer, parts, active, pinned, isComplete, onActive, onPin
           onPin(index);
         }}
       >
-        <span class="sr">{state}: </span>
+        <span class="sr">{verdict?.word ?? "no claim"}: </span>
         <PartText part={part} />
-        {state !== "unchecked" && (
+        {verdict && (
           <span class="sign" aria-hidden="true">
-            {isArriving ? "…" : part.supported ? "✓" : "✗"}
+            {isArriving ? "…" : `${verdict.sign} ${verdict.word}`}
           </span>
         )}
       </span>,
@@ -290,22 +324,32 @@ function PartText({ part }: { part: Part }) {
 }
 
 function PartDetails({ part, chunks }: { part: Part; chunks: readonly EditedChunk[] }) {
+  const { verdict, conflicts = [] } = part;
+  // A conflict says more of a word than that no source has it.
+  const unsupported = part.unsupported.filter((word) => !conflicts.some(({ start, end }) => start === word.start && end === word.end));
   return (
     <section class="details" aria-label="The sentence in detail" data-details>
       <p class="verdict-line">
         <span>
-          <b class={part.supported ? "yes" : "no"}>{partVerdict(part)}</b>{" "}
-          {part.support !== null && <span class="muted">Support {part.support.toFixed(2)}, and 0.50 is needed.</span>}
+          <b class={`is-${verdict}`}>{partVerdict(part)}</b>{" "}
+          {part.support !== null && <span class="muted">Probability that the chunks support it: {percent(part.support)}.</span>}
         </span>
         {part.support !== null && (
-          <span class={`support-bar ${part.supported ? "yes" : "no"}`} aria-hidden="true">
+          <span class={`support-bar is-${verdict}`} aria-hidden="true">
             <span style={{ width: `${part.support * 100}%` }} />
           </span>
         )}
       </p>
-      {part.unsupported.length > 0 && (
+      {conflicts.length > 0 && (
+        <ul class="reasons" data-conflicts>
+          {conflicts.map((conflict) => (
+            <li key={`${conflict.start}${conflict.reason}`}>{conflictLine(conflict, part, chunkName(chunks, conflict.index, conflict.chunk))}</li>
+          ))}
+        </ul>
+      )}
+      {unsupported.length > 0 && (
         <ul class="reasons">
-          {part.unsupported.map((word) => (
+          {unsupported.map((word) => (
             <li key={`${word.start}${word.reason}`}>
               {word.reason === "negation_dropped" ? "The sentence" : `“${word.text}”`}: {unsupportedReason(word.reason)}.
             </li>
@@ -324,13 +368,12 @@ function PartDetails({ part, chunks }: { part: Part; chunks: readonly EditedChun
 }
 
 function SourceLine({ source, chunks }: { source: AttributeSource; chunks: readonly EditedChunk[] }) {
-  const chunk = chunks[source.index];
   const { sentence, run } = source;
   const at = run.start - sentence.start;
   return (
     <>
       <span class="small">
-        <b>{chunk ? nameOf(chunk, source.index) : source.chunk}</b>{" "}
+        <b>{chunkName(chunks, source.index, source.chunk)}</b>{" "}
         <span class="muted">
           {source.cited ? (source.tied ? "cited, says the same" : "cited") : "not cited"}, score {score(source.score)}
         </span>

@@ -18,7 +18,7 @@ import { useDebounced, useLatest } from "../lib/hooks";
 import { changeInputs, type Inputs, inputs, isComplete, nameOf, OPTION_NAMES, OPTIONS, requestOf } from "../lib/inputs";
 import { useStore } from "../lib/store";
 import { subtract } from "../lib/text";
-import { bestScore, chunkVerdict } from "../lib/verdict";
+import { answerableVerdict, bestScore, chunkVerdict } from "../lib/verdict";
 
 /** Requests wait until nothing has been typed for this long. */
 const TYPING_MS = 300;
@@ -75,7 +75,7 @@ function Options({ current }: { current: Inputs }) {
 function Result({ current }: { current: Inputs }) {
   const settled = useDebounced(current, TYPING_MS);
   // The slider is not typing: its value counts at once.
-  const sent = useMemo(() => ({ ...settled, ratio: current.ratio }), [settled, current.ratio]);
+  const sent = useMemo(() => ({ ...settled, budget: current.budget }), [settled, current.budget]);
   const request = useMemo(() => requestOf(sent), [sent]);
   const key = useMemo(() => (isComplete(sent) ? JSON.stringify(request) : null), [sent, request]);
   const result = useLatest(
@@ -89,12 +89,11 @@ function Result({ current }: { current: Inputs }) {
     if (shown) lastCompression.set(shown);
   }, [shown]);
 
-  const setRatio = (ratio: number | null) => changeInputs({ ratio });
   const isEmpty = !isComplete(current);
   const isOld = shown !== undefined && result.valueKey !== key;
   return (
     <section class="results" aria-label="Result">
-      <Budget ratio={current.ratio} chosen={shown?.answer.usage?.ratio ?? null} onChange={setRatio} />
+      <Budget budget={current.budget} chosen={shown?.answer.usage?.ratio ?? null} onChange={(budget) => changeInputs({ budget })} />
       {result.failure && <FailureNotice failure={result.failure} onRetry={result.retry} hasOldResult={shown !== undefined} />}
       {isEmpty && (
         <div class="empty">
@@ -167,6 +166,11 @@ function Outcome({ answer, request, inputs: sent }: OutcomeProps) {
           </p>
           <p class="small">{rc.reason}</p>
         </div>
+      )}
+      {answer.answerable && rc.related !== false && (
+        <p class="small" data-answerable={answer.answerable.answerable}>
+          {answerableVerdict(answer.answerable)}
+        </p>
       )}
       {warnings
         .filter((warning) => warning.chunk === undefined)

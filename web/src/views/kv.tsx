@@ -8,7 +8,7 @@ import { useDaemon } from "../lib/daemon";
 import { EXAMPLES } from "../lib/examples";
 import { bytes, count, percent } from "../lib/format";
 import { useDebounced, useLatest } from "../lib/hooks";
-import { budgetOf, changeInputs, type EditedChunk, inputs, isComplete, nameOf, withKeys } from "../lib/inputs";
+import { changeInputs, type EditedChunk, inputs, isComplete, nameOf, withKeys } from "../lib/inputs";
 import { headsPerToken, type KvExport, readKvExport } from "../lib/kv-export";
 import { createSessionStore, useStore } from "../lib/store";
 import { trimStart, utf16Offsets } from "../lib/text";
@@ -61,7 +61,7 @@ function NoDecoder() {
 }
 
 function KeptKeys({ decoder }: { decoder: string }) {
-  const { query, chunks, ratio: contextRatio } = useStore(inputs);
+  const { query, chunks, budget } = useStore(inputs);
   const { ratio, isWhole } = useStore(settings);
   const [allowed, setAllowed] = useState<string | null>(null);
   const typed = useDebounced(useMemo(() => ({ query, chunks }), [query, chunks]), 300);
@@ -69,11 +69,11 @@ function KeptKeys({ decoder }: { decoder: string }) {
     () => ({
       query: typed.query,
       chunks: requestChunks(typed.chunks),
-      budget: isWhole ? { ratio: 1 } : budgetOf(contextRatio),
+      budget: isWhole ? { ratio: 1 } : budget,
       include: ["kv" as const],
       kv: { policy: "heads" as const, ratio },
     }),
-    [typed, isWhole, contextRatio, ratio],
+    [typed, isWhole, budget, ratio],
   );
   const key = useMemo(() => (isComplete(typed) ? JSON.stringify(request) : null), [typed, request]);
   const exported = useLatest(key, async (signal) => ({ ...(await compress(request, signal)), sent: typed.chunks }), MOVING_MS);
