@@ -11,7 +11,8 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use thresher_core::domain::{
-    Budget, Chunk, CompressRequest, Format, Granularity, Kind, Omissions, OnError, Order, TokenizerName,
+    Budget, Chunk, CompressRequest, DeadlinePolicy, Format, Granularity, Kind, Omissions, OnError, Order,
+    TokenizerName,
 };
 use thresher_core::plain::{self, Shortened};
 use thresher_core::text::offsets::OffsetUnit;
@@ -89,6 +90,10 @@ pub struct CompressBody {
     /// Milliseconds until the answer is due, including the time in the queue.
     #[serde(default)]
     deadline_ms: Option<u64>,
+    /// What to do if there is no time to read all chunks.
+    #[serde(default, deserialize_with = "choice")]
+    #[schemars(with = "Option<DeadlinePolicy>")]
+    deadline_policy: DeadlinePolicy,
     /// What to answer if the daemon fails, is overloaded or misses the deadline.
     #[serde(default, deserialize_with = "choice")]
     #[schemars(with = "Option<OnError>")]
@@ -352,6 +357,7 @@ impl CompressBody {
             tokenizer: self.tokenizer,
             related_only: self.related_only,
             missed_max: self.missed_max,
+            deadline_policy: self.deadline_policy,
             explain: self.explain,
         };
         let kv = match self.kv {

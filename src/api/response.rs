@@ -77,7 +77,7 @@ struct PrefilterAnswer {
 #[schemars(rename = "Warning")]
 /// Something that the caller should know about the context, though it is not an error.
 struct WarningAnswer {
-    /// `rows_left_out`, `kind_unfit` or `script_unknown`.
+    /// `rows_left_out`, `kind_unfit`, `script_unknown` or `unread`.
     code: &'static str,
     /// What it means, in words.
     message: Cow<'static, str>,
@@ -109,6 +109,13 @@ impl WarningAnswer {
                 "the model does not know the script of the question, so the scores say little".into(),
                 None,
             ),
+            Warning::Unread { chunks, of } => {
+                let message = format!(
+                    "the deadline left no time to read {chunks} of {of} chunks, which are marked `unread`. Chunks that were read are \
+                     cached, so the same request reads further ones"
+                );
+                ("unread", message.into(), None)
+            }
         };
         Self { code, message, chunk: chunk.map(|chunk| request.chunks[chunk].id.clone()) }
     }
@@ -134,6 +141,9 @@ struct ChunkAnswer {
     /// Whether the chunk has no text.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     empty: bool,
+    /// Whether the deadline left no time to read it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    unread: bool,
     /// The kind of text by which the chunk was divided; left out if units are not sentences.
     #[serde(skip_serializing_if = "Option::is_none")]
     kind: Option<Kind>,
@@ -413,6 +423,7 @@ impl ChunkAnswer {
             title: chunk.title.clone(),
             kept: outcome.kept,
             empty: outcome.empty,
+            unread: outcome.unread,
             kind: outcome.kind,
             lang: outcome.lang,
             score: outcome.score,

@@ -234,6 +234,48 @@ async fn chunks_that_cannot_be_read_before_the_deadline_are_refused_at_once() {
     long.abort();
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_gets_the_best_answer_that_there_was_time_for() {
+    let mut daemon = Running::start();
+    let (http, _) = daemon.ready(&mut Vec::new()).await;
+    // Half a minute of work, and the chunk with the answer last.
+    let mut chunks = unread("tide", 300);
+    chunks.push("The harbour master rang the iron bell of Cape Orrin at noon.".to_owned());
+    let ask = async |policy: &str| {
+        let body = json!({
+            "query": "Who rang the iron bell of Cape Orrin?", "chunks": chunks, "deadline_ms": 2_000, "deadline_policy": policy,
+        });
+        post(http, "/v1/compress", body.to_string()).await
+    };
+    let mut unread_before = chunks.len();
+    for turn in 1..=3 {
+        let response = ask("best_effort").await;
+        assert_eq!(response.status, 200, "{turn}: {}", response.body);
+        let answer = response.json();
+        assert!(
+            answer["context"].as_str().is_some_and(|text| text.contains("iron bell")),
+            "{turn}: {answer}"
+        );
+        let outcomes = answer["chunks"].as_array().expect("a list");
+        assert_eq!(outcomes.len(), chunks.len());
+        assert!(
+            outcomes.iter().enumerate().all(|(at, outcome)| outcome["index"] == at),
+            "the caller's order"
+        );
+        let unread = outcomes.iter().filter(|outcome| outcome["unread"] == true).count();
+        assert!(
+            unread < unread_before,
+            "{turn}: {unread} after {unread_before}, although read ones are cached"
+        );
+        let warning = format!("no time to read {unread} of {} chunks", chunks.len());
+        assert_eq!(answer["warnings"].to_string().contains(&warning), unread > 0, "{}", answer["warnings"]);
+        unread_before = unread;
+    }
+    assert_eq!(ask("fail").await.status, if unread_before == 0 { 200 } else { 504 });
+    let response = ask("hurry").await;
+    assert!(response.body.contains("deadline_policy"), "{}", response.body);
+}
+
 #[cfg(target_os = "linux")]
 #[tokio::test(flavor = "multi_thread")]
 async fn workers_share_the_weights_of_the_model() {

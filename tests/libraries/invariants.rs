@@ -12,8 +12,8 @@ use proptest::sample::{select, subsequence};
 use serde_json::Value;
 use thresher::api::{AttributeAnswer, AttributeBody, BodyLimits, ChunkNumbers, CompressAnswer};
 use thresher_core::domain::{
-    AttributeRequest, Budget, ByteRange, Chunk, CompressRequest, Format, Granularity, Kind, Omissions, Order,
-    Parts, TokenizerName,
+    AttributeRequest, Budget, ByteRange, Chunk, CompressRequest, DeadlinePolicy, Format, Granularity, Kind,
+    Omissions, Order, Parts, TokenizerName,
 };
 use thresher_core::kv::key::BlockKey;
 use thresher_core::kv::store::{KvStore, Source, Tiers};
@@ -194,6 +194,7 @@ fn request() -> impl Strategy<Value = CompressRequest> {
             omissions: if relevance { Omissions::Range } else { Omissions::None },
             tokenizer,
             missed_max: None,
+            deadline_policy: DeadlinePolicy::default(),
             explain,
             registered: false,
         })

@@ -400,6 +400,17 @@ pub enum OnError {
     Passthrough,
 }
 
+/// What a request takes if its deadline leaves no time to read all chunks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DeadlinePolicy {
+    /// An error. Chunks that were read stay in the cache, so that a repeated request goes on from there.
+    #[default]
+    Fail,
+    /// The best answer over the chunks that were read in time; the others are marked as unread.
+    BestEffort,
+}
+
 /// A request to compress: a question and the chunks to keep only the needed parts of.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CompressRequest {
@@ -433,6 +444,8 @@ pub struct CompressRequest {
     pub related_only: bool,
     /// The share of answerable questions that may be taken for unanswerable; `None` means that of the settings.
     pub missed_max: Option<f64>,
+    /// What to do if there is no time to read all chunks; an error by default.
+    pub deadline_policy: DeadlinePolicy,
     /// Whether the result contains RC per token.
     pub explain: bool,
 }
@@ -455,6 +468,7 @@ impl CompressRequest {
             tokenizer: TokenizerName::default(),
             related_only: true,
             missed_max: None,
+            deadline_policy: DeadlinePolicy::default(),
             explain: false,
         }
     }

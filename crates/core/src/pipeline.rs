@@ -31,6 +31,7 @@ pub mod count;
 pub mod explain;
 pub mod fit;
 pub mod evict;
+pub mod in_time;
 pub mod kv_export;
 pub mod lexical;
 pub mod load;
@@ -47,7 +48,7 @@ pub mod units;
 pub mod validate;
 
 use std::sync::{Arc, LazyLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ndarray::s;
 
@@ -60,6 +61,7 @@ use self::clock::Clock;
 use self::conformal::Calibration;
 use self::count::{FrameCosts, TokenCounter};
 use self::fit::{FitContext, Fitted};
+use self::in_time::InTime;
 use self::lexical::{LexicalInput, LexicalRc};
 use self::load::Overload;
 use self::neighbours::Neighbours;
@@ -75,7 +77,9 @@ use self::select::Auto;
 use self::tokenize::QuestionText;
 use self::units::Unit;
 use self::validate::{InvalidRequest, RequestLimits};
-use crate::domain::{Chunk, CompressRequest, Granularity, KeptSpan, Kind, Tenant, TokenizerName};
+use crate::domain::{
+    Chunk, CompressRequest, DeadlinePolicy, Granularity, KeptSpan, Kind, Tenant, TokenizerName,
+};
 pub use crate::kv::codec::Codec;
 use crate::kv::store::KvStore;
 pub use crate::kv::store::Sources;
@@ -277,18 +281,57 @@ impl Pipeline {
     pub fn compress(&self, request: &CompressRequest, cancel: &Cancel) -> Result<Compressed, PipelineError> {
         validate::check(request, &self.settings.limits)?;
         let mut clock = Clock::start();
-        let reading = self.read(request, cancel, &mut clock)?;
-        let scores = self.score(&reading, cancel, &mut clock)?;
-        let answerable = || self.answerable(&reading, request, &scores, cancel);
+        match (request.deadline_policy, cancel.deadline()) {
+            (DeadlinePolicy::BestEffort, Some(deadline)) => {
+                let in_time = self.read_in_time(request, deadline, cancel, &mut clock)?;
+                let read = &in_time.request;
+                let reading = self.read_with(read, cancel, &mut clock, |_| Ok(in_time.blocks.clone()))?;
+                let compressed = self.compress_reading(read, &reading, cancel, clock)?;
+                Ok(in_time.result(compressed))
+            }
+            _ => {
+                let reading = self.read(request, cancel, &mut clock)?;
+                self.compress_reading(request, &reading, cancel, clock)
+            }
+        }
+    }
+
+    /// Finds or reads the blocks of a request's chunks, as long as there is time.
+    fn read_in_time<'a>(
+        &self,
+        request: &'a CompressRequest,
+        deadline: Instant,
+        cancel: &Cancel,
+        clock: &mut Clock,
+    ) -> Result<InTime<'a>, PipelineError> {
+        let order = clock.stage("order", || in_time::reading_order(request));
+        let chunks: Vec<Arc<Chunk>> = order.iter().map(|&chunk| Arc::clone(&request.chunks[chunk])).collect();
+        let until = in_time::read_until(deadline, self.reader.window_time());
+        let found = clock
+            .stage("blocks", || self.reader.blocks_until(&chunks, &self.settings.limits, (cancel, until)));
+        let (found, sources) = found?;
+        InTime::new(request, &order, found, sources).ok_or(PipelineError::DeadlineExceeded)
+    }
+
+    /// Compresses chunks that have been read.
+    fn compress_reading(
+        &self,
+        request: &CompressRequest,
+        reading: &Reading,
+        cancel: &Cancel,
+        mut clock: Clock,
+    ) -> Result<Compressed, PipelineError> {
+        let scores = self.score(reading, cancel, &mut clock)?;
+        let answerable = || self.answerable(reading, request, &scores, cancel);
         let answerable = clock.stage("answerable", answerable)?;
-        let fitted = clock.stage("select", || self.fit(request, &reading, &scores, cancel))?;
+        let fitted = clock.stage("select", || self.fit(request, reading, &scores, cancel))?;
         // The RC of tokens does not explain the score of a probe.
-        let explain = || clock.stage("explain", || explain::explanation(&reading, cancel));
+        let explain = || clock.stage("explain", || explain::explanation(reading, cancel));
         let explanation = (request.explain && reading.probe.is_none()).then(explain).transpose()?;
-        let warnings = self.warnings(request, &reading, &fitted);
+        let warnings = self.warnings(request, reading, &fitted);
         Ok(Compressed {
             warnings,
-            chunks: chunk_outcomes(&reading, &scores, fitted.spans, &fitted.order),
+            chunks: chunk_outcomes(reading, &scores, fitted.spans, &fitted.order),
             context: fitted.context,
             usage: Some(fitted.usage),
             relevance: fitted.relevance,
@@ -343,6 +386,20 @@ impl Pipeline {
         cancel: &Cancel,
         clock: &mut Clock,
     ) -> Result<Reading, PipelineError> {
+        self.read_with(request, cancel, clock, |clock| {
+            let limits = &self.settings.limits;
+            clock.stage("blocks", || self.reader.blocks(&request.chunks, limits, cancel))
+        })
+    }
+
+    /// As [`Self::read`], with the blocks that `blocks` returns.
+    fn read_with(
+        &self,
+        request: &CompressRequest,
+        cancel: &Cancel,
+        clock: &mut Clock,
+        blocks: impl FnOnce(&mut Clock) -> Result<Blocks, PipelineError>,
+    ) -> Result<Reading, PipelineError> {
         let (limits, model) = (&self.settings.limits, &*self.model);
         let probe = self.probe()?;
         let around = probe.as_ref().and_then(|probe| around_question(&probe.template));
@@ -354,7 +411,7 @@ impl Pipeline {
         let history = clock.stage("history", history)?;
         let ids = [&*history.ids, &*tokens.ids].concat();
         cancel.spend(ids.len());
-        let blocks = clock.stage("blocks", || self.reader.blocks(&request.chunks, limits, cancel))?;
+        let blocks = blocks(clock)?;
         cancel.check()?;
         let (units, outlines) = units::of(request.granularity, &request.chunks, &blocks);
         let needs_all_logits = request.explain || probe.is_some() || self.settings.scan == ScanBy::Onnx;
@@ -604,7 +661,8 @@ fn chunk_outcomes(
         let score = (!empty).then(|| scores.chunks[index]);
         let kind = (reading.granularity == Granularity::Sentence && !empty)
             .then(|| reading.outlines.layouts()[index].kind);
-        ChunkOutcome { index, kept: !spans.is_empty(), empty, kind, lang: block.lang(), score, spans }
+        let (kept, lang) = (!spans.is_empty(), block.lang());
+        ChunkOutcome { index, kept, empty, unread: false, kind, lang, score, spans }
     };
     order.iter().map(outcome).collect()
 }

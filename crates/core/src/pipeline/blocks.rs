@@ -6,7 +6,7 @@ use std::cell::OnceCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ndarray::{Array3, ArrayView3, s};
 use rayon::prelude::*;
@@ -24,6 +24,11 @@ use crate::kv::store::{Claim, KvStore, Source, Sources, Unread};
 use crate::model::tokenizer::{self, ModelTokenizer};
 use crate::model::{ModelInfo, ModelRuntime};
 use crate::text;
+
+/// The tokens of a window that [`Reader::window_time`] estimates, and their bytes: most chunks are shorter than the
+/// windows of models with long ones.
+const WINDOW_TOKENS_USUAL_MAX: usize = 512;
+const BYTES_PER_TOKEN: usize = 4;
 
 /// The blocks of all chunks of a request. Their tokens follow each other on one key axis.
 #[derive(Debug, Clone)]
@@ -68,6 +73,15 @@ pub struct Reader {
     /// Shared by all tenants of the model.
     load: Arc<LoadEstimator>,
     token_bytes: TokenBytes,
+}
+
+/// Which chunks a request needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    /// All of them. They are read in the order that takes the least time.
+    All,
+    /// As many of the first ones as there is time for.
+    InOrder,
 }
 
 /// The size of one token, in bytes.
@@ -132,6 +146,32 @@ impl Reader {
         self.checked_blocks(chunks, None, limits, cancel)
     }
 
+    /// Returns the blocks of those of `chunks` that are cached, or that can be read before `until`, in the order of
+    /// the chunks. Chunks are read in this order.
+    ///
+    /// # Errors
+    /// Fails as [`Self::blocks`] does, but not because of a lack of time.
+    pub fn blocks_until(
+        &self,
+        chunks: &[Arc<Chunk>],
+        limits: &RequestLimits,
+        (cancel, until): (&Cancel, Instant),
+    ) -> Result<(Vec<Option<Block>>, Sources), PipelineError> {
+        let until = cancel.until(until);
+        let (found, sources) = self.found_blocks(chunks, None, limits, (&until, Wanted::InOrder))?;
+        cancel.check()?;
+        let tokens = found.iter().flatten().map(Block::tokens).sum();
+        limits.check_tokens(tokens, self.token_bytes.encoded)?;
+        Ok((found, sources))
+    }
+
+    /// Returns the estimated time that the model needs for one window, which it does not interrupt. It is zero until
+    /// the model's speed has been measured.
+    pub fn window_time(&self) -> Duration {
+        let bytes = self.model.info().window_tokens_max.min(WINDOW_TOKENS_USUAL_MAX) * BYTES_PER_TOKEN;
+        self.load.time_of_one(bytes)
+    }
+
     /// Returns the blocks of chunks that the caller has tokenized. A cached block with other numbers of
     /// tokens than its passage is discarded, and the model reads the chunk again.
     ///
@@ -155,6 +195,24 @@ impl Reader {
         limits: &RequestLimits,
         cancel: &Cancel,
     ) -> Result<Blocks, PipelineError> {
+        let (found, sources) = self.found_blocks(chunks, expected, limits, (cancel, Wanted::All))?;
+        let blocks = found.into_iter().collect::<Option<Vec<_>>>();
+        let blocks = blocks.ok_or_else(|| {
+            cancel.check().expect_err("blocks are missing only if the caller no longer waits")
+        })?;
+        let blocks = Blocks::new(blocks, sources);
+        limits.check_tokens(blocks.tokens(), self.token_bytes.encoded)?;
+        Ok(blocks)
+    }
+
+    /// Returns the blocks that are found or read until `cancel` stops the work.
+    fn found_blocks(
+        &self,
+        chunks: &[Arc<Chunk>],
+        expected: Option<&[TokenCounts]>,
+        limits: &RequestLimits,
+        (cancel, wanted): (&Cancel, Wanted),
+    ) -> Result<(Vec<Option<Block>>, Sources), PipelineError> {
         let spent_before = cancel.spent();
         let keys: Vec<BlockKey> = chunks.par_iter().with_min_len(64).map(|chunk| self.key(chunk)).collect();
         let caller_waits = {
@@ -174,18 +232,13 @@ impl Reader {
             }
         };
         let ongoing = OnceCell::new();
-        let (found, sources) = self
-            .store
-            .get(&keys, caller_waits, check, |unread| self.read(chunks, unread, &ongoing, limits, cancel))?;
-        let blocks = found.into_iter().collect::<Option<Vec<_>>>();
-        let blocks = blocks.ok_or_else(|| {
-            cancel.check().expect_err("blocks are missing only if the caller no longer waits")
+        let (found, sources) = self.store.get(&keys, caller_waits, check, |unread| {
+            self.read(chunks, unread, &ongoing, limits, (cancel, wanted))
         })?;
-        let blocks = Blocks::new(blocks, sources);
         // Tokens that were read for this request have been counted. Those from the cache are counted here.
-        cancel.spend(blocks.tokens().saturating_sub(cancel.spent() - spent_before));
-        limits.check_tokens(blocks.tokens(), self.token_bytes.encoded)?;
-        Ok(blocks)
+        let tokens: usize = found.iter().flatten().map(Block::tokens).sum();
+        cancel.spend(tokens.saturating_sub(cancel.spent() - spent_before));
+        Ok((found, sources))
     }
 
     /// Returns the estimated time that the ongoing reads of this tenant still take. It is zero until the
@@ -207,7 +260,7 @@ impl Reader {
         unread: Unread,
         ongoing: &OnceCell<OngoingRead<'a>>,
         limits: &RequestLimits,
-        cancel: &Cancel,
+        (cancel, wanted): (&Cancel, Wanted),
     ) -> Result<(), PipelineError> {
         let Unread { claims, later, known_tokens } = unread;
         limits.check_tokens(known_tokens, self.token_bytes.encoded)?;
@@ -223,11 +276,16 @@ impl Reader {
                 ongoing
             }
             None => {
-                let begun = self.load.begin(&self.tenant, bytes, cancel.time_left())?;
+                // A request that takes what there is time for is never refused.
+                let time_left = if wanted == Wanted::All { cancel.time_left() } else { None };
+                let begun = self.load.begin(&self.tenant, bytes, time_left)?;
                 ongoing.get_or_init(|| begun)
             }
         };
-        let passages = self.passages(chunks, claims, known_tokens, limits, cancel)?;
+        let passages = match self.passages(chunks, claims, known_tokens, limits, cancel) {
+            Err(PipelineError::DeadlineExceeded) if wanted == Wanted::InOrder => return Ok(()),
+            passages => passages?,
+        };
         let info = self.model.info();
         let partial: Vec<PartialBlock> =
             passages.iter().map(|passage| PartialBlock::new(passage, info)).collect();
@@ -241,7 +299,9 @@ impl Reader {
         // waits long for it. The windows of a chunk follow each other, so that only a few chunks are in
         // memory as f32 values at a time.
         let mut order: Vec<usize> = (0..passages.len()).collect();
-        order.sort_by_key(|&i| std::cmp::Reverse(passages[i].ids.len()));
+        if wanted == Wanted::All {
+            order.sort_by_key(|&i| std::cmp::Reverse(passages[i].ids.len()));
+        }
         let windows_of = |i: usize| {
             passages[i].windows(tokens_max).enumerate().map(move |(w, ids)| (i, w * tokens_max, ids))
         };
@@ -358,7 +418,6 @@ impl<'a> PartialBlock<'a> {
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
-    use std::time::Instant;
 
     use super::*;
     use crate::model::device::DeviceInUse;
@@ -386,6 +445,44 @@ mod tests {
             other => panic!("{other:?}"),
         }
         assert_eq!(blocks(64).expect("in time").sources.read, 64, "the refused request has read nothing");
+    }
+
+    /// Time is counted in checks whether there is some left, so that the test does not depend on the machine.
+    #[test]
+    fn more_time_reads_the_same_chunks_and_further_ones() {
+        let chunk =
+            |n: usize| Arc::new(Chunk::new(n.to_string(), format!("{n} ") + &"tide ".repeat(7 * (n % 3))));
+        let chunks: Vec<Arc<Chunk>> = (0..9).map(chunk).collect();
+        let read = |checks: usize| -> Vec<bool> {
+            let tokenizer = Arc::new(ScriptedModel::tokenizer(&["tide"]));
+            let (model, store) = (Arc::new(ScriptedModel::new(4)), Arc::new(KvStore::without_tiers()));
+            let reader = Reader::new(model, tokenizer, store, Codec::Int8, b"");
+            let left = AtomicUsize::new(checks);
+            let spend =
+                move || left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok();
+            let cancel = Cancel::default().while_wanted(Arc::new(spend));
+            let found =
+                reader.found_blocks(&chunks, None, &RequestLimits::default(), (&cancel, Wanted::InOrder));
+            match found {
+                Ok((found, _)) => found.iter().map(Option::is_some).collect(),
+                // The caller of `found_blocks` says what a lack of time is; here it is a caller who has left.
+                Err(PipelineError::Cancelled) => vec![false; chunks.len()],
+                Err(error) => panic!("{error}"),
+            }
+        };
+        let counts: Vec<usize> = (0..200)
+            .map(|checks| {
+                let found = read(checks);
+                assert!(
+                    found.is_sorted_by(|a, b| a >= b),
+                    "the first chunks are read first: {checks}, {found:?}"
+                );
+                found.iter().filter(|found| **found).count()
+            })
+            .collect();
+        assert!(counts.is_sorted(), "{counts:?}");
+        assert_eq!((counts[0], *counts.last().expect("some")), (0, chunks.len()));
+        assert!(counts.iter().any(|count| (1..chunks.len()).contains(count)), "{counts:?}");
     }
 
     #[test]

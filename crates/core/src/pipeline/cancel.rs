@@ -39,6 +39,16 @@ impl Cancel {
         Self { caller_waits: Some(wanted), ..self.clone() }
     }
 
+    /// Returns a clone that also stops work at `until`, if that is earlier.
+    pub fn until(&self, until: Instant) -> Self {
+        Self { deadline: Some(self.deadline.map_or(until, |at| at.min(until))), ..self.clone() }
+    }
+
+    /// Returns the deadline; `None` if there is none.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
     /// Stops the work of all clones, because the caller no longer waits for the result.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);

@@ -108,6 +108,12 @@ impl LoadEstimator {
         state.time_for(bytes_left + state.bytes_of_others(tenant, bytes_left)).unwrap_or_default()
     }
 
+    /// Returns the estimated time to read `bytes` bytes, with the speed of all reads together. It is zero until the
+    /// model's speed has been measured.
+    pub fn time_of_one(&self, bytes: usize) -> Duration {
+        self.state().time_for(bytes).unwrap_or_default()
+    }
+
     /// Returns an estimator with a known speed.
     #[cfg(test)]
     pub fn with_speed(bytes_per_s: f64) -> Self {

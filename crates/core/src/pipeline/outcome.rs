@@ -66,6 +66,13 @@ pub enum Warning {
     },
     /// The decoder does not know the script of the question, so scores say little.
     ScriptUnknown,
+    /// The deadline left no time to read some chunks.
+    Unread {
+        /// The number of these chunks.
+        chunks: usize,
+        /// The number of all chunks.
+        of: usize,
+    },
 }
 
 /// What happened to one chunk of a request.
@@ -77,6 +84,9 @@ pub struct ChunkOutcome {
     pub kept: bool,
     /// Whether the chunk's text has nothing that could be kept, because it is empty or only whitespace.
     pub empty: bool,
+    /// Whether the chunk was not read, because the deadline left no time; see
+    /// [`DeadlinePolicy::BestEffort`](crate::domain::DeadlinePolicy::BestEffort).
+    pub unread: bool,
     /// The kind of text by which the chunk was divided; `None` if it was not divided into sentences or pieces.
     pub kind: Option<Kind>,
     /// The language of the chunk's text; `None` if it is unknown, and in a degraded result.
@@ -152,7 +162,8 @@ pub fn passthrough(request: &CompressRequest, total: Duration) -> Compressed {
         let kept = !chunk.text.is_empty();
         let all = kept.then(|| KeptSpan::unscored(index, ByteRange::new(0, chunk.text.len())));
         let empty = chunk.text.trim().is_empty();
-        ChunkOutcome { index, kept, empty, kind: None, lang: None, score: None, spans: Vec::from_iter(all) }
+        let spans = Vec::from_iter(all);
+        ChunkOutcome { index, kept, empty, unread: false, kind: None, lang: None, score: None, spans }
     };
     let mut chunks: Vec<_> = request.chunks.iter().enumerate().map(whole).collect();
     let style = assemble::Style::of(request);

@@ -39,6 +39,10 @@ const GAP_EVIDENCE_MAX: f32 = 0.5;
 const ADDITION_WORDS_MIN: usize = 3;
 const ADDITION_EVIDENCE_MIN: f32 = 0.8;
 
+/// The share of the pairs of neighbouring words beside an addition that a source has at least. Parts that tell in other
+/// words what their sources say have rows of words without evidence, too.
+const ADDITION_COPIED_MIN: f32 = 0.6;
+
 /// How many words before a number a word may be that limits it.
 const LIMIT_REACH_WORDS: usize = 4;
 
@@ -184,7 +188,13 @@ impl Compared<'_> {
         let gap = self.longest_gap(&content);
         let beside_gap = content.iter().enumerate().filter(|(at, _)| !gap.contains(at));
         let beside_gap: Vec<f32> = beside_gap.map(|(_, word)| word.evidence).collect();
-        let has_addition = gap.len() >= ADDITION_WORDS_MIN && mean(&beside_gap) >= ADDITION_EVIDENCE_MIN;
+        let adds_to = |gap: ByteRange| {
+            mean(&beside_gap) >= ADDITION_EVIDENCE_MIN && self.copied(Some(gap)) >= ADDITION_COPIED_MIN
+        };
+        let words = content.get(gap.clone()).filter(|words| words.len() >= ADDITION_WORDS_MIN);
+        let bytes = words
+            .map(|words| ByteRange::new(words[0].term.bytes.start, words[words.len() - 1].term.bytes.end));
+        let has_addition = bytes.is_some_and(adds_to);
         let flag = |is_set: bool| f32::from(u8::from(is_set));
         let mut features = Features::default();
         for (feature, value) in [
@@ -201,7 +211,7 @@ impl Compared<'_> {
             (Feature::EvidenceMean, support.mean),
             (Feature::EvidenceLeast, support.worst),
             (Feature::Evidence, support.value()),
-            (Feature::Copied, self.copied()),
+            (Feature::Copied, self.copied(None)),
             (Feature::Replaced, flag(conflicts.iter().any(|conflict| self.is_in_place(conflict)))),
             (Feature::Gathered, self.gathered()),
             (Feature::Gap, gap.len() as f32 / content.len().max(1) as f32),
@@ -358,14 +368,17 @@ impl Compared<'_> {
         self.claim.iter().filter(is_paraphrased).count() as f32
     }
 
-    /// The share of the pairs of neighbouring words of the part that are neighbours in a unit, too.
-    fn copied(&self) -> f32 {
+    /// The share of the pairs of neighbouring words of the part that are neighbours in a unit, too. Pairs with a word
+    /// in `without` are left out.
+    fn copied(&self, without: Option<ByteRange>) -> f32 {
         let ids = |unit: usize| {
             self.candidates.words(self.units[unit]).iter().map(|word| self.candidates.term(&word.folded))
         };
         let pairs = |unit: usize| ids(unit).zip(ids(unit).skip(1));
         let known: HashSet<_> = (0..self.units.len()).flat_map(pairs).collect();
-        let pairs: Vec<_> = self.claim.windows(2).map(|pair| (pair[0].term.id, pair[1].term.id)).collect();
+        let is_left_out = |word: &Aligned| without.is_some_and(|without| word.term.bytes.overlaps(without));
+        let pairs = self.claim.windows(2).filter(|pair| !pair.iter().any(is_left_out));
+        let pairs: Vec<_> = pairs.map(|pair| (pair[0].term.id, pair[1].term.id)).collect();
         let found = pairs
             .iter()
             .filter(|(one, other)| one.is_some() && other.is_some() && known.contains(&(*one, *other)));

@@ -1,0 +1,189 @@
+//! Answers in time: when a request takes the best answer that its deadline allows, chunks are read in the order of a
+//! cheap score, as long as there is time, and the others stay unread.
+//!
+//! More time means that more chunks are read: those that less time allows, and further ones. The order does not
+//! depend on the time, so that no chunk is lost by waiting longer.
+
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::blocks::Blocks;
+use super::outcome::{ChunkOutcome, Compressed, Warning};
+use crate::domain::{Chunk, CompressRequest, Order};
+use crate::kv::block::Block;
+use crate::kv::store::Sources;
+use crate::text;
+
+/// The share of a request's time that is kept for what follows the reading.
+const RESERVE_SHARE: f64 = 0.15;
+
+/// The least and the most time that is kept for it.
+const RESERVE_MIN: Duration = Duration::from_millis(30);
+const RESERVE_MAX: Duration = Duration::from_secs(2);
+
+/// A request with those of its chunks that were read in time.
+pub struct InTime<'a> {
+    /// The request with the chunks that were read.
+    pub request: Cow<'a, CompressRequest>,
+    /// The blocks of these chunks.
+    pub blocks: Blocks,
+    /// `[chunk]`: the index in the caller's request of each chunk that was read.
+    indices: Vec<usize>,
+    /// The caller's chunks.
+    all: &'a [Arc<Chunk>],
+}
+
+/// Returns the time at which reading has to end, for a request that has until `deadline`. `window` is the time that
+/// the model needs for the longest piece that it cannot interrupt.
+pub fn read_until(deadline: Instant, window: Duration) -> Instant {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let reserve = left.mul_f64(RESERVE_SHARE).clamp(RESERVE_MIN, RESERVE_MAX) + window;
+    deadline.checked_sub(reserve).unwrap_or(deadline)
+}
+
+/// Returns the indices of the chunks in the order in which they are read: first those that the request keeps whole,
+/// then by the rarity of the question's words that a chunk has, per the root of its number of words, best first.
+pub fn reading_order(request: &CompressRequest) -> Vec<usize> {
+    let words = |text: &str| text::terms(text, &[]).into_iter().map(|term| term.folded);
+    let question: HashSet<String> = words(&request.query).collect();
+    let found: Vec<(HashSet<String>, usize)> = request
+        .chunks
+        .iter()
+        .map(|chunk| {
+            let (mut shared, mut count) = (HashSet::new(), 0);
+            let title = chunk.title.as_deref().unwrap_or_default();
+            for word in words(title).chain(words(&chunk.text)) {
+                count += 1;
+                if question.contains(&word) {
+                    shared.insert(word);
+                }
+            }
+            (shared, count)
+        })
+        .collect();
+    let mut chunks_with: HashMap<&String, usize> = HashMap::new();
+    found.iter().flat_map(|(shared, _)| shared).for_each(|word| *chunks_with.entry(word).or_default() += 1);
+    let rarity = |word: &String| (1.0 + request.chunks.len() as f64 / chunks_with[word] as f64).ln();
+    let score = |(shared, count): &(HashSet<String>, usize)| {
+        // Summed in a fixed order, so that equal requests have equal orders.
+        let mut rarities: Vec<f64> = shared.iter().map(rarity).collect();
+        rarities.sort_by(f64::total_cmp);
+        rarities.iter().sum::<f64>() / (1.0 + *count as f64).sqrt().sqrt()
+    };
+    let kept: HashSet<&String> = request.keep.iter().collect();
+    let rank: Vec<(bool, f64)> = (found.iter().zip(&request.chunks))
+        .map(|(found, chunk)| (kept.contains(&chunk.id), score(found)))
+        .collect();
+    let mut order: Vec<usize> = (0..request.chunks.len()).collect();
+    order.sort_by(|&a, &b| rank[b].0.cmp(&rank[a].0).then(rank[b].1.total_cmp(&rank[a].1)));
+    order
+}
+
+impl<'a> InTime<'a> {
+    /// Returns the request with the chunks of which there is a block. `found` are the blocks in the order `order` of
+    /// the chunks. Returns `None` if there is none, or if a chunk is unread that the request keeps whole.
+    pub fn new(
+        request: &'a CompressRequest,
+        order: &[usize],
+        found: Vec<Option<Block>>,
+        sources: Sources,
+    ) -> Option<Self> {
+        let mut by_chunk: Vec<Option<Block>> = vec![None; request.chunks.len()];
+        order.iter().zip(found).for_each(|(&chunk, block)| by_chunk[chunk] = block);
+        let is_missing = |(chunk, block): (&Arc<Chunk>, &Option<Block>)| {
+            block.is_none() && request.keep.contains(&chunk.id)
+        };
+        if request.chunks.iter().zip(&by_chunk).any(is_missing) {
+            return None;
+        }
+        let indices: Vec<usize> = (0..by_chunk.len()).filter(|&chunk| by_chunk[chunk].is_some()).collect();
+        if indices.is_empty() {
+            return None;
+        }
+        let blocks = Blocks::new(by_chunk.into_iter().flatten().collect(), sources);
+        let read = match indices.len() == request.chunks.len() {
+            true => Cow::Borrowed(request),
+            false => {
+                let chunks = indices.iter().map(|&chunk| Arc::clone(&request.chunks[chunk])).collect();
+                Cow::Owned(CompressRequest { chunks, ..request.clone() })
+            }
+        };
+        Some(Self { request: read, blocks, indices, all: &request.chunks })
+    }
+
+    /// Changes a result from the chunks that were read to all chunks, and marks the others as unread.
+    pub fn result(self, mut compressed: Compressed) -> Compressed {
+        if self.indices.len() == self.all.len() {
+            return compressed;
+        }
+        for outcome in &mut compressed.chunks {
+            outcome.index = self.indices[outcome.index];
+            outcome.spans.iter_mut().for_each(|span| span.chunk = outcome.index);
+        }
+        if let Some(answerable) = &mut compressed.answerable {
+            answerable.chunk = self.indices[answerable.chunk];
+        }
+        for warning in &mut compressed.warnings {
+            match warning {
+                Warning::RowsLeftOut { chunk } | Warning::KindUnfit { chunk, .. } => {
+                    *chunk = self.indices[*chunk]
+                }
+                Warning::ScriptUnknown | Warning::Unread { .. } => {}
+            }
+        }
+        if let Some(explanation) = &mut compressed.explanation {
+            let mut of_read = std::mem::take(&mut explanation.chunks).into_iter();
+            let is_read = |chunk: usize| self.indices.binary_search(&chunk).is_ok();
+            let of_chunk = |chunk| if is_read(chunk) { of_read.next() } else { None };
+            explanation.chunks = (0..self.all.len()).map(of_chunk).map(Option::unwrap_or_default).collect();
+        }
+        let is_unread = |chunk: &usize| self.indices.binary_search(chunk).is_err();
+        let unread: Vec<usize> = (0..self.all.len()).filter(is_unread).collect();
+        compressed.warnings.push(Warning::Unread { chunks: unread.len(), of: self.all.len() });
+        compressed.chunks.extend(unread.into_iter().map(|index| ChunkOutcome {
+            index,
+            kept: false,
+            empty: self.all[index].text.trim().is_empty(),
+            unread: true,
+            kind: None,
+            lang: None,
+            score: None,
+            spans: Vec::new(),
+        }));
+        if self.request.order == Order::Input {
+            compressed.chunks.sort_by_key(|outcome| outcome.index);
+        }
+        compressed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_with_the_rare_words_of_the_question_are_read_first_and_kept_ones_before_them() {
+        let chunks =
+            ["The moon is far.", "Rain fell on the sea.", "The sea has tides.", "A tide table of the sea."];
+        let chunk = |(at, text): (usize, &&str)| Chunk::new(at.to_string(), *text);
+        let chunks: Vec<Chunk> = chunks.iter().enumerate().map(chunk).collect();
+        let mut request = CompressRequest::new("When is the tide at sea?", chunks);
+        assert_eq!(reading_order(&request)[0], 3);
+        request.keep = vec!["1".to_owned()];
+        assert_eq!(reading_order(&request)[..2], [1, 3]);
+    }
+
+    #[test]
+    fn reading_ends_before_the_deadline() {
+        let now = Instant::now();
+        let window = Duration::from_millis(100);
+        for (left_ms, least_ms) in [(10_000, 1_600), (1_000, 250), (200, 130)] {
+            let deadline = now + Duration::from_millis(left_ms);
+            let reserve = deadline - read_until(deadline, window);
+            assert!(reserve <= Duration::from_millis(least_ms), "{left_ms}: {reserve:?}");
+            assert!(reserve >= RESERVE_MIN + window, "{left_ms}: {reserve:?}");
+        }
+    }
+}
