@@ -122,11 +122,13 @@ class Blocking(unittest.TestCase):
             offsets="byte",
             explain=True,
             deadline_ms=5000,
+            deadline_policy="best_effort",
             on_error="passthrough",
         )
         self.assertTrue(answer.context.startswith('<document index="1" id="b"'))
         self.assertEqual(len(answer.explain["chunks"]), 2)
         self.assertIsNone(answer.degraded)
+        self.assertEqual([chunk.unread for chunk in answer.chunks], [False, False])
 
     def test_attribute(self) -> None:
         compressed = self.client.compress(QUESTION, CHUNKS, budget={"ratio": 0.99})

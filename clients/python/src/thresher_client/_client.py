@@ -22,6 +22,7 @@ from .types import (
     ChunkInput,
     ChunkPage,
     Compression,
+    DeadlinePolicy,
     Format,
     Granularity,
     Include,
@@ -106,6 +107,7 @@ class Client:
         offsets: Offsets | None = None,
         explain: bool | None = None,
         deadline_ms: int | None = None,
+        deadline_policy: DeadlinePolicy | None = None,
         on_error: OnError | None = None,
         include: Iterable[Include] | None = None,
         kv: KvOptions | None = None,
@@ -137,6 +139,8 @@ class Client:
             offsets: unit of offsets in the answer: `"codepoint"` (default), `"byte"` or `"utf16"`.
             explain: True adds the RC of every token, and what each word of the question matched.
             deadline_ms: how long the daemon may take, in milliseconds, including the time in its queue (default 10,000).
+            deadline_policy: what happens if there is no time to read all chunks: `"fail"` (default), or `"best_effort"`: the best
+                answer over the chunks that were read in time; the others are marked `unread`.
             on_error: `"fail"` (default), or `"passthrough"`: return the chunks unchanged, with `degraded` set, if the daemon
                 fails, misses the deadline or is overloaded.
             include: `["kv"]` exports the keys and values of the kept chunks.
@@ -166,6 +170,7 @@ class Client:
             offsets=offsets,
             explain=explain,
             deadline_ms=deadline_ms,
+            deadline_policy=deadline_policy,
             on_error=on_error,
             include=include,
             kv=kv,
@@ -507,6 +512,7 @@ class AsyncClient:
         offsets: Offsets | None = None,
         explain: bool | None = None,
         deadline_ms: int | None = None,
+        deadline_policy: DeadlinePolicy | None = None,
         on_error: OnError | None = None,
         include: Iterable[Include] | None = None,
         kv: KvOptions | None = None,
@@ -535,6 +541,7 @@ class AsyncClient:
             offsets=offsets,
             explain=explain,
             deadline_ms=deadline_ms,
+            deadline_policy=deadline_policy,
             on_error=on_error,
             include=include,
             kv=kv,

@@ -17,6 +17,7 @@ Order = Literal["input", "relevance"]
 Format = Literal["numbered", "plain", "xml"]
 Tokenizer = Literal["model", "o200k_base", "cl100k_base"]
 Offsets = Literal["codepoint", "byte", "utf16"]
+DeadlinePolicy = Literal["fail", "best_effort"]
 OnError = Literal["fail", "passthrough"]
 Rank = Literal["rc", "bm25"]
 Include = Literal["kv"]
@@ -137,9 +138,10 @@ class Span(Range):
 class CompressedChunk(Extensible):
     """What a compression kept of one chunk.
 
-    `index` is the chunk's position in the request, `text` its text as it is in the context, and `empty` is true if the chunk
-    has no text to read. `kind` says how the text was divided; None if units are chunks or words. `lang` is the
-    language of its text as an ISO 639-3 code; None if it is unknown. Scores rank chunks within one request; `score` is None in a degraded answer.
+    `index` is the chunk's position in the request, and `text` its text as it is in the context. `empty` is true if the chunk has no
+    text to read, and `unread` if the deadline left no time to read it (`deadline_policy="best_effort"`). `kind` says how the text was
+    divided; None if units are chunks or words. `lang` is the language of its text as an ISO 639-3 code; None if it is unknown. Scores
+    rank chunks within one request; `score` is None in a degraded answer and for an unread chunk.
     """
 
     id: str
@@ -151,6 +153,7 @@ class CompressedChunk(Extensible):
     title: str | None = None
     metadata: Mapping[str, Any] | None = None
     empty: bool = False
+    unread: bool = False
     kind: str | None = None
     lang: str | None = None
 
@@ -219,7 +222,7 @@ class Answerable(Extensible):
 class CompressionWarning(Extensible):
     """Something to know about a compression, though it is not an error: `code`, `message`, and the id of the `chunk`, if any.
 
-    Codes are `rows_left_out`, `kind_unfit` and `script_unknown`.
+    Codes are `rows_left_out`, `kind_unfit`, `script_unknown` and `unread`.
     """
 
     code: str
