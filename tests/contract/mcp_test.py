@@ -87,7 +87,7 @@ class Tools:
         self.assertFalse(result.is_error, result)
         (content,) = result.content
         self.assertIn("SUPPORTED: The lighthouse at Cape Orrin was built in 1874.\n  from [history]: Cape Orrin Light was completed", content.text)
-        self.assertIn("NOT SUPPORTED: It was automated in 1978.", content.text)
+        self.assertIn("CONTRADICTED: It was automated in 1978.\n  but [data] says: 1991 (for: 1978)", content.text)
         self.assertIn("1978", [span["text"] for span in result.structured_content["parts"][1]["unsupported"]])
 
     def test_an_invalid_call_returns_an_error_that_a_model_can_correct(self):

@@ -266,6 +266,12 @@ impl Term {
         self.folded.contains(char::is_numeric)
     }
 
+    /// Returns whether this negation, as the word `own` of a sentence, can deny the word `other`: `without` denies only
+    /// what follows it.
+    pub fn reaches(&self, own: usize, other: usize) -> bool {
+        self.folded != "without" || own < other
+    }
+
     /// Returns whether the term is an English negation, such as `not` or `without`.
     pub fn is_negation(&self) -> bool {
         const WORDS: [&str; 10] =

@@ -36,12 +36,12 @@ const GAP_EVIDENCE_MAX: f32 = 0.5;
 
 /// The fewest content words without evidence, in a row, that add something to what the sources say; and the mean
 /// evidence that the other content words then have at least.
-const ADDITION_WORDS_MIN: usize = 3;
+const ADDITION_WORDS_MIN: usize = 2;
 const ADDITION_EVIDENCE_MIN: f32 = 0.8;
 
 /// The share of the pairs of neighbouring words beside an addition that a source has at least. Parts that tell in other
 /// words what their sources say have rows of words without evidence, too.
-const ADDITION_COPIED_MIN: f32 = 0.6;
+const ADDITION_COPIED_MIN: f32 = 0.5;
 
 /// How many words before a number a word may be that limits it.
 const LIMIT_REACH_WORDS: usize = 4;
@@ -285,7 +285,8 @@ impl Compared<'_> {
             let (unit, at) = word.to?;
             let words = self.candidates.words(self.units[unit]);
             let near = at.saturating_sub(DENIAL_REACH_WORDS)..words.len().min(at + DENIAL_REACH_WORDS + 1);
-            words[near].iter().find(|word| word.is_denial()).map(|denial| (unit, denial))
+            let denies = |denial: &usize| words[*denial].is_denial() && words[*denial].reaches(*denial, at);
+            near.into_iter().find(denies).map(|denial| (unit, &words[denial]))
         };
         let is_denial = |at: usize| self.claim[at].term.word.is_denial();
         let [mut found, mut missing] = [0.0; 2];

@@ -199,7 +199,13 @@ fn words_around(scores: &SentenceScores, index: usize) -> impl Iterator<Item = &
 /// them. Function words do not count.
 fn negates<'a>(candidates: &Candidates, unit: usize, words: impl Iterator<Item = &'a AnswerTerm>) -> bool {
     let Some((negations, shared)) = negations_and_shared(candidates, unit, words) else { return false };
-    let is_close = |negation: &usize| shared.iter().any(|at| at.abs_diff(*negation) <= NEGATION_SCOPE_WORDS);
+    let words = candidates.words(unit);
+    let is_close = |negation: &usize| {
+        let is_denied = |at: &usize| {
+            at.abs_diff(*negation) <= NEGATION_SCOPE_WORDS && words[*negation].reaches(*negation, *at)
+        };
+        shared.iter().any(is_denied)
+    };
     negations.iter().any(is_close)
 }
 

@@ -17,6 +17,9 @@ const SHARED_MIN: f32 = 0.5;
 const COPIED_MIN: f32 = 0.6;
 const GATHERED_MIN: f32 = 0.75;
 
+/// The least evidence of a rare word of a part that the sources have completely.
+const COMPLETE_EVIDENCE_MIN: f32 = 0.99;
+
 /// The factor for the probability of a part that exchanges who does something and to whom. It is a rule: no data
 /// that the weights were fitted on has enough such parts.
 const ROLES_FACTOR: f32 = 0.3;
@@ -139,17 +142,45 @@ impl Features {
 /// Returns the probability that the sources support a part.
 pub(super) fn probability(judgement: &Judgement) -> f32 {
     let features = &judgement.features;
-    let is_copied =
-        features.get(Feature::Copied) >= COPIED_MIN || features.get(Feature::Gathered) >= GATHERED_MIN;
-    let weights = if is_copied { &COPIED } else { &TOLD };
-    let sum: f32 = weights.of.iter().map(|&(feature, weight)| weight * features.get(feature)).sum();
+    let is_copied = features.get(Feature::Copied) >= COPIED_MIN;
+    let is_gathered = features.get(Feature::Gathered) >= GATHERED_MIN;
+    let probability = match () {
+        () if is_copied => COPIED.probability(features),
+        // The same words in another order, such as in the passive.
+        () if is_gathered && is_complete(features) => {
+            COPIED.probability(features).max(TOLD.probability(features))
+        }
+        () if is_gathered => COPIED.probability(features),
+        () => TOLD.probability(features),
+    };
     let roles_differ = judgement.conflicts.iter().any(|conflict| conflict.kind == ConflictKind::Roles);
     let factor = match () {
         () if roles_differ => ROLES_FACTOR,
         () if judgement.has_addition => ADDITION_FACTOR,
         () => 1.0,
     };
-    factor / (1.0 + (-(weights.bias + sum)).exp())
+    factor * probability
+}
+
+/// Returns whether the sources have every word of a part, and nothing that excludes one.
+fn is_complete(features: &Features) -> bool {
+    const NONE_OF: [Feature; 6] = [
+        Feature::Gap,
+        Feature::ConflictBeside,
+        Feature::ContrastExcluded,
+        Feature::NumbersExcluded,
+        Feature::NumbersMissing,
+        Feature::DenialsMissing,
+    ];
+    features.get(Feature::EvidenceLeast) >= COMPLETE_EVIDENCE_MIN
+        && NONE_OF.iter().all(|&feature| features.get(feature) == 0.0)
+}
+
+impl Weights {
+    fn probability(&self, features: &Features) -> f32 {
+        let sum: f32 = self.of.iter().map(|&(feature, weight)| weight * features.get(feature)).sum();
+        1.0 / (1.0 + (-(self.bias + sum)).exp())
+    }
 }
 
 /// A logistic regression: the logit of the probability is the bias plus the weighted features.
