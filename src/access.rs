@@ -148,6 +148,13 @@ impl Access {
         Ok(Caller { key: Some(key), tenant })
     }
 
+    /// Records the metric that says which tenant each key belongs to. It is called once the metrics have a recorder.
+    pub fn record_keys(&self) {
+        if let Some(keyed) = &self.0 {
+            keyed.keys().record(1.0);
+        }
+    }
+
     /// Returns whether clients need a key.
     pub fn is_keyed(&self) -> bool {
         self.0.is_some()
@@ -176,6 +183,8 @@ impl Access {
                 let tenants = keys.tenants();
                 prepare(&tenants);
                 tracing::info!(keys = keys.len(), tenants = tenants.len(), "key file reloaded");
+                before.record(0.0);
+                keys.record(1.0);
                 *keyed.keys.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
                 "ok"
             }

@@ -162,6 +162,7 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
     let public = bind("http.listen", config.http.listen).await?;
     let admin = bind("admin.listen", config.admin.listen).await?;
     let metrics = telemetry::install_metrics()?;
+    access.record_keys();
     let shared = shared_tier::connect(&config.shared)?;
     let tiers = tiers(&config, shared.clone())?;
     let store = Arc::new(KvStore::new(Arc::new(tiers.clone())));

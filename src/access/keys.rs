@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use metrics::gauge;
 use sha2::{Digest, Sha256};
 use thresher_core::domain::Tenant;
 
@@ -75,6 +76,14 @@ impl Keys {
     /// Returns the key that a client presented, or `None` if the file does not have it.
     pub fn find(&self, presented: &str) -> Option<Arc<Key>> {
         self.by_sha256.get(&sha256(presented)).cloned()
+    }
+
+    /// Sets the metric that says which tenant each key belongs to: 1 for keys of the file, 0 for keys that were removed from it.
+    pub fn record(&self, value: f64) {
+        for key in self.by_sha256.values() {
+            let (name, tenant) = (key.name.to_string(), key.tenant.name().to_owned());
+            gauge!("key_info", "key" => name, "tenant" => tenant).set(value);
+        }
     }
 
     /// Returns the tenants of all keys, including revoked ones.

@@ -78,6 +78,11 @@ const GAUGES: &[(&str, Unit, &str)] = &[
         "Share of the shared tier's servers that get no requests because they fail, 0 to 1",
     ),
     ("model_info", Unit::Count, "1 for each loaded model, with its name and its device"),
+    (
+        "key_info",
+        Unit::Count,
+        "1 for each API key in the key file, with its tenant; 0 for a key that was removed",
+    ),
     ("connections_open", Unit::Count, "Open connections, by listener"),
     ("body_bytes_held", Unit::Bytes, "Bytes of memory taken for request bodies, each counted twice"),
     ("answer_bytes_held", Unit::Bytes, "Bytes of answers that clients have not read yet"),

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -243,14 +243,15 @@ async fn a_request_gets_the_best_answer_that_there_was_time_for() {
     chunks.push("The harbour master rang the iron bell of Cape Orrin at noon.".to_owned());
     let ask = async |policy: &str| {
         let body = json!({
-            "query": "Who rang the iron bell of Cape Orrin?", "chunks": chunks, "deadline_ms": 8_000, "deadline_policy": policy,
+            "query": "Who rang the iron bell of Cape Orrin?", "chunks": chunks, "deadline_ms": 6_000, "deadline_policy": policy,
         });
         post(http, "/v1/compress", body.to_string()).await
     };
     let mut unread_before = chunks.len();
     for turn in 1..=2 {
+        let asked = Instant::now();
         let response = ask("best_effort").await;
-        assert_eq!(response.status, 200, "{turn}: {}", response.body);
+        assert_eq!(response.status, 200, "{turn}: after {:?}: {}", asked.elapsed(), response.body);
         let answer = response.json();
         assert!(
             answer["context"].as_str().is_some_and(|text| text.contains("iron bell")),

@@ -74,3 +74,34 @@ pageTest(
   },
   { expected: /404|ERR_FAILED/ },
 );
+
+pageTest(
+  state,
+  "with API keys, requests are listed by tenant",
+  async (page, { admin }) => {
+    // As a daemon with keys answers.
+    await page.route("**/metrics", async (route) => {
+      const answer = await route.fetch();
+      const lines = [
+        'key_requests_total{key="web",code="ok"} 7',
+        'key_requests_total{key="batch",code="rate_limited"} 2',
+        'key_requests_total{key="own",code="ok"} 1',
+        'key_tokens_total{key="web"} 1500',
+        'key_info{key="web",tenant="acme"} 1',
+        'key_info{key="batch",tenant="acme"} 1',
+        'key_info{key="batch",tenant="before"} 0',
+        'key_info{key="own",tenant=""} 1',
+      ];
+      await route.fulfill({ response: answer, body: `${await answer.text()}\n${lines.join("\n")}\n` });
+    });
+    await open(page, admin, "operate");
+    const rows = page.locator("tr[data-tenant]");
+    await until(() => rows.count(), (count) => count === 3, "a row for each key");
+    const text = async (at) => (await rows.nth(at).innerText()).replace(/\s+/g, " ");
+    const [first, second, third] = [await text(0), await text(1), await text(2)];
+    assert.match(first, /^acme web 7 0 1,500$/);
+    assert.match(second, /^acme batch 2 2 0$/);
+    assert.match(third, /^default own 1 0 0$/);
+  },
+  { expected },
+);

@@ -306,7 +306,7 @@ impl Pipeline {
     ) -> Result<InTime<'a>, PipelineError> {
         let order = clock.stage("order", || in_time::reading_order(request));
         let chunks: Vec<Arc<Chunk>> = order.iter().map(|&chunk| Arc::clone(&request.chunks[chunk])).collect();
-        let until = in_time::read_until(deadline, self.reader.window_time());
+        let until = in_time::read_until(deadline, self.reader.time_to_end());
         let found = clock
             .stage("blocks", || self.reader.blocks_until(&chunks, &self.settings.limits, (cancel, until)));
         let (found, sources) = found?;

@@ -251,7 +251,7 @@ impl PartAnswer {
         let cited = self.sources.iter().filter(|source| source.cited);
         let cited: Value =
             cited.map(|source| serde_json::to_value(source).expect("a source is JSON")).collect();
-        json!({"supported": self.supported, "citations": cited})
+        json!({"verdict": self.verdict, "supported": self.supported, "citations": cited})
     }
 
     /// Parts of an answer that is still arriving; `answer` is what has arrived.

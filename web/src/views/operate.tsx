@@ -290,17 +290,22 @@ function Endpoints({ metrics, history }: TableProps) {
   );
 }
 
-/** Requests and tokens by API key, if the daemon requires keys. */
+/** Requests and tokens by tenant and API key, if the daemon requires keys. */
 function Keys({ metrics }: { metrics: Metrics }) {
   const keys = labelValues(metrics, "key_requests_total", "key");
   if (keys.length === 0) return null;
+  const tenantOf = (key: string) =>
+    metrics.get("key_info")?.find((sample) => sample.labels.key === key && sample.value > 0)?.labels.tenant || "default";
+  const tenants = [...new Set(keys.map(tenantOf))].sort();
+  const rows = tenants.flatMap((tenant) => keys.filter((key) => tenantOf(key) === tenant).map((key) => ({ tenant, key })));
   return (
     <section>
-      <h2>API keys</h2>
+      <h2>Tenants and API keys</h2>
       <div class="scroll">
         <table>
           <thead>
             <tr>
+              <th scope="col">Tenant</th>
               <th scope="col">Key</th>
               <th scope="col" class="num">
                 requests
@@ -314,8 +319,9 @@ function Keys({ metrics }: { metrics: Metrics }) {
             </tr>
           </thead>
           <tbody>
-            {keys.map((key) => (
-              <tr key={key}>
+            {rows.map(({ tenant, key }) => (
+              <tr key={key} data-tenant={tenant}>
+                <td>{tenant}</td>
                 <th scope="row">{key}</th>
                 <td class="num">{count(sum(metrics, "key_requests_total", { key }) ?? 0)}</td>
                 <td class="num">{count(sum(metrics, "key_requests_total", { key, code: "rate_limited" }) ?? 0)}</td>

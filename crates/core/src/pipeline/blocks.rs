@@ -25,8 +25,14 @@ use crate::model::tokenizer::{self, ModelTokenizer};
 use crate::model::{ModelInfo, ModelRuntime};
 use crate::text;
 
-/// The tokens of a window that [`Reader::window_time`] estimates, and their bytes: most chunks are shorter than the
-/// windows of models with long ones.
+/// How many chunks are tokenized before the model reads them, if there may be no time for all: tokenizing takes time,
+/// too.
+const CLAIMS_IN_ORDER: usize = 8;
+
+/// How many windows a worker has at most, that it reads and that wait for it, and the tokens of a window that
+/// [`Reader::time_to_end`] estimates, and their bytes: most chunks are shorter than the windows of models with long
+/// ones.
+const WINDOWS_PER_WORKER: usize = 3;
 const WINDOW_TOKENS_USUAL_MAX: usize = 512;
 const BYTES_PER_TOKEN: usize = 4;
 
@@ -165,11 +171,12 @@ impl Reader {
         Ok((found, sources))
     }
 
-    /// Returns the estimated time that the model needs for one window, which it does not interrupt. It is zero until
-    /// the model's speed has been measured.
-    pub fn window_time(&self) -> Duration {
-        let bytes = self.model.info().window_tokens_max.min(WINDOW_TOKENS_USUAL_MAX) * BYTES_PER_TOKEN;
-        self.load.time_of_one(bytes)
+    /// Returns the estimated time that the model needs to end its work: for the windows that it reads and those that
+    /// wait in its queue. It is zero until the model's speed has been measured.
+    pub fn time_to_end(&self) -> Duration {
+        let window = self.model.info().window_tokens_max.min(WINDOW_TOKENS_USUAL_MAX) * BYTES_PER_TOKEN;
+        let workers = std::thread::available_parallelism().map_or(1, usize::from);
+        self.load.time_of_one(window * WINDOWS_PER_WORKER * workers)
     }
 
     /// Returns the blocks of chunks that the caller has tokenized. A cached block with other numbers of
@@ -282,10 +289,33 @@ impl Reader {
                 ongoing.get_or_init(|| begun)
             }
         };
-        let passages = match self.passages(chunks, claims, known_tokens, limits, cancel) {
-            Err(PipelineError::DeadlineExceeded) if wanted == Wanted::InOrder => return Ok(()),
-            passages => passages?,
-        };
+        if wanted == Wanted::All {
+            return self
+                .read_claims(chunks, (claims, known_tokens), ongoing, limits, (cancel, wanted))
+                .map(drop);
+        }
+        let mut known_tokens = known_tokens;
+        for claims in claims.chunks(CLAIMS_IN_ORDER) {
+            let read = self.read_claims(chunks, (claims, known_tokens), ongoing, limits, (cancel, wanted));
+            match read {
+                Err(PipelineError::DeadlineExceeded) => return Ok(()),
+                tokens => known_tokens += tokens?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the model read some claimed chunks, and returns their number of tokens.
+    fn read_claims(
+        &self,
+        chunks: &[Arc<Chunk>],
+        (claims, known_tokens): (&[Claim], usize),
+        ongoing: &OngoingRead,
+        limits: &RequestLimits,
+        (cancel, wanted): (&Cancel, Wanted),
+    ) -> Result<usize, PipelineError> {
+        let text_bytes = |claim: &Claim| chunks[claim.index()].text.len();
+        let passages = self.passages(chunks, claims, known_tokens, limits, cancel)?;
         let info = self.model.info();
         let partial: Vec<PartialBlock> =
             passages.iter().map(|passage| PartialBlock::new(passage, info)).collect();
@@ -316,7 +346,8 @@ impl Reader {
                 claims[i].complete(partial[i].encode(self.codec));
             }
         };
-        Ok(self.model.read(&ids, &|window| claims[windows[window].0].is_wanted(), &done)?)
+        self.model.read(&ids, &|window| claims[windows[window].0].is_wanted(), &done)?;
+        Ok(passages.iter().map(|passage| passage.ids.len()).sum())
     }
 
     /// Tokenizes the claimed chunks. `known_tokens` is the number of tokens in the request's other blocks.

@@ -35,12 +35,12 @@ pub struct InTime<'a> {
     all: &'a [Arc<Chunk>],
 }
 
-/// Returns the time at which reading has to end, for a request that has until `deadline`. `window` is the time that
-/// the model needs for the longest piece that it cannot interrupt.
-pub fn read_until(deadline: Instant, window: Duration) -> Instant {
+/// Returns the time at which reading has to end, for a request that has until `deadline`. `to_end` is the time that the
+/// model needs for what it does not interrupt. At least half of the time is for reading.
+pub fn read_until(deadline: Instant, to_end: Duration) -> Instant {
     let left = deadline.saturating_duration_since(Instant::now());
-    let reserve = left.mul_f64(RESERVE_SHARE).clamp(RESERVE_MIN, RESERVE_MAX) + window;
-    deadline.checked_sub(reserve).unwrap_or(deadline)
+    let reserve = left.mul_f64(RESERVE_SHARE).clamp(RESERVE_MIN, RESERVE_MAX) + to_end;
+    deadline.checked_sub(reserve.min(left / 2)).unwrap_or(deadline)
 }
 
 /// Returns the indices of the chunks in the order in which they are read: first those that the request keeps whole,
@@ -178,12 +178,16 @@ mod tests {
     #[test]
     fn reading_ends_before_the_deadline() {
         let now = Instant::now();
-        let window = Duration::from_millis(100);
-        for (left_ms, least_ms) in [(10_000, 1_600), (1_000, 250), (200, 130)] {
+        for (left_ms, to_end_ms, least_ms, most_ms) in [
+            (10_000, 100, 1_500, 1_600),
+            (1_000, 100, 200, 250),
+            (200, 1_000, 50, 100),
+            (20_000, 0, 1_900, 2_000),
+        ] {
             let deadline = now + Duration::from_millis(left_ms);
-            let reserve = deadline - read_until(deadline, window);
-            assert!(reserve <= Duration::from_millis(least_ms), "{left_ms}: {reserve:?}");
-            assert!(reserve >= RESERVE_MIN + window, "{left_ms}: {reserve:?}");
+            let reserve = deadline - read_until(deadline, Duration::from_millis(to_end_ms));
+            let bounds = Duration::from_millis(least_ms)..=Duration::from_millis(most_ms);
+            assert!(bounds.contains(&reserve), "{left_ms}: {reserve:?}");
         }
     }
 }

@@ -257,6 +257,10 @@ impl Compared<'_> {
     /// How many numbers of the part the units have, exclude by another one, and do not have.
     fn numbers(&self, conflicts: &mut Vec<Conflict>) -> [f32; 3] {
         let [mut found, mut excluded, mut missing] = [0.0; 3];
+        // A number that the part has, too, is hardly what stands in the place of another one.
+        let is_in_part = |(.., other): &(usize, &Term, Amount)| {
+            self.claim.iter().filter_map(|word| word.term.word.amount).any(|amount| amount.agrees_with(other))
+        };
         for (at, word) in self.claim.iter().enumerate() {
             let Some(amount) = word.term.word.amount else { continue };
             let is_there =
@@ -269,7 +273,9 @@ impl Compared<'_> {
             let same: Vec<_> = same.filter(|(.., other)| amount.is_comparable_with(other)).collect();
             if is_there || same.iter().any(|(.., other)| is_met(&amount, limit, other)) {
                 found += 1.0;
-            } else if let Some(&(unit, other, _)) = same.first() {
+            } else if let Some(&(unit, other, _)) =
+                same.iter().find(|found| !is_in_part(found)).or(same.first())
+            {
                 excluded += 1.0;
                 conflicts.push(self.conflict(word.term.bytes, ConflictKind::Number, (unit, other)));
             } else {
