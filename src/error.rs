@@ -125,9 +125,9 @@ impl From<&InvalidRequest> for ErrorCode {
             | InvalidRequest::KvWeightsUnknown { .. }
             | InvalidRequest::KvPositionsLearned { .. } => Self::KvUnavailable,
             InvalidRequest::KvTooLong { .. } => Self::KvTooLong,
-            InvalidRequest::CoverageTooHigh { .. } | InvalidRequest::CoverageUncalibrated => {
-                Self::CoverageUnavailable
-            }
+            InvalidRequest::CoverageTooHigh { .. }
+            | InvalidRequest::CoverageUncalibrated
+            | InvalidRequest::CoverageOfSentences => Self::CoverageUnavailable,
             InvalidRequest::RatioOutOfRange { .. }
             | InvalidRequest::CoverageOutOfRange { .. }
             | InvalidRequest::MissedOutOfRange { .. }

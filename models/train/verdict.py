@@ -4,7 +4,8 @@
     python models/train/verdict.py claims.json:1 spans.json:0.3
 
 Each argument is a report of `thresher eval` on claims or on answers with labelled spans, and the weight of its rows. Needs numpy and scikit-learn.
-The printed probabilities are those of the regressions alone: the rules that follow them (exchanged roles, additions) are applied in Rust.
+The printed figures are those of the regressions alone: the rules that follow them (exchanged roles, additions, the same words in another order)
+are applied in Rust.
 """
 
 import json
@@ -15,7 +16,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 # The features of the two regressions, as verdict.rs names them.
-TOLD = [
+PARAPHRASED = [
     "similarity_mean", "numbers_found", "numbers_excluded", "numbers_missing", "denials_found", "denials_missing", "contrastive",
     "contrast_excluded", "contrast_found", "paraphrased", "gap", "conflict_beside", "replaced",
 ]
@@ -23,7 +24,7 @@ COPIED = ["evidence", "evidence_least", "conflict_beside", "copied", "gap"]
 # As in verdict.rs: from these values on, a part is taken to repeat its sources.
 COPIED_MIN, GATHERED_MIN = 0.6, 0.75
 # The inverse strength of the L2 penalty on standardised features.
-STRENGTH = {"told": 0.1, "copied": 1.0}
+STRENGTH = {"paraphrased": 0.1, "copied": 1.0}
 FOLDS = 5
 
 
@@ -52,13 +53,13 @@ def fit(rows, names, strength, own_weight):
 
 def fit_both(rows):
     copied = [row for row in rows if is_copied(row[1])]
-    told = [row for row in rows if not is_copied(row[1])]
-    return fit(told, TOLD, STRENGTH["told"], True), fit(copied, COPIED, STRENGTH["copied"], False)
+    paraphrased = [row for row in rows if not is_copied(row[1])]
+    return fit(paraphrased, PARAPHRASED, STRENGTH["paraphrased"], True), fit(copied, COPIED, STRENGTH["copied"], False)
 
 
 def probability(weights, features):
-    told, copied = weights
-    names, (bias, coefficients) = (COPIED, copied) if is_copied(features) else (TOLD, told)
+    paraphrased, copied = weights
+    names, (bias, coefficients) = (COPIED, copied) if is_copied(features) else (PARAPHRASED, paraphrased)
     return 1 / (1 + np.exp(-(bias + coefficients @ [features[name] for name in names])))
 
 
@@ -85,7 +86,7 @@ def main():
         of_set = [at for at, row in enumerate(rows) if row[0] == name]
         report(name, values[of_set], [rows[at][2] for at in of_set])
     report("all", values, [row[2] for row in rows])
-    for title, names, (bias, coefficients) in zip(("TOLD", "COPIED"), (TOLD, COPIED), fit_both(rows)):
+    for title, names, (bias, coefficients) in zip(("PARAPHRASED", "COPIED"), (PARAPHRASED, COPIED), fit_both(rows)):
         print(f"{title}: bias {bias:.3f}")
         for name, coefficient in zip(names, coefficients):
             print(f"    {name}: {coefficient:.3f}")

@@ -185,7 +185,10 @@ fn request() -> impl Strategy<Value = CompressRequest> {
             history: if relevance { vec!["The moon.".to_owned(), query.clone()] } else { Vec::new() },
             chunks: chunks.iter().cloned().map(Arc::new).collect(),
             budget,
-            granularity,
+            granularity: match budget {
+                Budget::Coverage(_) => Granularity::Sentence,
+                _ => granularity,
+            },
             keep,
             order,
             format,

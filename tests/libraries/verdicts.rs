@@ -87,6 +87,10 @@ fn quotations_are_checked_word_by_word() {
         "It says \"the dam was built on weak ground\" [2].",
         (QuoteVerdict::Misattributed, vec![whole], vec![]),
     );
+    for several in ["[2, 1]", "[2][1]", "[2], [1]"] {
+        let answer = format!("It says \"the dam was built on weak ground\" {several}.");
+        check(&answer, (QuoteVerdict::Exact, vec![whole], vec![]));
+    }
     check(
         "It says \"the dam was built on solid ground\".",
         (QuoteVerdict::Altered, vec!["the dam was built on", "ground"], vec!["solid"]),
@@ -104,4 +108,13 @@ fn names_in_quotation_marks_are_no_quotations() {
     let answer = "The film \"Blue Hour\" was a success.";
     let attributed = pipeline().attribute(&request(answer, &chunks), &Cancel::default()).unwrap();
     assert_eq!(attributed.quotes, []);
+}
+
+#[test]
+fn a_marker_belongs_to_the_quotation_before_it() {
+    let chunks = ["The sky is blue today.", "The grass is very green."].map(str::to_owned);
+    let answer = "He said \"the sky is blue today\" and also \"the grass is very green\" [2].";
+    let attributed = pipeline().attribute(&request(answer, &chunks), &Cancel::default()).unwrap();
+    let verdicts: Vec<QuoteVerdict> = attributed.quotes.iter().map(|quote| quote.verdict).collect();
+    assert_eq!(verdicts, [QuoteVerdict::Exact, QuoteVerdict::Exact]);
 }

@@ -304,7 +304,7 @@ impl Pipeline {
         cancel: &Cancel,
         clock: &mut Clock,
     ) -> Result<InTime<'a>, PipelineError> {
-        let order = clock.stage("order", || in_time::reading_order(request));
+        let order = clock.stage("order", || in_time::reading_order(request, cancel))?;
         let chunks: Vec<Arc<Chunk>> = order.iter().map(|&chunk| Arc::clone(&request.chunks[chunk])).collect();
         let until = in_time::read_until(deadline, self.reader.time_to_end());
         let found = clock

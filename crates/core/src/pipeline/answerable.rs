@@ -1,18 +1,19 @@
 //! Whether the chunks answer the question at all, as a probability.
 //!
-//! RC compares the chunks of a request with each other, so it always has a best one. This looks at how much of the
-//! question one place of a chunk says, and how much of that place is about the question:
+//! RC compares the chunks of a request with each other, so it always has a best one. This looks at how well one
+//! passage of a chunk, two adjacent sentences, matches the question in both directions:
 //!
-//! - *told* is the mean over the question's tokens of each token's largest raw logit in the place. A token that
-//!   the chunk's title has counts less: the title names the subject, and what is asked of it is the rest.
-//! - *about* is the mean over the tokens of the place of each one's largest raw logit over the question's tokens.
+//! - The *recall* of the question is the mean over its tokens of each token's largest raw logit in the passage. A
+//!   token that the chunk's title has counts less: the title names the subject, and what is asked of it is the rest.
+//! - The *precision* of the passage is the mean over its tokens of each one's largest raw logit over the question's
+//!   tokens.
 //!
-//! A place is two adjacent sentences, which must say both together. The probability is the logistic function of the
-//! best place's mean of the two. `docs/verdicts.md` has the data and the measurements.
+//! The probability is the logistic function of the best passage's mean of the two. `docs/verdicts.md` has the data
+//! and the measurements.
 
 use std::sync::Arc;
 
-use ndarray::{Array2, ArrayView1, Axis, s};
+use ndarray::{Array1, ArrayView1, Axis, s};
 use serde::{Deserialize, Serialize};
 
 use super::cancel::Cancel;
@@ -28,7 +29,10 @@ const CHUNKS_MAX: usize = 5;
 /// The least weight of a question's token that the title has.
 const WEIGHT_MIN: f32 = 0.02;
 
-/// The logistic regression of the probability on the best place's value, fitted on 300 questions of ClapNQ.
+/// About how many tokens of a chunk have their logits in memory at the same time.
+const SCANNED_TOKENS: usize = 2_048;
+
+/// The logistic regression of the probability on the best passage's value, fitted on 300 questions of ClapNQ.
 const SLOPE: f32 = 22.474;
 const BIAS: f32 = -10.894;
 
@@ -63,14 +67,15 @@ pub struct Answerable {
     pub answerable: bool,
     /// The least probability of a question that counts as answerable.
     pub least: f32,
-    /// The index of the chunk with the place that says most of it.
+    /// The index of the chunk with the passage that comes closest to an answer.
     pub chunk: usize,
-    /// The byte range of that place in the chunk's text.
+    /// The byte range of that passage in the chunk's text.
     pub bytes: ByteRange,
 }
 
 /// Returns whether the chunks answer the question, of which at most the share `missed_max` is missed. Returns `None`
-/// where it was not measured: for decoders, for texts that are not prose, and outside English.
+/// where it was not measured: for decoders, for texts that are not prose, and if the question or a chunk that is looked
+/// at is in a language that is recognised as another one than English.
 ///
 /// # Errors
 /// Returns the error of `cancel` if it stops the work.
@@ -81,7 +86,11 @@ pub fn of(
     missed_max: f64,
     cancel: &Cancel,
 ) -> Result<Option<Answerable>, PipelineError> {
-    if scores.measured != Measured::Prose || scores.chunk_max_sims.is_empty() {
+    let is_other = |lang: Option<Lang>| lang.is_some_and(|lang| lang.code() != LANG_FITTED);
+    if scores.measured != Measured::Prose
+        || scores.chunk_max_sims.is_empty()
+        || is_other(text::lang_of(query))
+    {
         return Ok(None);
     }
     let mut best_chunks: Vec<usize> = (0..chunks.len()).collect();
@@ -89,55 +98,67 @@ pub fn of(
     best_chunks.truncate(CHUNKS_MAX);
     let mut best: Option<(f32, usize, ByteRange)> = None;
     for chunk in best_chunks {
-        cancel.check()?;
-        for (value, bytes) in places(reading, chunk) {
+        for (value, bytes) in passages(reading, chunk, cancel)? {
             if best.is_none_or(|(best, ..)| value > best) {
                 best = Some((value, chunk, bytes));
             }
         }
     }
-    let Some((value, chunk, bytes)) = best else { return Ok(None) };
-    let is_other = |lang: Option<Lang>| lang.is_some_and(|lang| lang.code() != LANG_FITTED);
-    if is_other(reading.blocks.blocks[chunk].lang()) || is_other(text::lang_of(query)) {
-        return Ok(None);
-    }
-    let probability = 1.0 / (1.0 + (-(SLOPE * value + BIAS)).exp());
-    let least = least(missed_max);
-    Ok(Some(Answerable { probability, answerable: probability >= least, least, chunk, bytes }))
+    let best = best.filter(|&(_, chunk, _)| !is_other(reading.blocks.blocks[chunk].lang()));
+    Ok(best.map(|(value, chunk, bytes)| {
+        let probability = 1.0 / (1.0 + (-(SLOPE * value + BIAS)).exp());
+        let least = least(missed_max);
+        Answerable { probability, answerable: probability >= least, least, chunk, bytes }
+    }))
 }
 
-/// Returns the places of a chunk, each with its value.
-fn places(reading: &Reading, chunk: usize) -> Vec<(f32, ByteRange)> {
+/// Returns the passages of a chunk, each with the mean of its recall and its precision.
+fn passages(
+    reading: &Reading,
+    chunk: usize,
+    cancel: &Cancel,
+) -> Result<Vec<(f32, ByteRange)>, PipelineError> {
     let block = &reading.blocks.blocks[chunk];
     let sentences: Vec<Sentence> = block.sentences().filter(|sentence| !sentence.tokens.is_empty()).collect();
     if sentences.is_empty() {
-        return Vec::new();
+        return Ok(Vec::new());
     }
-    let logits = scan::mean_logits(reading, chunk, TokenSpan::new(0, block.tokens()));
-    let title = logits.slice(s![.., ..block.title_tokens()]);
-    let weights = title.map_axis(Axis(1), |row| (1.0 - max(row)).clamp(WEIGHT_MIN, 1.0));
-    let weight_sum = weights.sum();
-    // `[question_token, sentence]`, and the sum over the sentence's tokens.
-    let mut told = Array2::zeros((logits.nrows(), sentences.len()));
-    let mut about = Vec::with_capacity(sentences.len());
-    for (at, sentence) in sentences.iter().enumerate() {
-        let logits = logits.slice(s![.., sentence.tokens.range()]);
-        told.column_mut(at).assign(&logits.map_axis(Axis(1), max));
-        about.push(logits.map_axis(Axis(0), max).sum());
+    // `[sentence][question_token]`: the largest logit; and the sum of those of the sentence's tokens.
+    let mut of_sentences: Vec<(Array1<f32>, f32)> = Vec::with_capacity(sentences.len());
+    for group in sentences.chunk_by(|first, next| {
+        // Logits of some sentences at a time, so that a long chunk does not need them all at once.
+        first.tokens.start / SCANNED_TOKENS == next.tokens.start / SCANNED_TOKENS
+    }) {
+        cancel.check()?;
+        let (start, end) = (group[0].tokens.start, group[group.len() - 1].tokens.end);
+        let logits = scan::mean_logits(reading, chunk, TokenSpan::new(start, end));
+        for Sentence { tokens, .. } in group {
+            let logits = logits.slice(s![.., tokens.start - start..tokens.end - start]);
+            of_sentences.push((logits.map_axis(Axis(1), max), logits.map_axis(Axis(0), max).sum()));
+        }
     }
-    let place = |first: usize| {
-        let last = (first + 1).min(sentences.len() - 1);
-        let pairs = told.column(first).into_iter().zip(told.column(last)).zip(&weights);
-        let told: f32 = pairs.map(|((&a, &b), weight)| weight * a.max(b)).sum::<f32>() / weight_sum;
-        let range = first..=last;
-        let tokens: usize = sentences[range.clone()].iter().map(|sentence| sentence.tokens.len()).sum();
-        let about = about[range].iter().sum::<f32>() / tokens as f32;
-        (0.5 * told + 0.5 * about, ByteRange::new(sentences[first].bytes.start, sentences[last].bytes.end))
+    let weights = match block.title_tokens() {
+        0 => Array1::ones(of_sentences[0].0.len()),
+        tokens => {
+            let title = scan::mean_logits(reading, chunk, TokenSpan::new(0, tokens));
+            title.map_axis(Axis(1), |row| (1.0 - max(row)).clamp(WEIGHT_MIN, 1.0))
+        }
     };
-    (0..sentences.len().saturating_sub(1).max(1)).map(place).collect()
+    let weight_sum = weights.sum();
+    let passage = |first: usize| {
+        let last = (first + 1).min(sentences.len() - 1);
+        let (one, other) = (&of_sentences[first], &of_sentences[last]);
+        let best = one.0.iter().zip(&other.0).map(|(one, other)| one.max(*other));
+        let recall = best.zip(&weights).map(|(best, weight)| weight * best).sum::<f32>() / weight_sum;
+        let tokens: usize = sentences[first..=last].iter().map(|sentence| sentence.tokens.len()).sum();
+        let precision = of_sentences[first..=last].iter().map(|(_, sum)| sum).sum::<f32>() / tokens as f32;
+        let bytes = ByteRange::new(sentences[first].bytes.start, sentences[last].bytes.end);
+        (0.5 * recall + 0.5 * precision, bytes)
+    };
+    Ok((0..sentences.len().saturating_sub(1).max(1)).map(passage).collect())
 }
 
-/// Returns the largest value; 0 if there is none, as for a chunk without a title.
+/// Returns the largest value; 0 if there is none.
 fn max(row: ArrayView1<f32>) -> f32 {
     row.iter().copied().reduce(f32::max).unwrap_or(0.0)
 }

@@ -5,8 +5,8 @@
 //! Bates, arXiv 2107.07511, section 1). The score of a labelled row is the *effort* of its last needed unit. A
 //! promise p takes the ceil((n + 1) p)-th smallest effort of n rows as its limit, and keeps all units up to that
 //! limit. If the rows and a new question are exchangeable, the new question's evidence is kept with at least
-//! that probability, whatever the scores are worth: bad scores make contexts long, not promises false.
-//! `docs/verdicts.md` has the measurements.
+//! that probability, whatever the scores are worth. Poor scores make contexts longer; they do not break the
+//! promise. `docs/verdicts.md` has the measurements.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};

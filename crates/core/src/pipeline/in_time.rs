@@ -9,7 +9,11 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rayon::prelude::*;
+
+use super::PipelineError;
 use super::blocks::Blocks;
+use super::cancel::Cancel;
 use super::outcome::{ChunkOutcome, Compressed, Warning};
 use crate::domain::{Chunk, CompressRequest, Order};
 use crate::kv::block::Block;
@@ -45,13 +49,17 @@ pub fn read_until(deadline: Instant, to_end: Duration) -> Instant {
 
 /// Returns the indices of the chunks in the order in which they are read: first those that the request keeps whole,
 /// then by the rarity of the question's words that a chunk has, per the root of its number of words, best first.
-pub fn reading_order(request: &CompressRequest) -> Vec<usize> {
+///
+/// # Errors
+/// Returns the error of `cancel` if it stops the work.
+pub fn reading_order(request: &CompressRequest, cancel: &Cancel) -> Result<Vec<usize>, PipelineError> {
     let words = |text: &str| text::terms(text, &[]).into_iter().map(|term| term.folded);
     let question: HashSet<String> = words(&request.query).collect();
     let found: Vec<(HashSet<String>, usize)> = request
         .chunks
-        .iter()
+        .par_iter()
         .map(|chunk| {
+            cancel.check()?;
             let (mut shared, mut count) = (HashSet::new(), 0);
             let title = chunk.title.as_deref().unwrap_or_default();
             for word in words(title).chain(words(&chunk.text)) {
@@ -60,9 +68,9 @@ pub fn reading_order(request: &CompressRequest) -> Vec<usize> {
                     shared.insert(word);
                 }
             }
-            (shared, count)
+            Ok((shared, count))
         })
-        .collect();
+        .collect::<Result<_, PipelineError>>()?;
     let mut chunks_with: HashMap<&String, usize> = HashMap::new();
     found.iter().flat_map(|(shared, _)| shared).for_each(|word| *chunks_with.entry(word).or_default() += 1);
     let rarity = |word: &String| (1.0 + request.chunks.len() as f64 / chunks_with[word] as f64).ln();
@@ -78,7 +86,7 @@ pub fn reading_order(request: &CompressRequest) -> Vec<usize> {
         .collect();
     let mut order: Vec<usize> = (0..request.chunks.len()).collect();
     order.sort_by(|&a, &b| rank[b].0.cmp(&rank[a].0).then(rank[b].1.total_cmp(&rank[a].1)));
-    order
+    Ok(order)
 }
 
 impl<'a> InTime<'a> {
@@ -92,9 +100,9 @@ impl<'a> InTime<'a> {
     ) -> Option<Self> {
         let mut by_chunk: Vec<Option<Block>> = vec![None; request.chunks.len()];
         order.iter().zip(found).for_each(|(&chunk, block)| by_chunk[chunk] = block);
-        let is_missing = |(chunk, block): (&Arc<Chunk>, &Option<Block>)| {
-            block.is_none() && request.keep.contains(&chunk.id)
-        };
+        let kept: HashSet<&String> = request.keep.iter().collect();
+        let is_missing =
+            |(chunk, block): (&Arc<Chunk>, &Option<Block>)| block.is_none() && kept.contains(&chunk.id);
         if request.chunks.iter().zip(&by_chunk).any(is_missing) {
             return None;
         }
@@ -170,9 +178,11 @@ mod tests {
         let chunk = |(at, text): (usize, &&str)| Chunk::new(at.to_string(), *text);
         let chunks: Vec<Chunk> = chunks.iter().enumerate().map(chunk).collect();
         let mut request = CompressRequest::new("When is the tide at sea?", chunks);
-        assert_eq!(reading_order(&request)[0], 3);
+        let order =
+            |request: &CompressRequest| reading_order(request, &Cancel::default()).expect("no deadline");
+        assert_eq!(order(&request)[0], 3);
         request.keep = vec!["1".to_owned()];
-        assert_eq!(reading_order(&request)[..2], [1, 3]);
+        assert_eq!(order(&request)[..2], [1, 3]);
     }
 
     #[test]

@@ -52,7 +52,8 @@ pub struct Scores {
     /// chunk is best; this says whether any chunk is related to the question at all. `None` for models whose
     /// logits have no fixed scale (decoders).
     pub max_sim: Option<f32>,
-    /// `[chunk]`: as `max_sim`, over the keys of one chunk. Empty for methods and models that do not tell.
+    /// `[chunk]`: as `max_sim`, over the keys of one chunk. Empty if the logits have no fixed scale, or a
+    /// plain estimator or a probe scored.
     pub chunk_max_sims: Vec<f32>,
     /// What `max_sim` was measured on, which decides from which value on a chunk is related.
     pub measured: Measured,

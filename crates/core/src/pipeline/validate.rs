@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::domain::{AttributeRequest, Budget, Chunk, CompressRequest, Parts};
+use crate::domain::{AttributeRequest, Budget, Chunk, CompressRequest, Granularity, Parts};
 use crate::plain::Quoted;
 use crate::text;
 
@@ -268,11 +268,11 @@ pub enum InvalidRequest {
     SpansOverlap { index: usize },
     #[error("budget.tokens is 0, which keeps nothing; it must be at least 1")]
     BudgetZero,
-    #[error("budget.ratio is {ratio}; it must be greater than 0 and at most 1")]
+    #[error("budget.ratio is {ratio:?}; it must be greater than 0 and at most 1")]
     RatioOutOfRange { ratio: f64 },
-    #[error("missed_max is {missed_max}; it must be from 0.01 to 0.5")]
+    #[error("missed_max is {missed_max:?}; it must be from 0.01 to 0.5")]
     MissedOutOfRange { missed_max: f64 },
-    #[error("budget.coverage is {coverage}; it must be from 0.5 to 0.99")]
+    #[error("budget.coverage is {coverage:?}; it must be from 0.5 to 0.99")]
     CoverageOutOfRange { coverage: f64 },
     #[error(
         "budget.coverage is {coverage}, but {rows} labelled questions promise at most {max}: {needed} are needed. \
@@ -284,6 +284,8 @@ pub enum InvalidRequest {
          with labelled questions, and name its file in coverage.file"
     )]
     CoverageUncalibrated,
+    #[error("budget.coverage was calibrated for sentences; send granularity \"sentence\", or leave it out")]
+    CoverageOfSentences,
     #[error(
         "a budget of {budget} tokens is too small: {} needs {needed} tokens; send {}{}",
         minimum.of, enough(*.needed, *.least_ratio), minimum.instead
@@ -351,6 +353,7 @@ impl InvalidRequest {
             Self::RatioOutOfRange { .. } | Self::BudgetImpossible { least_ratio: Some(_), .. } => {
                 "budget.ratio".to_owned()
             }
+            Self::CoverageOfSentences => "granularity".to_owned(),
             Self::MissedOutOfRange { .. } => "missed_max".to_owned(),
             Self::CoverageOutOfRange { .. } | Self::CoverageTooHigh { .. } | Self::CoverageUncalibrated => {
                 "budget.coverage".to_owned()
@@ -377,6 +380,9 @@ pub fn check(request: &CompressRequest, limits: &RequestLimits) -> Result<(), In
     }
     check_chunks(&request.chunks, request.registered, limits)?;
     check_keep(request)?;
+    if matches!(request.budget, Budget::Coverage(_)) && request.granularity != Granularity::Sentence {
+        return Err(InvalidRequest::CoverageOfSentences);
+    }
     if let Some(missed_max) = request.missed_max {
         check_missed(missed_max)?;
     }

@@ -3,10 +3,11 @@
 //! and the international symbols.
 
 use super::Term;
+use crate::domain::ByteRange;
 
 /// Units by their names: the base unit, and how many of it one unit is. Names that are also other words, such as
 /// `in`, and units of several sizes, such as `ton`, are missing.
-const UNITS: [(&[&str], &str, f64); 34] = [
+const UNITS: [(&[&str], &str, f64); 33] = [
     (&["%", "percent"], "%", 1.0),
     (&["$", "dollar", "dollars", "usd"], "$", 1.0),
     (&["€", "euro", "euros", "eur"], "€", 1.0),
@@ -20,9 +21,8 @@ const UNITS: [(&[&str], &str, f64); 34] = [
     (&["foot", "feet", "ft"], "m", 0.3048),
     (&["yard", "yards"], "m", 0.9144),
     (&["mile", "miles"], "m", 1609.344),
-    (&["m²", "sqm"], "m²", 1.0),
+    (&["sqm"], "m²", 1.0),
     (&["ha", "hectare", "hectares"], "m²", 10_000.0),
-    (&["km²"], "m²", 1_000_000.0),
     (&["acre", "acres"], "m²", 4046.856_422_4),
     (&["ml", "millilitre", "millilitres", "milliliter", "milliliters"], "l", 0.001),
     (&["l", "litre", "litres", "liter", "liters"], "l", 1.0),
@@ -49,8 +49,8 @@ const CURRENCIES: [&str; 4] = ["$", "€", "£", "¥"];
 /// Words that are amounts by themselves, in percent.
 const SHARES: [(&str, f64); 2] = [("half", 50.0), ("quarter", 25.0)];
 
-/// Words that are places in an order.
-const PLACES: [(&str, f64); 2] = [("first", 1.0), ("second", 2.0)];
+/// Words that are ordinals.
+const ORDINALS: [(&str, f64); 2] = [("first", 1.0), ("second", 2.0)];
 
 /// The numbers that are taken for years if they have no unit and no separator.
 const YEARS: std::ops::RangeInclusive<f64> = 1000.0..=2100.0;
@@ -65,7 +65,7 @@ pub enum Measure {
     Unit(&'static str),
     /// Years of the calendar.
     Year,
-    /// Places in an order: `20th`.
+    /// The place in an order: `20th`.
     Ordinal,
     /// Anything else.
     Count,
@@ -125,16 +125,20 @@ fn amount(text: &str, terms: &[Term], at: usize) -> Option<Amount> {
     if let Some((_, share)) = SHARES.iter().find(|(word, _)| *word == term.folded) {
         return Some(Amount::exact(Measure::Unit("%"), *share));
     }
-    // Too often no number to be read as one everywhere, but in comparison with another place in an order.
-    if let Some((_, place)) = PLACES.iter().find(|(word, _)| *word == term.folded) {
+    // Too often no number to be read as one everywhere, but in comparison with another ordinal.
+    if let Some((_, place)) = ORDINALS.iter().find(|(word, _)| *word == term.folded) {
         return Some(Amount::exact(Measure::Ordinal, *place));
     }
     if !term.is_number() {
         return None;
     }
     let Ok(value) = term.folded.parse::<f64>() else { return in_order(terms, at) };
+    if is_clock(text, terms, at) {
+        return None;
+    }
     let named = symbol_after(text, term)
         .or_else(|| symbol_before(text, term))
+        .or_else(|| area_after(text, terms, at))
         .or_else(|| unit(&terms.get(at + 1).filter(|_| is_after(text, terms, at + 1))?.folded));
     Some(match named {
         Some((base, factor)) => {
@@ -166,6 +170,31 @@ fn in_order(terms: &[Term], at: usize) -> Option<Amount> {
     })
 }
 
+/// Returns whether a number is a time of day, such as `5` in `5 pm` or both in `17:00`. These are compared as words.
+fn is_clock(text: &str, terms: &[Term], at: usize) -> bool {
+    let ByteRange { start, end } = terms[at].bytes;
+    let is_digit = |c: Option<char>| c.is_some_and(|c| c.is_ascii_digit());
+    let before = text[..start].strip_suffix(':').is_some_and(|before| is_digit(before.chars().next_back()));
+    let after = text[end..].strip_prefix(':').is_some_and(|after| is_digit(after.chars().next()));
+    let next = terms.get(at + 1).filter(|_| is_after(text, terms, at + 1));
+    before || after || next.is_some_and(|next| ["am", "pm", "a.m", "p.m", "o'clock"].contains(&&*next.folded))
+}
+
+/// Returns the unit of an area, such as `km²` or `square kilometres`: a unit of length, and what says that it is squared.
+fn area_after(text: &str, terms: &[Term], at: usize) -> Option<(&'static str, f64)> {
+    let next = terms.get(at + 1).filter(|_| is_after(text, terms, at + 1))?;
+    if ["square", "sq"].contains(&&*next.folded) {
+        let of = terms.get(at + 2).filter(|_| is_after(text, terms, at + 2))?;
+        return unit(&of.folded).filter(|(base, _)| *base == "m").map(|(_, factor)| ("m²", factor * factor));
+    }
+    let (_, factor) = unit(&next.folded).filter(|(base, _)| *base == "m")?;
+    match text[next.bytes.end..].chars().next()? {
+        '²' => Some(("m²", factor * factor)),
+        '³' => Some(("m³", factor * factor * factor)),
+        _ => None,
+    }
+}
+
 /// Returns whether a term follows the one before it as a unit follows its number.
 fn is_after(text: &str, terms: &[Term], at: usize) -> bool {
     SPACES.contains(&&text[terms[at - 1].bytes.end..terms[at].bytes.start])
@@ -176,7 +205,12 @@ fn symbol_after(text: &str, term: &Term) -> Option<(&'static str, f64)> {
     if rest.get(..8).is_some_and(|rest| rest.eq_ignore_ascii_case("per cent")) {
         return unit("%");
     }
-    let first = rest.chars().next().filter(|c| !c.is_alphanumeric())?;
+    let mut rest = rest.chars();
+    let first = rest.next().filter(|c| !c.is_alphanumeric())?;
+    // "In 2019 $12 million": the sign belongs to the number after it.
+    if first != '%' && rest.next().is_some_and(|c| c.is_ascii_digit()) {
+        return None;
+    }
     unit(first.encode_utf8(&mut [0; 4]))
 }
 
@@ -215,6 +249,8 @@ mod tests {
         check("ninety minutes, 1.5 hours", "s", &[5400.0, 5400.0]);
         check("two years, 24 months", "month", &[24.0, 24.0]);
         check("0.1 kg, 100 g", "g", &[100.0, 100.0]);
+        check("9 km², 9,000,000 m², 9 square kilometres, 900 hectares", "m²", &[9e6, 9e6, 9e6, 9e6]);
+        check("2 m³", "m³", &[2.0]);
     }
 
     #[test]
@@ -229,7 +265,11 @@ mod tests {
         check("the 20th day", Measure::Ordinal, 20.0, 20.0);
         check("1,874 men", Measure::Count, 1874.0, 1874.0);
         check("37 rooms", Measure::Count, 37.0, 37.0);
-        assert_eq!(amounts("B12 and no number, %"), []);
+        check("In 2019 the fund", Measure::Year, 2019.0, 2019.0);
+        let measures: Vec<Measure> =
+            amounts("In 2019 $12 million").iter().map(|amount| amount.measure).collect();
+        assert_eq!(measures, [Measure::Year, Measure::Unit("$")]);
+        assert_eq!(amounts("B12 and no number, %; at 5 pm, 17:00"), []);
     }
 
     #[test]

@@ -8,6 +8,9 @@ use super::Term;
 /// The classes, one per line.
 const CLASSES: &str = include_str!("contrasts.txt");
 
+/// Words that are names only if they are capitalised, besides months and weekdays.
+const NAMES: [&str; 6] = ["turkey", "china", "jersey", "tony", "polish", "swiss"];
+
 /// A word of a class whose groups exclude each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Contrast {
@@ -31,7 +34,8 @@ pub struct Contrast {
 /// ```
 pub fn contrasts(term: &Term, word: &str) -> &'static [Contrast] {
     static BY_WORD: LazyLock<HashMap<&str, Vec<Contrast>>> = LazyLock::new(by_word);
-    match term.is_calendar() && !word.starts_with(char::is_uppercase) {
+    let is_name = term.is_calendar() || NAMES.contains(&&*term.folded);
+    match is_name && !word.starts_with(char::is_uppercase) {
         true => &[],
         false => BY_WORD.get(&*term.folded).map_or(&[], Vec::as_slice),
     }

@@ -120,13 +120,17 @@ pub(super) fn times_suffix(value: &str, suffix: &str) -> Option<String> {
     Some(times_ten_to(value, *zeros))
 }
 
+/// The most digits of a number that a word such as `million` multiplies.
+const DIGITS_MAX: usize = 40;
+
 /// Returns a value multiplied by a word after it, such as `million` or `dozen`.
 pub(super) fn times_word(value: &str, word: &str) -> Option<String> {
     if word == "dozen" {
         return value.parse::<u64>().ok()?.checked_mul(12).map(|product| product.to_string());
     }
     let (_, zeros) = SCALES.iter().find(|(name, _)| *name == word)?;
-    Some(times_ten_to(value, *zeros))
+    // A row of scales would take quadratic time.
+    (value.len() + zeros <= DIGITS_MAX).then(|| times_ten_to(value, *zeros))
 }
 
 /// Returns a value multiplied by 10 to the power `zeros`.

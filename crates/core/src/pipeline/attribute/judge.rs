@@ -164,11 +164,9 @@ fn align<'a>(
 ) -> Option<Aligned<'a>> {
     let mut best = (-1.0, None);
     for (at, &unit) in units.iter().enumerate() {
-        let similarities = scores.word_similarities(candidates, unit)?;
-        for (word, &similarity) in similarities.row(index).iter().enumerate() {
-            if similarity > best.0 {
-                best = (similarity, Some((at, word)));
-            }
+        let (similarity, word) = scores.most_similar_words(candidates, unit)?[index];
+        if similarity > best.0 {
+            best = (similarity, Some((at, word)));
         }
     }
     let (term, evidence) = (&scores.terms[index], scores.traces[index].evidence);
@@ -183,6 +181,15 @@ impl Compared<'_> {
         let contrasts = self.contrasts(&mut conflicts);
         self.names(&mut conflicts);
         self.roles(&mut conflicts);
+        // `third` is a number and a word that excludes `second`.
+        let numbers_at: Vec<(ByteRange, ByteRange)> = (conflicts.iter())
+            .filter(|conflict| conflict.kind == ConflictKind::Number)
+            .map(|conflict| (conflict.bytes, conflict.source))
+            .collect();
+        conflicts.retain(|conflict| {
+            conflict.kind != ConflictKind::Contrast
+                || !numbers_at.contains(&(conflict.bytes, conflict.source))
+        });
         conflicts.sort_by_key(|conflict| (conflict.bytes.start, conflict.chunk, conflict.source.start));
         let content: Vec<&Aligned> = self.claim.iter().filter(|word| word.term.is_content).collect();
         let gap = self.longest_gap(&content);
@@ -257,10 +264,11 @@ impl Compared<'_> {
     /// How many numbers of the part the units have, exclude by another one, and do not have.
     fn numbers(&self, conflicts: &mut Vec<Conflict>) -> [f32; 3] {
         let [mut found, mut excluded, mut missing] = [0.0; 3];
-        // A number that the part has, too, is hardly what stands in the place of another one.
-        let is_in_part = |(.., other): &(usize, &Term, Amount)| {
-            self.claim.iter().filter_map(|word| word.term.word.amount).any(|amount| amount.agrees_with(other))
-        };
+        let of_part: Vec<Amount> = self.claim.iter().filter_map(|word| word.term.word.amount).collect();
+        // The numbers of the units, those first that the part does not have.
+        let mut of_units: Vec<(usize, &Term, Amount)> =
+            self.words().filter_map(|(unit, word)| Some((unit, word, word.amount?))).collect();
+        of_units.sort_by_cached_key(|(.., other)| of_part.iter().any(|amount| amount.agrees_with(other)));
         for (at, word) in self.claim.iter().enumerate() {
             let Some(amount) = word.term.word.amount else { continue };
             let is_there =
@@ -269,13 +277,10 @@ impl Compared<'_> {
                 .iter()
                 .rev()
                 .find_map(|w| w.term.word.limits());
-            let same = self.words().filter_map(|(unit, word)| Some((unit, word, word.amount?)));
-            let same: Vec<_> = same.filter(|(.., other)| amount.is_comparable_with(other)).collect();
-            if is_there || same.iter().any(|(.., other)| is_met(&amount, limit, other)) {
+            let mut same = of_units.iter().filter(|(.., other)| amount.is_comparable_with(other));
+            if is_there || same.clone().any(|(.., other)| is_met(&amount, limit, other)) {
                 found += 1.0;
-            } else if let Some(&(unit, other, _)) =
-                same.iter().find(|found| !is_in_part(found)).or(same.first())
-            {
+            } else if let Some(&(unit, other, _)) = same.next() {
                 excluded += 1.0;
                 conflicts.push(self.conflict(word.term.bytes, ConflictKind::Number, (unit, other)));
             } else {
@@ -407,17 +412,28 @@ impl Compared<'_> {
             };
             (0..self.units.len()).flat_map(in_unit).collect()
         };
-        let content = self.claim.iter().filter(|word| word.term.is_content);
-        let places: Vec<_> = content
-            .map(|word| (word, places(word)))
-            .filter(|(word, places)| !word.term.is_number || !places.is_empty())
-            .map(|(_, places)| places)
-            .collect();
-        let is_near = |pair: &&[Vec<(usize, usize)>]| {
-            pair[0].iter().any(|a| pair[1].iter().any(|b| a.0 == b.0 && a.1.abs_diff(b.1) <= NEAR_WORDS))
+        let is_near = |one: &[(usize, usize)], other: &[(usize, usize)]| {
+            one.iter().any(|a| {
+                // Both are in ascending order.
+                let first = (a.0, a.1.saturating_sub(NEAR_WORDS));
+                let at = other.partition_point(|b| *b < first);
+                other.get(at).is_some_and(|b| b.0 == a.0 && b.1 <= a.1 + NEAR_WORDS)
+            })
         };
-        let pairs = places.windows(2);
-        pairs.clone().filter(is_near).count() as f32 / pairs.len().max(1) as f32
+        let (mut pairs, mut near) = (0_usize, 0_usize);
+        let mut before: Option<Vec<(usize, usize)>> = None;
+        for word in self.claim.iter().filter(|word| word.term.is_content) {
+            let places = places(word);
+            if word.term.is_number && places.is_empty() {
+                continue;
+            }
+            if let Some(before) = &before {
+                pairs += 1;
+                near += usize::from(is_near(before, &places));
+            }
+            before = Some(places);
+        }
+        near as f32 / pairs.max(1) as f32
     }
 
     /// The content words of the longest row of them for which there is no evidence, as a range of indices.

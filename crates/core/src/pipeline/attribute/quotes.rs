@@ -27,6 +27,9 @@ const ALTERED_SHARE_MIN: f32 = 0.6;
 /// are looked up.
 const ALTERED_REACH: usize = 2;
 
+/// The longest row of altered words in which single words are looked up.
+const ALTERED_ROW_MAX: usize = 50;
+
 /// The most places at which a pair of words is looked up. It bounds the time for texts that repeat themselves.
 const PLACES_MAX: usize = 1_000;
 
@@ -105,7 +108,7 @@ pub(super) fn all(
             let passages = Passages::new(candidates, cancel)?;
             for value in values {
                 let whole = ByteRange::new(0, value.text.len());
-                let outcome = passages.check(&value.text, whole, None, cancel)?;
+                let outcome = passages.check(&value.text, whole, &[], cancel)?;
                 found.extend(outcome.map(|outcome| outcome.in_value(value)));
             }
         }
@@ -115,30 +118,43 @@ pub(super) fn all(
                 return Ok(found);
             }
             let passages = Passages::new(candidates, cancel)?;
-            for bytes in quotations {
-                let named = marker_after(answer, bytes.end).and_then(|number| chunk_of(request, number));
-                found.extend(passages.check(answer, bytes, named, cancel)?);
+            let nexts = quotations.iter().skip(1).map(|next| next.start).chain([answer.len()]);
+            for (&bytes, next) in quotations.iter().zip(nexts) {
+                let numbers = markers_after(&answer[bytes.end..next]);
+                let named: Vec<usize> =
+                    numbers.into_iter().filter_map(|number| chunk_of(request, number)).collect();
+                found.extend(passages.check(answer, bytes, &named, cancel)?);
             }
         }
     }
     Ok(found)
 }
 
-/// Returns the number of the marker that follows a quotation, such as `[2]`, before the next quotation, line or
-/// sentence. `end` is the byte offset of the quotation's end.
-fn marker_after(answer: &str, end: usize) -> Option<usize> {
-    let after = &answer[end..];
+/// Returns the numbers of the markers that follow a quotation, such as `[2]`, `[1, 2]` or `[1][2]`, before the next line
+/// or sentence. `after` is the text from the end of the quotation to the next one.
+fn markers_after(after: &str) -> Vec<usize> {
     let line = after.split('\n').next().unwrap_or_default();
     let line = &line[..line.floor_char_boundary(MARKER_BYTES_MAX)];
-    let marker = text::markers(line).into_iter().find(|marker| marker.of(line).starts_with(['[', '【']))?;
-    let between = &line[..marker.start];
-    let ends_sentence =
-        |at: usize| between[at..].chars().any(char::is_alphanumeric) || between[at..].contains('“');
-    if between.rfind(['.', '!', '?']).is_some_and(ends_sentence) {
-        return None;
+    let mut numbers = Vec::new();
+    let mut end = None;
+    for marker in text::markers(line).into_iter().filter(|marker| marker.of(line).starts_with(['[', '【'])) {
+        let between = &line[end.unwrap_or(0)..marker.start];
+        let ends_sentence = |at: usize| between[at..].chars().any(char::is_alphanumeric);
+        let is_next = match end {
+            // Markers that follow each other belong to the same words.
+            Some(_) => between.chars().all(|c| c.is_whitespace() || c == ','),
+            None => !between.rfind(['.', '!', '?']).is_some_and(ends_sentence),
+        };
+        if !is_next {
+            break;
+        }
+        end = Some(marker.end);
+        // `【2†source】` and `【4:0†source】` name one source.
+        let name = marker.of(line).split(['†', ':']).next().unwrap_or_default();
+        let digits = name.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
+        numbers.extend(digits.filter_map(|digits| digits.parse::<usize>().ok()));
     }
-    let digits = marker.of(line).split(|c: char| !c.is_ascii_digit()).find(|digits| !digits.is_empty())?;
-    digits.parse().ok()
+    numbers
 }
 
 /// Returns the chunk that the author of the answer knew by a number.
@@ -196,13 +212,13 @@ impl<'a> Passages<'a> {
         Ok(Self { candidates, words, places })
     }
 
-    /// Checks a quotation: the byte range `bytes` of the answer, whose whole text is `answer`. `named` is the
-    /// chunk that the answer names as its source. Returns `None` if it is too short.
+    /// Checks a quotation: the byte range `bytes` of the answer, whose whole text is `answer`. `named` are
+    /// the chunks that the answer names as its sources. Returns `None` if it is too short.
     pub(super) fn check(
         &self,
         answer: &str,
         bytes: ByteRange,
-        named: Option<usize>,
+        named: &[usize],
         cancel: &Cancel,
     ) -> Result<Option<QuoteOutcome>, PipelineError> {
         let quoted = bytes.of(answer);
@@ -216,12 +232,13 @@ impl<'a> Passages<'a> {
         let chunk = self.main_chunk(&runs);
         let of_chunk: usize = runs.iter().filter(|run| Some(run.chunk) == chunk).map(|run| run.len).sum();
         let verdict = match &*runs {
-            [run] if run.len == terms.len() => match named {
-                Some(named) if self.candidates.duplicate_of[named] != run.chunk => {
-                    QuoteVerdict::Misattributed
+            [run] if run.len == terms.len() => {
+                let is_named = |&named: &usize| self.candidates.duplicate_of[named] == run.chunk;
+                match named.is_empty() || named.iter().any(is_named) {
+                    true => QuoteVerdict::Exact,
+                    false => QuoteVerdict::Misattributed,
                 }
-                _ => QuoteVerdict::Exact,
-            },
+            }
             _ if covered == terms.len() => QuoteVerdict::Stitched,
             _ if of_chunk as f32 >= ALTERED_SHARE_MIN * terms.len() as f32 => QuoteVerdict::Altered,
             _ => QuoteVerdict::Fabricated,
@@ -234,9 +251,9 @@ impl<'a> Passages<'a> {
                 None => runs,
             };
             passages.extend(kept.iter().map(|run| self.passage(run)));
-            let is_covered =
-                |at: usize| kept.iter().any(|run| (run.start..run.start + run.len).contains(&at));
-            let others = (0..terms.len()).filter(|&at| !is_covered(at));
+            let mut is_covered = vec![false; terms.len()];
+            kept.iter().for_each(|run| is_covered[run.start..run.start + run.len].fill(true));
+            let others = (0..terms.len()).filter(|&at| !is_covered[at]);
             altered.extend(others.map(|at| terms[at].bytes.shifted(bytes.start)));
         }
         let has_ellipsis = ELLIPSES.iter().any(|ellipsis| quoted.contains(ellipsis));
@@ -245,13 +262,8 @@ impl<'a> Passages<'a> {
 
     /// Divides a quotation into runs from its start to its end, each as long as possible; of equally long ones,
     /// that of the `named` chunk, then that of the chunk of the run before.
-    fn runs(
-        &self,
-        ids: &[Option<u32>],
-        named: Option<usize>,
-        cancel: &Cancel,
-    ) -> Result<Vec<Run>, PipelineError> {
-        let named = named.map(|named| self.candidates.duplicate_of[named]);
+    fn runs(&self, ids: &[Option<u32>], named: &[usize], cancel: &Cancel) -> Result<Vec<Run>, PipelineError> {
+        let named: Vec<usize> = named.iter().map(|&named| self.candidates.duplicate_of[named]).collect();
         let least = if ids.len() < 2 * RUN_WORDS_MIN { 2 } else { RUN_WORDS_MIN };
         let (mut runs, mut start): (Vec<Run>, usize) = (Vec::new(), 0);
         while start + 1 < ids.len() {
@@ -264,7 +276,7 @@ impl<'a> Passages<'a> {
                 let len = pairs.take_while(|(id, (word, _))| **id == Some(*word)).count();
                 Run { start, len, chunk, at }
             };
-            let rank = |run: &Run| (run.len, Some(run.chunk) == named, Some(run.chunk) == before);
+            let rank = |run: &Run| (run.len, named.contains(&run.chunk), Some(run.chunk) == before);
             let best = places
                 .iter()
                 .map(run)
@@ -280,8 +292,8 @@ impl<'a> Passages<'a> {
         Ok(runs)
     }
 
-    /// Returns the runs of one chunk, and between them, before and after them, words that are too short a row for a
-    /// run of their own: they stand in the chunk where the quotation has them, beside words that were altered.
+    /// Returns the runs of one chunk, and the single words beside altered ones that match in place but are too few for
+    /// a run.
     fn with_words_between(&self, ids: &[Option<u32>], runs: &[Run], chunk: usize) -> Vec<Run> {
         let words = &self.words[chunk];
         let mut kept: Vec<Run> = Vec::new();
@@ -297,6 +309,8 @@ impl<'a> Passages<'a> {
             let first = at.unwrap_or_else(|| last.saturating_sub(reach));
             let last = if at.is_some() { last.min(first.saturating_add(reach)) } else { last };
             let mut place = first;
+            // In a long row of other words, single ones match by chance, and looking for them takes long.
+            let end = if end - next > ALTERED_ROW_MAX { next } else { end };
             for (start, id) in ids.iter().enumerate().take(end).skip(next) {
                 let between = words.get(place..last).unwrap_or_default();
                 if let Some(found) = between.iter().position(|(word, _)| Some(*word) == *id) {

@@ -69,8 +69,8 @@ pub struct SentenceScores {
     reading: Reading,
     /// The results of [`Self::best_keys`], by unit.
     best_keys: RefCell<HashMap<usize, Rc<[usize]>>>,
-    /// The results of [`Self::word_similarities`], by unit.
-    word_similarities: RefCell<HashMap<usize, Rc<Array2<f32>>>>,
+    /// The results of [`Self::most_similar_words`], by unit.
+    most_similar_words: RefCell<HashMap<usize, Rc<[(f32, usize)]>>>,
 }
 
 /// A word of the answer.
@@ -194,7 +194,7 @@ pub(super) fn score(
         similarity,
         reading,
         best_keys: RefCell::default(),
-        word_similarities: RefCell::default(),
+        most_similar_words: RefCell::default(),
     };
     scores.traces = trace::terms(candidates, &scores);
     Ok(scores)
@@ -340,11 +340,16 @@ impl SentenceScores {
         found
     }
 
-    /// Returns `[word, word of the unit]`, how similar the words are: an estimate of the cosine of the means of
-    /// their tokens' vectors. Returns `None` if the model's logits have no fixed scale.
-    pub(super) fn word_similarities(&self, candidates: &Candidates, unit: usize) -> Option<Rc<Array2<f32>>> {
+    /// Returns `[word]`, the word of the unit that is most similar to each word of the sentence, and their similarity:
+    /// an estimate of the cosine of the means of their tokens' vectors; -1 if the unit has no word. Returns `None` if
+    /// the model's logits have no fixed scale.
+    pub(super) fn most_similar_words(
+        &self,
+        candidates: &Candidates,
+        unit: usize,
+    ) -> Option<Rc<[(f32, usize)]>> {
         self.similarity.as_ref()?;
-        if let Some(found) = self.word_similarities.borrow().get(&unit) {
+        if let Some(found) = self.most_similar_words.borrow().get(&unit) {
             return Some(Rc::clone(found));
         }
         let logits = self.logits(candidates, unit);
@@ -354,19 +359,22 @@ impl SentenceScores {
                 keys[word].push(key);
             }
         }
-        let mut found = Array2::from_elem((self.terms.len(), keys.len()), -1.0);
-        for ((term, word), similarity) in found.indexed_iter_mut() {
-            let (tokens, keys) = (self.terms[term].tokens.range(), &keys[word]);
-            if keys.is_empty() {
-                continue;
+        let most_similar = |term: &AnswerTerm| {
+            let tokens = term.tokens.range();
+            let mut best = (-1.0, 0);
+            for (word, keys) in keys.iter().enumerate().filter(|(_, keys)| !keys.is_empty()) {
+                let pairs = tokens.clone().flat_map(|token| keys.iter().map(move |&key| (token, key)));
+                let mean = pairs.map(|(token, key)| logits[[token, key]]).sum::<f32>()
+                    / (tokens.len() * keys.len()) as f32;
+                let similarity = mean / (length_of_mean(tokens.len()) * length_of_mean(keys.len()));
+                if similarity > best.0 {
+                    best = (similarity, word);
+                }
             }
-            let pairs = tokens.clone().flat_map(|token| keys.iter().map(move |&key| (token, key)));
-            let mean = pairs.map(|(token, key)| logits[[token, key]]).sum::<f32>()
-                / (tokens.len() * keys.len()) as f32;
-            *similarity = mean / (length_of_mean(tokens.len()) * length_of_mean(keys.len()));
-        }
-        let found = Rc::new(found);
-        self.word_similarities.borrow_mut().insert(unit, Rc::clone(&found));
+            best
+        };
+        let found: Rc<[(f32, usize)]> = self.terms.iter().map(most_similar).collect();
+        self.most_similar_words.borrow_mut().insert(unit, Rc::clone(&found));
         Some(found)
     }
 

@@ -24,7 +24,7 @@ const COMPLETE_EVIDENCE_MIN: f32 = 0.99;
 /// that the weights were fitted on has enough such parts.
 const ROLES_FACTOR: f32 = 0.3;
 
-/// The factor for the probability of a part that says something more than its sources. A rule, too.
+/// The factor for the probability of a part that says something more than its sources; a rule, too, and not fitted.
 const ADDITION_FACTOR: f32 = 0.6;
 
 /// What the sources say of a part.
@@ -148,10 +148,10 @@ pub(super) fn probability(judgement: &Judgement) -> f32 {
         () if is_copied => COPIED.probability(features),
         // The same words in another order, such as in the passive.
         () if is_gathered && is_complete(features) => {
-            COPIED.probability(features).max(TOLD.probability(features))
+            COPIED.probability(features).max(PARAPHRASED.probability(features))
         }
         () if is_gathered => COPIED.probability(features),
-        () => TOLD.probability(features),
+        () => PARAPHRASED.probability(features),
     };
     let roles_differ = judgement.conflicts.iter().any(|conflict| conflict.kind == ConflictKind::Roles);
     let factor = match () {
@@ -190,7 +190,7 @@ struct Weights {
 }
 
 /// The weights for parts that tell in other words what their sources say.
-const TOLD: Weights = Weights {
+const PARAPHRASED: Weights = Weights {
     bias: -1.697,
     of: &[
         (Feature::SimilarityMean, 3.736),
