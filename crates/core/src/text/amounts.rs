@@ -23,7 +23,7 @@ const UNITS: [(&[&str], &str, f64); 33] = [
     (&["mile", "miles"], "m", 1609.344),
     (&["sqm"], "m²", 1.0),
     (&["ha", "hectare", "hectares"], "m²", 10_000.0),
-    (&["acre", "acres"], "m²", 4046.856_422_4),
+    (&["acre", "acres"], "m²", 4_046.856_422_4),
     (&["ml", "millilitre", "millilitres", "milliliter", "milliliters"], "l", 0.001),
     (&["l", "litre", "litres", "liter", "liters"], "l", 1.0),
     (&["mg", "milligram", "milligrams"], "g", 0.001),

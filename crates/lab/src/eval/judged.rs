@@ -16,7 +16,7 @@ use thresher_core::pipeline::clock::Clock;
 
 use super::attribution::{attribute_span, request};
 use super::data::LabelledChunk;
-use super::estimate::{Estimate, auroc, bootstrap_mean, wilson_proportion};
+use super::estimate::{Estimate, auroc, bootstrap_mean};
 use super::report::cell;
 
 /// The share of false rows that may be accepted while the recall of true rows is measured.
@@ -119,15 +119,6 @@ pub struct Bin {
     pub share: f64,
     /// The number of its rows.
     pub rows: usize,
-}
-
-impl Bin {
-    /// Returns the 95 % interval of the share of true rows.
-    pub(super) fn interval(&self) -> [f64; 2] {
-        let positives = (self.share * self.rows as f64).round() as usize;
-        let values: Vec<f64> = (0..self.rows).map(|row| f64::from(u8::from(row < positives))).collect();
-        wilson_proportion(&values).interval
-    }
 }
 
 /// Judges all claims.

@@ -266,6 +266,7 @@ mod plot {
     use plotters::prelude::*;
 
     use super::{MethodReport, Report};
+    use crate::eval::estimate::wilson_proportion;
     use crate::eval::judged::{Bin, JudgedReport};
 
     /// Width and height of a panel, in pixels.
@@ -307,13 +308,20 @@ mod plot {
         chart.draw_series(LineSeries::new([(0.0, 0.0), (1.0, 1.0)], BLACK.mix(0.3)))?;
         let color = Palette99::pick(0).to_rgba();
         let interval = |bin: &Bin| {
-            let [low, high] = bin.interval();
+            let [low, high] = interval_of(bin);
             PathElement::new([(bin.value, low), (bin.value, high)], color.stroke_width(1))
         };
         chart.draw_series(judged.bins.iter().map(interval))?;
         let point = |bin: &Bin| Circle::new((bin.value, bin.share), 3, color.filled());
         chart.draw_series(judged.bins.iter().map(point))?;
         Ok(())
+    }
+
+    /// Returns the 95 % interval of the share of true rows.
+    fn interval_of(bin: &Bin) -> [f64; 2] {
+        let positives = (bin.share * bin.rows as f64).round() as usize;
+        let values: Vec<f64> = (0..bin.rows).map(|row| f64::from(u8::from(row < positives))).collect();
+        wilson_proportion(&values).interval
     }
 
     fn draw_kept(panel: &DrawingArea<SVGBackend, Shift>, report: &Report) -> Result<()> {

@@ -45,6 +45,9 @@ pub(super) struct AnswerSentence<'a> {
     pub cuts: &'a [usize],
 }
 
+/// `[word]`: the similarity of the most similar word of a unit, and the index of that word in the unit.
+type MostSimilarWords = Rc<[(f32, usize)]>;
+
 /// A scored sentence of the answer. *Evidence* of a token for a segment (a chunk or a unit) is the token's
 /// RC, in units of a raw logit, plus a bonus if the segment contains the same word. The bonus is the mean over
 /// tokens of their largest RC, times the weight of the token.
@@ -70,7 +73,7 @@ pub struct SentenceScores {
     /// The results of [`Self::best_keys`], by unit.
     best_keys: RefCell<HashMap<usize, Rc<[usize]>>>,
     /// The results of [`Self::most_similar_words`], by unit.
-    most_similar_words: RefCell<HashMap<usize, Rc<[(f32, usize)]>>>,
+    most_similar_words: RefCell<HashMap<usize, MostSimilarWords>>,
 }
 
 /// A word of the answer.
@@ -373,7 +376,7 @@ impl SentenceScores {
             }
             best
         };
-        let found: Rc<[(f32, usize)]> = self.terms.iter().map(most_similar).collect();
+        let found: MostSimilarWords = self.terms.iter().map(most_similar).collect();
         self.most_similar_words.borrow_mut().insert(unit, Rc::clone(&found));
         Some(found)
     }
