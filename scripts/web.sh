@@ -66,6 +66,8 @@ start() {
 "$binary" export "$decoder" --out "$data/decoder" >/dev/null
 LAYERS=all start decoder 28090 "$data/decoder"
 start default 28080 "$model"
+# The Python client and its packages, which `make test` installs: a copied program imports it.
+export THRESHER_PYTHONPATH=$root/clients/python/src:$root/models/.cache/frameworks
 export THRESHER_URL=http://127.0.0.1:28080 THRESHER_ADMIN_URL=http://127.0.0.1:28081 THRESHER_DECODER_URL=http://127.0.0.1:28090
 if [ -n "$screenshots" ]; then
   npm run --silent screenshots -- "$screenshots"

@@ -1,4 +1,5 @@
 import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
 import { open, openExample, pageTest, questionWord, setChunks, setup, until } from "./browser.mjs";
 
 const state = setup();
@@ -270,6 +271,34 @@ pageTest(
   },
   { context: { permissions: ["clipboard-read", "clipboard-write"] } },
 );
+
+/** Runs a program that is given on the standard input, and returns what it prints. */
+function output(command, program, env = {}) {
+  const [name, ...args] = command;
+  return execFileSync(name, args, { input: program, env: { ...process.env, ...env }, encoding: "utf8", timeout: 60_000 });
+}
+
+pageTest(state, "the copied programs run as they are, and print the context of the page", async (page, { api }) => {
+  await openExample(page, api, "compress", "An incident");
+  const kept = (await context(page)).replace(/\s+/g, " ").trim();
+  const copied = async (language) => {
+    await page.locator(".copy-as").getByRole("button", { name: language }).click();
+    await page.getByText(`Copied as ${language}.`).waitFor();
+    // The browser knows the daemon by another port.
+    return (await page.locator(".snippet").innerText()).replaceAll(new URL(api).origin, process.env.THRESHER_URL);
+  };
+  const check = (language, printed) => assert.equal(printed.replace(/\s+/g, " ").trim(), kept, language);
+  check("curl", JSON.parse(output(["bash"], await copied("curl"))).context);
+  check("TypeScript", output(["node", "--input-type=module", "-"], await copied("TypeScript")));
+  const env = { PYTHONPATH: process.env.THRESHER_PYTHONPATH };
+  try {
+    output(["python3", "-"], "import thresher_client", env);
+  } catch {
+    console.log("the packages of the Python client are not installed: its program was not run");
+    return;
+  }
+  check("Python", output(["python3", "-"], await copied("Python"), env));
+});
 
 pageTest(state, "offsets are right in any script", async (page, { api }) => {
   const text = "🚢🚢 Naïve 東京 sailors know: the ferry passes under the Halden Bridge. 😀 The weather was fine that year.";
