@@ -173,6 +173,10 @@ fn may_be_abbreviation(word: &str) -> bool {
 /// Returns whether `word` numbers a list item, such as `1.`, `2.3.`, `IV.` or `a.`, at the start of the
 /// sentence or after a colon or a semicolon.
 fn is_enumerator(rest: &str, word: &str) -> bool {
+    // The minutes of a time, such as `18:25.`
+    if rest.strip_suffix(':').is_some_and(|hours| hours.ends_with(|c: char| c.is_ascii_digit())) {
+        return false;
+    }
     let rest = rest.trim_end_matches(|c: char| {
         c.is_whitespace() || matches!(c, '(' | '[' | '*' | '_' | '#' | '>' | '-' | '•')
     });

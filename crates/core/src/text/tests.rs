@@ -146,6 +146,7 @@ fn numbers_names_and_marks() {
     );
     check("mail", "Write to a.b@c.org. Thanks.", &["Write to a.b@c.org.", "Thanks."]);
     check("numbers of items", "Steps: 1. Mix it. 2. Bake it.", &["Steps: 1. Mix it.", "2. Bake it."]);
+    check("a time", "It leaves at 18:25. Have a good trip.", &["It leaves at 18:25.", "Have a good trip."]);
     check("item number", "1. First item. Then more.", &["1. First item.", "Then more."]);
     check("section number", "2.3. Results are good. IV. Others.", &["2.3. Results are good.", "IV. Others."]);
     check(
