@@ -181,7 +181,7 @@ fn coverage(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let calibration = rankings.calibration((&model.name, &model.fingerprint), pipeline.estimator(), data)?;
     if rankings.without_evidence > 0 {
         super::print(format_args!(
-            "{} rows are left out: their evidence is not in their chunks",
+            "rows left out, because their evidence is not in their chunks: {}",
             rankings.without_evidence
         ));
     }

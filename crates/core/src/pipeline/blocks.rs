@@ -4,7 +4,7 @@
 
 use std::cell::OnceCell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -32,7 +32,7 @@ const CLAIMS_IN_ORDER: usize = 8;
 /// How many windows a worker has at most, that it reads and that wait for it, and the tokens of a window that
 /// [`Reader::time_to_end`] estimates, and their bytes: most chunks are shorter than the windows of models with long
 /// ones.
-const WINDOWS_PER_WORKER: usize = 3;
+const WINDOWS_PER_WORKER: u32 = 3;
 const WINDOW_TOKENS_USUAL_MAX: usize = 512;
 const BYTES_PER_TOKEN: usize = 4;
 
@@ -82,12 +82,12 @@ pub struct Reader {
 }
 
 /// Which chunks a request needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wanted {
+#[derive(Debug, Clone, Copy)]
+enum Wanted<'a> {
     /// All of them. They are read in the order that takes the least time.
     All,
-    /// As many of the first ones as there is time for.
-    InOrder,
+    /// As many of the first ones as there is time for. `ended` is set once there is no time for another one.
+    InOrder { ended: &'a AtomicBool },
 }
 
 /// The size of one token, in bytes.
@@ -163,8 +163,14 @@ impl Reader {
         limits: &RequestLimits,
         (cancel, until): (&Cancel, Instant),
     ) -> Result<(Vec<Option<Block>>, Sources), PipelineError> {
-        let until = cancel.until(until);
-        let (found, sources) = self.found_blocks(chunks, None, limits, (&until, Wanted::InOrder))?;
+        let ended = Arc::new(AtomicBool::new(false));
+        let goes_on = {
+            let (ended, cancel) = (Arc::clone(&ended), cancel.clone());
+            Arc::new(move || !ended.load(Ordering::Relaxed) && cancel.go_on())
+        };
+        let until = cancel.until(until).while_wanted(goes_on);
+        let wanted = Wanted::InOrder { ended: &ended };
+        let (found, sources) = self.found_blocks(chunks, None, limits, (&until, wanted))?;
         cancel.check()?;
         let tokens = found.iter().flatten().map(Block::tokens).sum();
         limits.check_tokens(tokens, self.token_bytes.encoded)?;
@@ -174,9 +180,14 @@ impl Reader {
     /// Returns the estimated time that the model needs to end its work: for the windows that it reads and those that
     /// wait in its queue. It is zero until the model's speed has been measured.
     pub fn time_to_end(&self) -> Duration {
+        WINDOWS_PER_WORKER * self.window_time()
+    }
+
+    /// Returns the estimated time for one window. It is zero until the model's speed has been measured.
+    fn window_time(&self) -> Duration {
         let window = self.model.info().window_tokens_max.min(WINDOW_TOKENS_USUAL_MAX) * BYTES_PER_TOKEN;
         let workers = std::thread::available_parallelism().map_or(1, usize::from);
-        self.load.time_of_one(window * WINDOWS_PER_WORKER * workers)
+        self.load.time_of_one(window * workers)
     }
 
     /// Returns the blocks of chunks that the caller has tokenized. A cached block with other numbers of
@@ -218,7 +229,7 @@ impl Reader {
         chunks: &[Arc<Chunk>],
         expected: Option<&[TokenCounts]>,
         limits: &RequestLimits,
-        (cancel, wanted): (&Cancel, Wanted),
+        (cancel, wanted): (&Cancel, Wanted<'_>),
     ) -> Result<(Vec<Option<Block>>, Sources), PipelineError> {
         let spent_before = cancel.spent();
         let keys: Vec<BlockKey> = chunks.par_iter().with_min_len(64).map(|chunk| self.key(chunk)).collect();
@@ -267,7 +278,7 @@ impl Reader {
         unread: Unread,
         ongoing: &OnceCell<OngoingRead<'a>>,
         limits: &RequestLimits,
-        (cancel, wanted): (&Cancel, Wanted),
+        (cancel, wanted): (&Cancel, Wanted<'_>),
     ) -> Result<(), PipelineError> {
         let Unread { claims, later, known_tokens } = unread;
         limits.check_tokens(known_tokens, self.token_bytes.encoded)?;
@@ -284,18 +295,23 @@ impl Reader {
             }
             None => {
                 // A request that takes what there is time for is never refused.
-                let time_left = if wanted == Wanted::All { cancel.time_left() } else { None };
+                let time_left = cancel.time_left().filter(|_| matches!(wanted, Wanted::All));
                 let begun = self.load.begin(&self.tenant, bytes, time_left)?;
                 ongoing.get_or_init(|| begun)
             }
         };
-        if wanted == Wanted::All {
+        let Wanted::InOrder { ended } = wanted else {
             return self
                 .read_claims(chunks, (claims, known_tokens), ongoing, limits, (cancel, wanted))
                 .map(drop);
-        }
+        };
         let mut known_tokens = known_tokens;
         for claims in claims.chunks(CLAIMS_IN_ORDER) {
+            // A window that cannot end in time would take the time of scoring the cached chunks.
+            if cancel.time_left().is_some_and(|left| left < self.window_time()) {
+                ended.store(true, Ordering::Relaxed);
+                return Ok(());
+            }
             let read = self.read_claims(chunks, (claims, known_tokens), ongoing, limits, (cancel, wanted));
             match read {
                 Err(PipelineError::DeadlineExceeded) => return Ok(()),
@@ -312,7 +328,7 @@ impl Reader {
         (claims, known_tokens): (&[Claim], usize),
         ongoing: &OngoingRead,
         limits: &RequestLimits,
-        (cancel, wanted): (&Cancel, Wanted),
+        (cancel, wanted): (&Cancel, Wanted<'_>),
     ) -> Result<usize, PipelineError> {
         let text_bytes = |claim: &Claim| chunks[claim.index()].text.len();
         let passages = self.passages(chunks, claims, known_tokens, limits, cancel)?;
@@ -329,7 +345,7 @@ impl Reader {
         // waits long for it. The windows of a chunk follow each other, so that only a few chunks are in
         // memory as f32 values at a time.
         let mut order: Vec<usize> = (0..passages.len()).collect();
-        if wanted == Wanted::All {
+        if matches!(wanted, Wanted::All) {
             order.sort_by_key(|&i| std::cmp::Reverse(passages[i].ids.len()));
         }
         let windows_of = |i: usize| {
@@ -492,8 +508,13 @@ mod tests {
             let spend =
                 move || left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok();
             let cancel = Cancel::default().while_wanted(Arc::new(spend));
-            let found =
-                reader.found_blocks(&chunks, None, &RequestLimits::default(), (&cancel, Wanted::InOrder));
+            let ended = AtomicBool::new(false);
+            let found = reader.found_blocks(
+                &chunks,
+                None,
+                &RequestLimits::default(),
+                (&cancel, Wanted::InOrder { ended: &ended }),
+            );
             match found {
                 Ok((found, _)) => found.iter().map(Option::is_some).collect(),
                 // The caller of `found_blocks` says what a lack of time is; here it is a caller who has left.

@@ -58,7 +58,7 @@ pub struct Calibration {
 #[derive(Debug, Error)]
 pub enum CalibrationError {
     /// The file cannot be read or written.
-    #[error("{}: {cause}", file.display())]
+    #[error("cannot read or write the calibration {} (coverage.file): {cause}", file.display())]
     File {
         /// The file.
         file: PathBuf,

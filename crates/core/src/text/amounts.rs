@@ -133,7 +133,7 @@ fn amount(text: &str, terms: &[Term], at: usize) -> Option<Amount> {
         return None;
     }
     let Ok(value) = term.folded.parse::<f64>() else { return in_order(terms, at) };
-    if is_clock(text, terms, at) {
+    if is_clock(text, terms, at) || is_in_date(text, term) {
         return None;
     }
     let named = symbol_after(text, term)
@@ -163,6 +163,11 @@ fn in_order(terms: &[Term], at: usize) -> Option<Amount> {
     }
     let digits = ["st", "nd", "rd", "th"].iter().find_map(|ending| folded.strip_suffix(ending))?;
     let value: f64 = digits.parse().ok()?;
+    let beside = [at.checked_sub(1).and_then(|before| terms.get(before)), terms.get(at + 1)];
+    if beside.into_iter().flatten().any(Term::is_calendar) {
+        // The 12th of May is 12 May.
+        return Some(Amount::exact(Measure::Count, value));
+    }
     let is_century = terms.get(at + 1).is_some_and(|next| ["century", "centuries"].contains(&&*next.folded));
     Some(match is_century {
         true => Amount { measure: Measure::Year, low: 100.0 * (value - 1.0), high: 100.0 * value },
@@ -178,6 +183,17 @@ fn is_clock(text: &str, terms: &[Term], at: usize) -> bool {
     let after = text[end..].strip_prefix(':').is_some_and(|after| is_digit(after.chars().next()));
     let next = terms.get(at + 1).filter(|_| is_after(text, terms, at + 1));
     before || after || next.is_some_and(|next| ["am", "pm", "a.m", "p.m", "o'clock"].contains(&&*next.folded))
+}
+
+/// Returns whether a number is part of a date in digits, such as `1931-05-12`, `12/5/1931` or `12.5.1931`: which part is the
+/// day cannot be known, so they are compared as words.
+fn is_in_date(text: &str, term: &Term) -> bool {
+    let is_inside = |c: char| c.is_ascii_digit() || matches!(c, '-' | '/' | '.');
+    let start = text[..term.bytes.start].trim_end_matches(is_inside).len();
+    let rest = &text[term.bytes.end..];
+    let end = term.bytes.end + (rest.len() - rest.trim_start_matches(is_inside).len());
+    let whole = text[start..end].trim_matches(['-', '/', '.']);
+    whole.split(['-', '/', '.']).filter(|part| !part.is_empty()).count() >= 3
 }
 
 /// Returns the unit of an area, such as `km²` or `square kilometres`: a unit of length, and what says that it is squared.
@@ -269,7 +285,8 @@ mod tests {
         let measures: Vec<Measure> =
             amounts("In 2019 $12 million").iter().map(|amount| amount.measure).collect();
         assert_eq!(measures, [Measure::Year, Measure::Unit("$")]);
-        assert_eq!(amounts("B12 and no number, %; at 5 pm, 17:00"), []);
+        assert_eq!(amounts("B12 and no number, %; at 5 pm, 17:00, on 1931-05-12, 12/5/1931"), []);
+        check("on 12th May", Measure::Count, 12.0, 12.0);
     }
 
     #[test]

@@ -319,7 +319,8 @@ impl Rankings {
                     let needed = rows_needed(promised);
                     let _ = writeln!(
                         out,
-                        "{promised:>9} needs at least {needed} rows, and a quarter more to be measured"
+                        "{promised:>9} can be used from {needed} rows on, and measured from {} rows on",
+                        (needed * FOLDS).div_ceil(FOLDS - 1)
                     );
                 }
             }

@@ -179,7 +179,7 @@ pub(super) fn attribute(
         Some(judgement) => verdict::probability(judgement),
         None => support.value(),
     };
-    let verdict = Verdict::of(value, support.mean, judgement.as_ref());
+    let verdict = Verdict::of(value, support.mean, support.number_missing, judgement.as_ref());
     if !verdict.is_cited() {
         sources.iter_mut().for_each(|source| (source.cited, source.tied) = (false, false));
     }

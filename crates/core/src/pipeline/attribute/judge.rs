@@ -282,7 +282,15 @@ impl Compared<'_> {
                 found += 1.0;
             } else if let Some(&(unit, other, _)) = same.next() {
                 excluded += 1.0;
-                conflicts.push(self.conflict(word.term.bytes, ConflictKind::Number, (unit, other)));
+                let mut conflict = self.conflict(word.term.bytes, ConflictKind::Number, (unit, other));
+                let unit_after = self.claim.get(at + 1).filter(|next| next.term.word.is_unit);
+                conflict.bytes.end = unit_after.map_or(conflict.bytes.end, |next| next.term.bytes.end);
+                let mut after =
+                    self.candidates.words(self.units[unit]).iter().skip_while(|word| *word != other);
+                let unit_after = after.nth(1).filter(|next| next.is_unit);
+                let source = unit_after.map(|next| self.place(unit, next).1.end);
+                conflict.source.end = source.unwrap_or(conflict.source.end);
+                conflicts.push(conflict);
             } else {
                 missing += 1.0;
             }

@@ -108,7 +108,7 @@ pub(super) fn all(
             let passages = Passages::new(candidates, cancel)?;
             for value in values {
                 let whole = ByteRange::new(0, value.text.len());
-                let outcome = passages.check(&value.text, whole, &[], cancel)?;
+                let outcome = passages.check(&value.text, whole, None, cancel)?;
                 found.extend(outcome.map(|outcome| outcome.in_value(value)));
             }
         }
@@ -121,9 +121,10 @@ pub(super) fn all(
             let nexts = quotations.iter().skip(1).map(|next| next.start).chain([answer.len()]);
             for (&bytes, next) in quotations.iter().zip(nexts) {
                 let numbers = markers_after(&answer[bytes.end..next]);
+                let is_named = !numbers.is_empty();
                 let named: Vec<usize> =
                     numbers.into_iter().filter_map(|number| chunk_of(request, number)).collect();
-                found.extend(passages.check(answer, bytes, &named, cancel)?);
+                found.extend(passages.check(answer, bytes, is_named.then_some(&named[..]), cancel)?);
             }
         }
     }
@@ -213,12 +214,12 @@ impl<'a> Passages<'a> {
     }
 
     /// Checks a quotation: the byte range `bytes` of the answer, whose whole text is `answer`. `named` are
-    /// the chunks that the answer names as its sources. Returns `None` if it is too short.
+    /// the chunks that the answer names as its sources, if it names any. Returns `None` if it is too short.
     pub(super) fn check(
         &self,
         answer: &str,
         bytes: ByteRange,
-        named: &[usize],
+        named: Option<&[usize]>,
         cancel: &Cancel,
     ) -> Result<Option<QuoteOutcome>, PipelineError> {
         let quoted = bytes.of(answer);
@@ -227,14 +228,14 @@ impl<'a> Passages<'a> {
             return Ok(None);
         }
         let ids: Vec<Option<u32>> = terms.iter().map(|term| self.candidates.term(&term.folded)).collect();
-        let runs = self.runs(&ids, named, cancel)?;
+        let runs = self.runs(&ids, named.unwrap_or_default(), cancel)?;
         let covered: usize = runs.iter().map(|run| run.len).sum();
         let chunk = self.main_chunk(&runs);
         let of_chunk: usize = runs.iter().filter(|run| Some(run.chunk) == chunk).map(|run| run.len).sum();
         let verdict = match &*runs {
             [run] if run.len == terms.len() => {
                 let is_named = |&named: &usize| self.candidates.duplicate_of[named] == run.chunk;
-                match named.is_empty() || named.iter().any(is_named) {
+                match named.is_none_or(|named| named.iter().any(is_named)) {
                     true => QuoteVerdict::Exact,
                     false => QuoteVerdict::Misattributed,
                 }

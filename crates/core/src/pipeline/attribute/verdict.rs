@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 
 use super::judge::{ConflictKind, Judgement};
 
-/// The support from which on a part counts as supported.
+/// The support from which on a part counts as supported, if the sources have its numbers.
 pub const SUPPORT_MIN: f32 = 0.5;
 
 /// The share of a part's words, by weight, that the sources must have if they support a part of it, or contradict it.
@@ -42,15 +42,24 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Returns the verdict on a part. `support` is its support, and `shared` the mean evidence of its words.
-    pub(super) fn of(support: f32, shared: f32, judgement: Option<&Judgement>) -> Self {
+    /// Returns the verdict on a part. `support` is its support, and `shared` the mean evidence of its words;
+    /// `number_missing` says whether no source has one of its numbers as it stands.
+    pub(super) fn of(support: f32, shared: f32, number_missing: bool, judgement: Option<&Judgement>) -> Self {
+        // However probable: nobody would call a sentence supported beside a number that no source has.
+        let lacks_number = judgement.is_some_and(|judgement| {
+            let of = |feature| judgement.features.get(feature);
+            number_missing && of(Feature::NumbersMissing) + of(Feature::NumbersExcluded) > 0.0
+        });
         let is_contradicted = |judgement: &Judgement| {
             !judgement.conflicts.is_empty() && judgement.features.get(Feature::ConflictBeside) >= SHARED_MIN
         };
         match () {
-            () if support >= SUPPORT_MIN => Self::Supported,
+            () if support >= SUPPORT_MIN && !lacks_number => Self::Supported,
             () if judgement.is_some_and(is_contradicted) => Self::Contradicted,
-            () if shared >= SHARED_MIN || judgement.is_some_and(|judgement| judgement.has_addition) => {
+            () if support >= SUPPORT_MIN
+                || shared >= SHARED_MIN
+                || judgement.is_some_and(|judgement| judgement.has_addition) =>
+            {
                 Self::Partly
             }
             () => Self::NotFound,
