@@ -148,7 +148,7 @@ class Blocking(unittest.TestCase):
         self.assertGreater(supports[0], supports[1])
         (conflict,) = found.parts[1].conflicts
         self.assertEqual((conflict.text, conflict.reason, conflict.chunk), ("330 metres", "number", "2"))
-        self.assertEqual((conflict.source.text, CHUNKS[2].text[conflict.source.start : conflict.source.end]), ("324", "324"))
+        self.assertEqual((conflict.source.text, CHUNKS[2].text[conflict.source.start : conflict.source.end]), ("324 metres", "324 metres"))
         known = (found, *found.parts, conflict, *found.parts[0].sources)
         self.assertTrue(all(not one.extra for one in known), "a field of the response is not in the types")
 
