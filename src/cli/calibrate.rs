@@ -94,8 +94,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
             contract.name
         );
     };
-    let data =
-        sha256_of(&args.questions).with_context(|| format!("cannot read {}", args.questions.display()))?;
+    let data = hash_of_questions(args)?;
     if args.probe && args.rows.is_given() {
         bail!("--rows and --chunks belong to --kv");
     }
@@ -166,11 +165,15 @@ fn save(contract: &Contract, dir: &Path, args: &Args, consequence: &str) -> anyh
     Ok(ExitCode::SUCCESS)
 }
 
+/// Returns the SHA-256 of the file with the questions, by which a calibration names its data.
+fn hash_of_questions(args: &Args) -> anyhow::Result<String> {
+    sha256_of(&args.questions).with_context(|| format!("cannot read {}", args.questions.display()))
+}
+
 /// Finds the limits of budgets that promise a coverage, and writes them to a file of their own: they belong to the questions more than to
 /// the model.
 fn coverage(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
-    let data =
-        sha256_of(&args.questions).with_context(|| format!("cannot read {}", args.questions.display()))?;
+    let data = hash_of_questions(args)?;
     // An earlier calibration has no influence on the new one, and may be of another model.
     let mut own = config.clone();
     own.coverage.file = PathBuf::new();

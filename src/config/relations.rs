@@ -3,6 +3,7 @@
 
 use axum::http::uri::Authority;
 use thresher_core::pipeline::select::Auto;
+use thresher_core::pipeline::validate::MISSED_MAX_RANGE;
 use tokio::sync::Semaphore;
 
 use super::{Config, ConfigError};
@@ -189,7 +190,7 @@ impl Config {
             ));
         }
         let missed_max = self.answerable.missed_max;
-        if !(0.01..=0.5).contains(&missed_max) {
+        if !MISSED_MAX_RANGE.contains(&missed_max) {
             return Some(format!("answerable.missed_max is {missed_max}; it must be from 0.01 to 0.5"));
         }
         let (default, max) = (registry.candidate_count_default, registry.candidate_count_max);

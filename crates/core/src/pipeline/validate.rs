@@ -2,6 +2,7 @@
 //! value and the limit, and says what to change.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -389,12 +390,15 @@ pub fn check(request: &CompressRequest, limits: &RequestLimits) -> Result<(), In
     check_budget(request.budget)
 }
 
+/// The shares of answerable questions that a caller can allow to be missed: for these, the least probability is known.
+pub const MISSED_MAX_RANGE: RangeInclusive<f64> = 0.01..=0.5;
+
 /// Checks the share of answerable questions that may be missed.
 ///
 /// # Errors
 /// Returns [`InvalidRequest::MissedOutOfRange`].
 pub fn check_missed(missed_max: f64) -> Result<(), InvalidRequest> {
-    match (0.01..=0.5).contains(&missed_max) {
+    match MISSED_MAX_RANGE.contains(&missed_max) {
         true => Ok(()),
         false => Err(InvalidRequest::MissedOutOfRange { missed_max }),
     }

@@ -255,6 +255,11 @@ impl Compared<'_> {
         Conflict { bytes, kind, chunk, source }
     }
 
+    /// Whether a unit has a word of the part, in this form or as an equal number.
+    fn units_have(&self, term: &AnswerTerm) -> bool {
+        self.units.iter().any(|&unit| term.is_in(|id| self.candidates.unit_has(unit, id)))
+    }
+
     fn mean_similarity(&self) -> f32 {
         let weight_of = |word: &Aligned| if word.term.is_content { 1.0 } else { FUNCTION_WORD_FACTOR };
         let weight: f32 = self.claim.iter().map(weight_of).sum();
@@ -271,14 +276,12 @@ impl Compared<'_> {
         of_units.sort_by_cached_key(|(.., other)| of_part.iter().any(|amount| amount.agrees_with(other)));
         for (at, word) in self.claim.iter().enumerate() {
             let Some(amount) = word.term.word.amount else { continue };
-            let is_there =
-                self.units.iter().any(|&unit| word.term.is_in(|id| self.candidates.unit_has(unit, id)));
             let limit = self.claim[at.saturating_sub(LIMIT_REACH_WORDS)..at]
                 .iter()
                 .rev()
                 .find_map(|w| w.term.word.limits());
             let mut same = of_units.iter().filter(|(.., other)| amount.is_comparable_with(other));
-            if is_there || same.clone().any(|(.., other)| is_met(&amount, limit, other)) {
+            if self.units_have(word.term) || same.clone().any(|(.., other)| is_met(&amount, limit, other)) {
                 found += 1.0;
             } else if let Some(&(unit, other, _)) = same.next() {
                 excluded += 1.0;
@@ -380,11 +383,9 @@ impl Compared<'_> {
 
     /// How many words of the part the units do not have, but have in other words.
     fn paraphrased(&self) -> f32 {
-        let is_there = |term: &AnswerTerm| {
-            self.units.iter().any(|&unit| term.is_in(|id| self.candidates.unit_has(unit, id)))
+        let is_paraphrased = |word: &&Aligned| {
+            word.term.is_content && word.similarity >= SIMILAR_MIN && !self.units_have(word.term)
         };
-        let is_paraphrased =
-            |word: &&Aligned| word.term.is_content && word.similarity >= SIMILAR_MIN && !is_there(word.term);
         self.claim.iter().filter(is_paraphrased).count() as f32
     }
 
