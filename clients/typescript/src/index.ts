@@ -1,0 +1,21 @@
+/** The client of Thresher. Adapters are separate modules: `thresher-client/ai-sdk` and `thresher-client/langchain`. */
+
+export { Client } from "./client.js";
+export {
+  AnswerInvalidError,
+  ApiError,
+  AuthenticationError,
+  ConnectionFailedError,
+  DeadlineExceededError,
+  NotFoundError,
+  OverloadedError,
+  RequestInvalidError,
+  ServerError,
+  ThresherError,
+  TimedOutError,
+  UnavailableError,
+} from "./errors.js";
+export type { Retries } from "./retry.js";
+export type { AttributionStream, Deltas } from "./stream.js";
+export type { CallOptions, ClientOptions } from "./transport.js";
+export type * from "./types.js";
