@@ -129,6 +129,16 @@ class WhatIsRepeated(BothClients):
         with self.assertRaises(ValueError):
             Retries(retry_after_count_max=-1)
 
+    def test_refusals_with_retry_after_are_repeated_until_the_deadline(self) -> None:
+        now = error(503, "not_ready", Retry_After="0")
+        soon = Retries(wait_s_min=0.0, wait_s_max=0.0)
+        self.check(*[now] * 60, GOOD, times=61, retries=soon)
+        # The deadline ends the repetitions, and the error is that of the daemon.
+        with ScriptedServer(error(429, "overloaded", Retry_After="0.2")) as server, Client(server.url, timeout_s=1.0) as client:
+            with self.assertRaises((OverloadedError, TimedOutError)):
+                client.models()
+            self.assertIn(len(server.requests), range(2, 7))
+
     def test_waits_grow_to_a_limit_and_are_random(self) -> None:
         retries = Retries(count_max=9, wait_s_min=0.1, wait_s_max=1.0)
         for attempt, doubled in [(1, 0.1), (2, 0.2), (4, 0.8), (5, 1.0), (1000, 1.0)]:
@@ -185,6 +195,11 @@ class Errors(BothClients):
         )
         self.assertEqual(str(raised), "budget_impossible: too little (at budget)")
         self.assertEqual(raised.request.url.path, "/v1/models")
+        self.assertIsNone(raised.request_id)
+
+    def test_an_error_has_the_id_of_the_request(self) -> None:
+        raised = self.check(error(500, "internal", x_request_id="req_1"), times=1, raises=ServerError)
+        self.assertEqual(raised.request_id, "req_1")
 
     def test_an_error_survives_pickling(self) -> None:
         raised = self.check(error(429, "overloaded", Retry_After="60"), times=1, raises=OverloadedError, timeout_s=30.0)

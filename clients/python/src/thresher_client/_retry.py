@@ -34,14 +34,14 @@ class Retries:
     """
     wait_s_max: float = 5.0
     """Longest wait in seconds. A `Retry-After` header can ask for a longer one."""
-    retry_after_count_max: int = 20
-    """Retries after answers with a `Retry-After` header, in addition to `count_max` others. There can be many of them, because
-    the header only estimates when the daemon will have finished its current work, and other refused clients retry at the same
-    time. Most calls reach `timeout_s` first.
+    retry_after_count_max: int | None = None
+    """Retries after answers with a `Retry-After` header, in addition to `count_max` others; None (default) for as many as
+    `timeout_s` allows. There can be many of them, because the header only estimates when the daemon will have finished its
+    current work, and other refused clients retry at the same time.
     """
 
     def __post_init__(self) -> None:
-        if self.count_max < 0 or self.retry_after_count_max < 0 or not 0 <= self.wait_s_min <= self.wait_s_max:
+        if self.count_max < 0 or (self.retry_after_count_max or 0) < 0 or not 0 <= self.wait_s_min <= self.wait_s_max:
             raise ValueError(f"{self}: counts must be at least 0, and 0 <= wait_s_min <= wait_s_max")
 
     def wait_s(self, retry: int, retry_after_s: float | None) -> float:
@@ -104,7 +104,8 @@ def attempts(
         else:
             retry_after_failures += 1
         can_retry = retries.count_max > 0 and _is_retryable(outcome, error)
-        if not can_retry or failures > retries.count_max or retry_after_failures > retries.retry_after_count_max:
+        has_all = retries.retry_after_count_max is not None and retry_after_failures > retries.retry_after_count_max
+        if not can_retry or failures > retries.count_max or has_all:
             raise error from _cause(outcome, error)
         wait_s = retries.wait_s(failures + retry_after_failures, retry_after_s)
         # No time would be left after the wait, and this error says more about the cause than a timeout would.

@@ -189,6 +189,11 @@ class ApiError(ThresherError):
         self.response = response
 
     @property
+    def request_id(self) -> str | None:
+        """The header `x-request-id` of the answer, by which the daemon's log names the request; None if there is no such header."""
+        return None if self.response is None else self.response.headers.get("x-request-id")
+
+    @property
     def retry_after_s(self) -> float | None:
         """Seconds after which to retry, from the `Retry-After` header; None if the answer has no such header."""
         return None if self.response is None else retry_after_s(self.response)

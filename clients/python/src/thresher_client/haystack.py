@@ -1,21 +1,23 @@
-"""Adapter for Haystack: a component that takes documents and returns documents."""
+"""Adapters for Haystack: a component that compresses documents, and one that attributes replies."""
 
 from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 try:
     from haystack import Document, component, default_from_dict, default_to_dict
+    from haystack.dataclasses import ChatMessage
     from haystack.utils import Secret, deserialize_secrets_inplace
 except ImportError as error:
     raise ImportError("the Haystack adapter needs: pip install 'thresher-client[haystack]'") from error
 
 from ._passages import Clients, Mode, OnFailure, Options, Outcome, Passage, title_of
+from ._verdicts import Attributing, OnMissing
 from .types import Budget, Granularity, Order, Tokenizer
 
-__all__ = ["ThresherCompressor"]
+__all__ = ["ThresherAttributor", "ThresherCompressor"]
 
 
 @component
@@ -118,7 +120,91 @@ class ThresherCompressor:
         return self._clients
 
     def _passages(self, documents: list[Document]) -> list[Passage]:
-        return [Passage(document.content or "", title_of(document.meta, self.title_key)) for document in documents]
+        return _passages(documents, self.title_key)
+
+
+@component
+class ThresherAttributor:
+    """Attributes the replies of a generator to the documents that it has read.
+
+    Each of `attributions` has `parts` of the reply, each with its `verdict`, `support`, `conflicts` and `sources`, whose `index` is the
+    position of a document; and `quotes`. With `on_error="none"`, an attribution is None if the daemon fails.
+    """
+
+    def __init__(
+        self,
+        base_url: Optional[str] = None,
+        api_key: Optional[Secret] = Secret.from_env_var("THRESHER_API_KEY", strict=False),
+        *,
+        sources_max: Optional[int] = None,
+        on_error: OnMissing = "raise",
+        deadline_ms: Optional[int] = None,
+        title_key: Optional[str] = "title",
+        timeout_s: float = 60.0,
+    ) -> None:
+        self.base_url = base_url
+        self.api_key = api_key
+        self.sources_max = sources_max
+        self.on_error = on_error
+        self.deadline_ms = deadline_ms
+        self.title_key = title_key
+        self.timeout_s = timeout_s
+        self._attributing = Attributing(on_error, sources_max, deadline_ms)
+        self._clients: Optional[Clients] = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the component as a dict, for saved pipelines.
+
+        Raises a `ValueError` if the key was passed as a token, because it must not be saved.
+        """
+        return default_to_dict(
+            self,
+            base_url=self.base_url,
+            api_key=None if self.api_key is None else self.api_key.to_dict(),
+            sources_max=self.sources_max,
+            on_error=self.on_error,
+            deadline_ms=self.deadline_ms,
+            title_key=self.title_key,
+            timeout_s=self.timeout_s,
+        )
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ThresherAttributor:
+        """Creates the component from a dict that `to_dict` returned."""
+        deserialize_secrets_inplace(data["init_parameters"], keys=["api_key"])
+        loaded: ThresherAttributor = default_from_dict(cls, data)
+        return loaded
+
+    @component.output_types(attributions=list[Optional[dict[str, Any]]])
+    def run(
+        self, replies: Union[list[str], list[ChatMessage]], documents: list[Document]
+    ) -> dict[str, list[Optional[dict[str, Any]]]]:
+        """Returns the attribution of each reply, in their order."""
+        client, passages = self._get_clients().blocking, _passages(documents, self.title_key)
+        return {"attributions": [self._attributing.attribute(client, _text(reply), passages) for reply in replies]}
+
+    @component.output_types(attributions=list[Optional[dict[str, Any]]])
+    async def run_async(
+        self, replies: Union[list[str], list[ChatMessage]], documents: list[Document]
+    ) -> dict[str, list[Optional[dict[str, Any]]]]:
+        """The asynchronous version of `run`."""
+        client, passages = self._get_clients().asynchronous, _passages(documents, self.title_key)
+        return {"attributions": [await self._attributing.aattribute(client, _text(reply), passages) for reply in replies]}
+
+    def _get_clients(self) -> Clients:
+        # Created at the first run: a pipeline may be loaded where its secrets are not available.
+        if self._clients is None:
+            api_key = None if self.api_key is None else self.api_key.resolve_value()
+            self._clients = Clients(self.base_url, api_key, self.timeout_s)
+        return self._clients
+
+
+def _text(reply: Union[str, ChatMessage]) -> str:
+    return reply if isinstance(reply, str) else reply.text or ""
+
+
+def _passages(documents: list[Document], title_key: Optional[str]) -> list[Passage]:
+    return [Passage(document.content or "", title_of(document.meta, title_key)) for document in documents]
 
 
 def _copy(document: Document, outcome: Outcome) -> Document:

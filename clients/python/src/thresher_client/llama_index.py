@@ -1,4 +1,4 @@
-"""Adapter for LlamaIndex: a node postprocessor."""
+"""Adapters for LlamaIndex: a node postprocessor, and an attributor of responses."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ try:
     from llama_index.core import instrumentation
     from llama_index.core.instrumentation.events.rerank import ReRankEndEvent, ReRankStartEvent
     from llama_index.core.postprocessor.types import BaseNodePostprocessor
+    from llama_index.core.base.response.schema import Response
     from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 except ImportError as error:
     raise ImportError("the LlamaIndex adapter needs: pip install 'thresher-client[llama-index]'") from error
 
 from ._client import AsyncClient, Client
 from ._passages import Clients, Mode, OnFailure, Options, Outcome, Passage, title_of
+from ._verdicts import Attributing, OnMissing
 from .types import Granularity, Order, Tokenizer
 
-__all__ = ["ThresherPostprocessor"]
+__all__ = ["ThresherAttributor", "ThresherPostprocessor"]
 
 # LlamaIndex exports this name, but its type information does not declare it.
 _dispatcher = instrumentation.get_dispatcher(__name__)  # type: ignore[attr-defined]
@@ -86,10 +88,53 @@ class ThresherPostprocessor(BaseNodePostprocessor):
         return query_bundle.query_str
 
     def _passages(self, nodes: Sequence[NodeWithScore]) -> list[Passage]:
-        return [
-            Passage(found.node.get_content(MetadataMode.NONE), title_of(found.node.metadata, self.title_key))
-            for found in nodes
-        ]
+        return _passages(nodes, self.title_key)
+
+
+class ThresherAttributor:
+    """Attributes the responses of query engines to their source nodes.
+
+    `attribute` returns a copy of a response whose `metadata["thresher"]` has `parts` of the answer, each with its `verdict`, `support`,
+    `conflicts` and `sources`, whose `index` is the position in `source_nodes`; and `quotes`. With `on_error="none"`,
+    `metadata["thresher"]` is None if the daemon fails.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = 60.0,
+        client: Client | None = None,
+        async_client: AsyncClient | None = None,
+        sources_max: int | None = None,
+        on_error: OnMissing = "raise",
+        deadline_ms: int | None = None,
+        title_key: str | None = "title",
+    ) -> None:
+        self._clients = Clients(base_url, api_key, timeout_s, client, async_client)
+        self._attributing = Attributing(on_error, sources_max, deadline_ms)
+        self._title_key = title_key
+
+    def attribute(self, response: Response) -> Response:
+        """Returns a copy of `response` with its attribution. A streamed response has to be read first: `get_response()`."""
+        passages = _passages(response.source_nodes, self._title_key)
+        return _attributed(response, self._attributing.attribute(self._clients.blocking, response.response or "", passages))
+
+    async def aattribute(self, response: Response) -> Response:
+        """The asynchronous version of `attribute`."""
+        passages = _passages(response.source_nodes, self._title_key)
+        attribution = await self._attributing.aattribute(self._clients.asynchronous, response.response or "", passages)
+        return _attributed(response, attribution)
+
+
+def _attributed(response: Response, attribution: dict[str, Any] | None) -> Response:
+    metadata = {**(response.metadata or {}), "thresher": attribution}
+    return Response(response=response.response, source_nodes=list(response.source_nodes), metadata=metadata)
+
+
+def _passages(nodes: Sequence[NodeWithScore], title_key: str | None) -> list[Passage]:
+    return [Passage(found.node.get_content(MetadataMode.NONE), title_of(found.node.metadata, title_key)) for found in nodes]
 
 
 def _finish(nodes: Sequence[NodeWithScore], outcomes: Sequence[Outcome]) -> list[NodeWithScore]:
