@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::error::ResponseCode;
+use super::request_id;
 use axum::extract::{MatchedPath, Request};
 use axum::middleware::Next;
 use axum::response::Response;
@@ -37,12 +38,14 @@ pub async fn request(request: Request, next: Next) -> Response {
     let started = Instant::now();
     let endpoint = request.extensions().get::<MatchedPath>().map_or("other", |path| path.as_str()).to_owned();
     let method = request.method().clone();
+    let request_id = request_id::of(request.headers());
     // A span below the level of a line would be missing in it.
     let (key, stages) = (tracing::field::Empty, tracing::field::Empty);
-    let span = tracing::warn_span!("request", %method, endpoint, key, stages);
+    let span = tracing::warn_span!("request", %method, endpoint, request_id, key, stages);
     let mut guard = RequestGuard::start(started, endpoint.clone(), span.clone());
-    let response = next.run(request).instrument(span.clone()).await;
+    let mut response = next.run(request).instrument(span.clone()).await;
     guard.answered = true;
+    request_id::add(response.headers_mut(), &request_id);
     let code = response.extensions().get::<ResponseCode>().map_or("ok", |code| code.0);
     let status = response.status().as_u16();
     counter!("requests_total", "endpoint" => endpoint.clone(), "code" => code).increment(1);

@@ -38,9 +38,10 @@ const SEC_FETCH_DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
 const PREFLIGHT_AGE: Duration = Duration::from_secs(600);
 
 /// Response headers that a page of an allowed origin may read, in addition to those that every page may read.
-const EXPOSED: [HeaderName; 9] = [
+const EXPOSED: [HeaderName; 10] = [
     HeaderName::from_static("retry-after"),
     HeaderName::from_static("www-authenticate"),
+    super::request_id::REQUEST_ID,
     HeaderName::from_static("x-thresher"),
     HeaderName::from_static("x-thresher-cited"),
     HeaderName::from_static("x-thresher-reason"),

@@ -15,6 +15,7 @@ mod origins;
 mod page;
 mod process;
 mod registry;
+mod request_id;
 mod rerank;
 #[path = "../support/mod.rs"]
 mod support;

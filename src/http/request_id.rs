@@ -1,0 +1,57 @@
+//! The id of a request, by which its line in the log is found: the header `x-request-id` of requests and answers.
+
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+
+use crate::tenants::ttl_store;
+
+/// The header with the id.
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// The most bytes of an id that a client gives. Ids are logged, so they can hold nothing but a name.
+const BYTES_MAX: usize = 128;
+
+/// The id that the client gives, or else a random one.
+pub fn of(headers: &HeaderMap) -> String {
+    let given = headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).filter(|id| is_name(id));
+    given.map_or_else(|| ttl_store::new_id("req"), str::to_owned)
+}
+
+/// Adds the id to an answer. The answer of an upstream may have one already.
+pub fn add(headers: &mut HeaderMap, id: &str) {
+    let value = HeaderValue::from_str(id).expect("an id is ASCII");
+    headers.entry(REQUEST_ID).or_insert(value);
+}
+
+fn is_name(id: &str) -> bool {
+    (1..=BYTES_MAX).contains(&id.len())
+        && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_of_the_client_is_kept_if_it_is_a_name() {
+        let check = |given: &str, is_kept: bool| {
+            let headers = HeaderMap::from_iter([(REQUEST_ID, given.parse().expect("a value"))]);
+            assert_eq!(of(&headers) == given, is_kept, "{given}");
+        };
+        check("0af7651916cd43dd8448eb211c80319c", true);
+        check("Root=1-67891233:a_b.c", false);
+        check("1-67891233:a_b.c", true);
+        check("", false);
+        check("what is my balance?", false);
+        check(&"a".repeat(BYTES_MAX), true);
+        check(&"a".repeat(BYTES_MAX + 1), false);
+        assert_ne!(of(&HeaderMap::new()), of(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn an_answer_that_has_an_id_keeps_it() {
+        let mut headers = HeaderMap::new();
+        add(&mut headers, "first");
+        add(&mut headers, "second");
+        assert_eq!(headers[REQUEST_ID], "first");
+    }
+}
