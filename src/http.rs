@@ -18,6 +18,7 @@ mod originals;
 pub mod page;
 mod query;
 mod registry;
+mod request_id;
 mod rerank;
 mod serve;
 mod service;
@@ -138,7 +139,7 @@ fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
         ("/v1/search", post(registry::search)),
         ("/v1/rerank", post(rerank::v1)),
         ("/v2/rerank", post(rerank::v2)),
-        ("/rerank", post(rerank::v1)),
+        (rerank::SHARED_PATH, post(rerank::shared)),
         ("/v1/score", post(rerank::score)),
         ("/score", post(rerank::score)),
         ("/v1/retrieve/{hash}", get(originals::retrieve)),

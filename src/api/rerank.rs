@@ -1,4 +1,4 @@
-//! Requests and answers of `rerank` in the formats of Cohere (v1 and v2), Jina, vLLM and Text Embeddings Inference. Fields that have no
+//! Requests and answers of `rerank` in the formats of Cohere (v1 and v2), Jina, Voyage, vLLM and Text Embeddings Inference. Fields that have no
 //! meaning here, such as a model's name or a place to truncate at, are ignored; nothing is truncated.
 
 mod documents;
@@ -6,7 +6,7 @@ mod documents;
 use std::sync::Arc;
 
 use schemars::{JsonSchema, Schema};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use thresher_core::domain::{Chunk, Granularity};
@@ -14,8 +14,10 @@ use thresher_core::pipeline::Ranked;
 use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
 use self::documents::DocumentReader;
+use super::fields;
 use super::limits::{Body, BodyLimits, ListLimit};
-use super::request::{one_of, or_default};
+use super::request::or_default;
+use super::schema::require_one;
 use crate::error::{ApiError, ErrorCode};
 
 /// The RC at which a relevance is one half.
@@ -46,11 +48,20 @@ pub struct RerankBody {
     /// The most results; 0 or null: all.
     #[serde(default)]
     top_n: Option<usize>,
+    /// The most results, as Voyage calls it; 0 or null: all. A body of `/v1/rerank` with this field or with `truncation` is answered in Voyage's
+    /// format, even if their values are null.
+    #[serde(default, deserialize_with = "given")]
+    #[schemars(with = "Option<usize>")]
+    top_k: Option<Option<usize>>,
+    /// Accepted from clients of Voyage; nothing is truncated.
+    #[serde(default, deserialize_with = "given")]
+    #[schemars(with = "Option<bool>")]
+    truncation: Option<Option<bool>>,
     /// The fields of object documents that are read instead of `text`; each once.
     #[serde(default)]
     #[schemars(length(max = 64), extend("uniqueItems" = true))]
     rank_fields: Option<Vec<String>>,
-    /// Whether each result has its document. Default: true for `/v1/rerank`, false for `/v2/rerank`.
+    /// Whether each result has its document. Default: true for `/v1/rerank`, false for `/v2/rerank` and in Voyage's format.
     #[serde(default)]
     return_documents: Option<bool>,
     /// Whether results name the relevant sentences of their documents.
@@ -92,13 +103,27 @@ enum DocumentBody {
 }
 
 fn documents_or_texts(schema: &mut Schema) {
-    schema.insert("oneOf".to_owned(), one_of(&["documents", "texts"]));
+    require_one(schema, &["documents", "texts"]);
     // Without `rank_fields`, an object has to have a text.
     let texts = json!({"properties": {"documents": {"items": {"if": {"type": "object"}, "then": {
         "required": ["text"], "properties": {"text": {"type": "string"}},
     }}}}});
-    schema.insert("if".to_owned(), json!({"properties": {"rank_fields": {"type": "null"}}}));
-    schema.insert("then".to_owned(), texts);
+    if let Some(then) = schema.get_mut("then").and_then(Value::as_object_mut) {
+        then.insert("if".to_owned(), json!({"properties": {"rank_fields": {"type": "null"}}}));
+        then.insert("then".to_owned(), texts);
+    }
+}
+
+/// Reads a field for which null differs from missing.
+fn given<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<Option<T>>, D::Error> {
+    Option::deserialize(from).map(Some)
+}
+
+/// Whether a body is that of a client of Text Embeddings Inference: it has `texts`, and no `documents`. False if it is not a JSON object.
+pub fn sends_texts(body: &[u8]) -> bool {
+    let Ok(body) = std::str::from_utf8(body) else { return false };
+    let found = fields::pick_named(body.trim_start(), ["texts", "documents"]);
+    matches!(found, Ok([Some(_), None]))
 }
 
 /// The format of the answer.
@@ -108,6 +133,8 @@ pub enum RerankDialect {
     V1,
     /// That of Cohere's `/v2/rerank`.
     V2,
+    /// That of Voyage's `/v1/rerank`.
+    Voyage,
     /// That of Text Embeddings Inference.
     Tei,
 }
@@ -165,7 +192,12 @@ impl RerankBody {
                 let reader = DocumentReader::new(self.rank_fields.as_deref(), limits.chunk_bytes_max)?;
                 let texts =
                     documents.iter().enumerate().map(|(index, document)| reader.text(index, document));
-                (path_dialect, "documents", texts.collect::<Result<Vec<String>, _>>()?, documents)
+                let is_voyage = self.top_k.is_some() || self.truncation.is_some();
+                let dialect = match path_dialect {
+                    RerankDialect::V1 if is_voyage => RerankDialect::Voyage,
+                    dialect => dialect,
+                };
+                (dialect, "documents", texts.collect::<Result<Vec<String>, _>>()?, documents)
             }
             (None, Some(texts)) => (RerankDialect::Tei, "texts", texts, Vec::new()),
             (Some(_), Some(_)) => {
@@ -187,11 +219,22 @@ impl RerankBody {
                 field,
             ));
         }
+        let top_k = self.top_k.flatten().filter(|_| dialect == RerankDialect::Voyage);
+        let top_n = match (self.top_n, top_k) {
+            (Some(_), Some(_)) => {
+                let message = "top_k and top_n are two names of one field: send one of them";
+                return Err(ApiError::with_param(ErrorCode::DuplicateField, message, "top_k"));
+            }
+            (top_n, top_k) => top_n.or(top_k),
+        };
         let returned = match dialect {
             RerankDialect::Tei if self.return_text => Returned::Texts,
             RerankDialect::V1 if self.return_documents.unwrap_or(true) => Returned::Documents(documents),
             RerankDialect::V2 if self.return_documents.unwrap_or(false) => Returned::Documents(documents),
-            RerankDialect::Tei | RerankDialect::V1 | RerankDialect::V2 => Returned::Nothing,
+            RerankDialect::Voyage if self.return_documents.unwrap_or(false) => Returned::Texts,
+            RerankDialect::Tei | RerankDialect::V1 | RerankDialect::V2 | RerankDialect::Voyage => {
+                Returned::Nothing
+            }
         };
         let spans = match self.relevant_spans {
             Some(spans) if spans.mode == "enabled" => Some(SpanOptions {
@@ -206,7 +249,7 @@ impl RerankBody {
             dialect,
             returned,
             // 0 is vLLM's way to ask for all.
-            top_n: self.top_n.filter(|&n| n > 0).unwrap_or(usize::MAX),
+            top_n: top_n.filter(|&n| n > 0).unwrap_or(usize::MAX),
             spans,
             raw_scores: self.raw_scores,
         })
@@ -258,6 +301,20 @@ impl RerankRequest {
                 };
                 return RerankAnswer::Tei(order.into_iter().map(result).collect());
             }
+            RerankDialect::Voyage => {
+                let result = |index: usize| VoyageResult {
+                    index,
+                    relevance_score: score(ranked.chunks[index]),
+                    document: text(index),
+                    relevant_spans: spans(index),
+                };
+                return RerankAnswer::Voyage(VoyageRanking {
+                    object: "list",
+                    data: order.into_iter().map(result).collect(),
+                    model: model.to_owned(),
+                    usage: RerankUsage::new(ranked.tokens),
+                });
+            }
             RerankDialect::V1 => "1",
             RerankDialect::V2 => "2",
         };
@@ -305,6 +362,8 @@ impl RerankRequest {
 pub enum RerankAnswer {
     /// In the format of Cohere, Jina and vLLM.
     Common(Reranked),
+    /// In the format of Voyage.
+    Voyage(VoyageRanking),
     /// In the format of Text Embeddings Inference.
     Tei(Vec<TeiResult>),
 }
@@ -333,6 +392,32 @@ struct RerankResult {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Map<String, Value>>")]
     document: Option<Box<RawValue>>,
+    /// The relevant sentences of the document, best first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    relevant_spans: Option<Vec<SpanAnswer>>,
+}
+
+/// The documents, best first, as Voyage writes them.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+pub struct VoyageRanking {
+    object: &'static str,
+    /// The results, best first.
+    data: Vec<VoyageResult>,
+    /// The name of the model.
+    model: String,
+    usage: RerankUsage,
+}
+
+/// The rank of a document, as Voyage writes it.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+struct VoyageResult {
+    /// The index of the document in the request.
+    index: usize,
+    /// The score, from 0 to 1; compares within a request only.
+    relevance_score: f64,
+    /// The text of the document that was ranked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    document: Option<String>,
     /// The relevant sentences of the document, best first.
     #[serde(skip_serializing_if = "Option::is_none")]
     relevant_spans: Option<Vec<SpanAnswer>>,

@@ -27,6 +27,9 @@ pub struct RerankError {
     message: String,
     detail: String,
     error: ApiError,
+    /// The kind of the error as Text Embeddings Inference calls it, where the path is also that of its `rerank`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error_type: Option<&'static str>,
 }
 
 /// The error shape of Text Embeddings Inference.
@@ -98,23 +101,35 @@ impl ApiError {
         response
     }
 
-    /// The answer as Text Embeddings Inference writes it.
-    pub(super) fn tei_response(self) -> Response {
-        let error_type = match self.code.status() {
+    /// The kind of this error, as Text Embeddings Inference calls it.
+    fn tei_type(&self) -> &'static str {
+        match self.code.status() {
             StatusCode::TOO_MANY_REQUESTS => "Overloaded",
             StatusCode::SERVICE_UNAVAILABLE => "Unhealthy",
-            StatusCode::UNPROCESSABLE_ENTITY | StatusCode::BAD_REQUEST | StatusCode::PAYLOAD_TOO_LARGE => {
-                "Validation"
-            }
+            status if status.is_client_error() => "Validation",
             _ => "Backend",
-        };
-        self.respond(TeiError { error: self.message.clone(), error_type })
+        }
+    }
+
+    /// The answer as Text Embeddings Inference writes it.
+    pub(super) fn tei_response(self) -> Response {
+        self.respond(TeiError { error: self.message.clone(), error_type: self.tei_type() })
     }
 
     /// The answer as `rerank` and `score` write it.
     pub(super) fn rerank_response(self) -> Response {
+        self.rerank_body(None)
+    }
+
+    /// The answer as the path `/rerank` writes it, which vLLM and Text Embeddings Inference share, while it is not known whose client asks.
+    pub(super) fn shared_rerank_response(self) -> Response {
+        let error_type = self.tei_type();
+        self.rerank_body(Some(error_type))
+    }
+
+    fn rerank_body(self, error_type: Option<&'static str>) -> Response {
         let (message, detail) = (self.message.clone(), self.message.clone());
-        self.respond(RerankError { message, detail, error: self.clone() })
+        self.respond(RerankError { message, detail, error: self.clone(), error_type })
     }
 
     /// The answer as the API of this dialect writes it.

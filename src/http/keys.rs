@@ -9,7 +9,7 @@ use axum::response::Response;
 use super::connections::RequestHandle;
 use super::memory::{self, PoolExhausted};
 use super::observe::KeyName;
-use super::{Service, body, openapi};
+use super::{Service, body, openapi, rerank};
 use crate::access::KEY_PREFIX;
 use crate::error::ApiError;
 use crate::middleware::dialect::Dialect;
@@ -66,6 +66,7 @@ fn error_response(error: ApiError, path: Option<&str>) -> Response {
     match path {
         Some("/v1/messages") => error.dialect_response(Dialect::Messages),
         Some("/v1/chat/completions" | "/v1/responses") => error.dialect_response(Dialect::Chat),
+        Some(rerank::SHARED_PATH) => error.shared_rerank_response(),
         _ => error.rerank_response(),
     }
 }

@@ -18,24 +18,43 @@ use crate::api::{self, RerankBody, RerankDialect, ScoreAnswer, ScoreBody, Scored
 use crate::error::ApiError;
 use crate::tenants::ttl_store;
 
-/// `POST /v1/rerank` and `/rerank`: Cohere's v1, Jina's and vLLM's format; with `texts` that of Text Embeddings Inference.
+/// The path that vLLM and Text Embeddings Inference share.
+pub const SHARED_PATH: &str = "/rerank";
+
+/// `POST /v1/rerank`: the format of Cohere's v1, Jina and vLLM; with `top_k` or `truncation` that of Voyage.
 pub async fn v1(service: Scope, headers: HeaderMap, body: Body) -> Response {
-    rerank(&service, &headers, body, RerankDialect::V1).await
+    rerank(&service, &headers, body, RerankDialect::V1, ApiError::rerank_response).await
+}
+
+/// `POST /rerank`: as [`v1`]. Errors have a type, for the clients of Text Embeddings Inference.
+pub async fn shared(service: Scope, headers: HeaderMap, body: Body) -> Response {
+    rerank(&service, &headers, body, RerankDialect::V1, ApiError::shared_rerank_response).await
 }
 
 /// `POST /v2/rerank`: Cohere's v2 format.
 pub async fn v2(service: Scope, headers: HeaderMap, body: Body) -> Response {
-    rerank(&service, &headers, body, RerankDialect::V2).await
+    rerank(&service, &headers, body, RerankDialect::V2, ApiError::rerank_response).await
 }
 
-async fn rerank(service: &Scope, headers: &HeaderMap, body: Body, path_dialect: RerankDialect) -> Response {
+/// Answers in the format of the path; to a body with `texts`, in the format of Text Embeddings Inference.
+async fn rerank(
+    service: &Scope,
+    headers: &HeaderMap,
+    body: Body,
+    path_dialect: RerankDialect,
+    error_response: fn(ApiError) -> Response,
+) -> Response {
     let deadline = Instant::now() + service.limits.deadline_max;
     let limits = service.limits.bodies;
-    let parse =
-        move |body: &[u8]| api::parse::<RerankBody>(body, &limits)?.into_domain(path_dialect, &limits);
+    let parse = move |body: &[u8]| {
+        let parsed = api::parse::<RerankBody>(body, &limits);
+        let parsed = parsed.and_then(|parsed| parsed.into_domain(path_dialect, &limits));
+        Ok(parsed.map_err(|error| (error, api::sends_texts(body))))
+    };
     let request = match body::parsed(service, headers, body, parse).await {
-        Ok(request) => request,
-        Err(error) => return error.rerank_response(),
+        Ok(Ok(request)) => request,
+        Ok(Err((error, true))) => return error.tei_response(),
+        Ok(Err((error, false))) | Err(error) => return error_response(error),
     };
     let dialect = request.dialect;
     let request = Arc::new(request);
@@ -61,7 +80,7 @@ async fn rerank(service: &Scope, headers: &HeaderMap, body: Body, path_dialect: 
             (AppendHeaders(headers), Json(answer)).into_response()
         }
         (Err(error), RerankDialect::Tei) => error.of_chunks_in("texts").tei_response(),
-        (Err(error), _) => error.of_chunks_in("documents").rerank_response(),
+        (Err(error), _) => error_response(error.of_chunks_in("documents")),
     }
 }
 

@@ -134,13 +134,63 @@ async fn the_endpoint_of_text_embeddings_inference_is_compatible() {
     let (score, raw) =
         (bare[0]["score"].as_f64().expect("a score"), with_text[0]["score"].as_f64().expect("RC"));
     assert!((score - raw / (raw + 0.1)).abs() < 1e-6, "{score} of {raw}");
-    let refused = post(daemon.http, "/rerank", tei(json!({"query": " "}))).await;
-    assert_eq!(
-        (refused.status, &refused.json()["error_type"]),
-        (422, &json!("Validation")),
-        "{}",
-        refused.body
-    );
+}
+
+/// Clients of Text Embeddings Inference read `error`, a text, and `error_type`. As long as it is not known whether they ask, `error_type`
+/// stands beside the errors that the clients of vLLM read.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_error_of_the_endpoint_of_text_embeddings_inference_has_a_type() {
+    let daemon = daemon(Some(scripted()), 2, 2).await;
+    let tei =
+        |path, body: &str, status: u16, message: &str| (path, body.to_owned(), status, message.to_owned());
+    for (path, body, status, message) in [
+        tei("/rerank", r#"{"query": " ", "texts": ["x"]}"#, 422, "query is empty"),
+        tei("/rerank", r#" {"texts": ["x"]}"#, 400, "missing field `query`"),
+        tei("/rerank", r#"{"query": "x", "texts": []}"#, 422, "texts is empty"),
+        tei("/rerank", r#"{"query": "x", "texts": [5]}"#, 400, "texts[0] is the integer `5`"),
+        tei("/v1/rerank", r#"{"query": 5, "texts": ["x"]}"#, 400, "query is the integer `5`"),
+    ] {
+        let refused = post(daemon.http, path, body.clone()).await;
+        let error = refused.json();
+        assert_eq!((refused.status, &error["error_type"]), (status, &json!("Validation")), "{body}: {error}");
+        assert!(error["error"].as_str().is_some_and(|error| error.contains(&message)), "{body}: {error}");
+    }
+    for body in ["x", "[]", r#"{"query": "x"}"#, r#"{"query": "x", "documents": ["x"], "texts": ["x"]}"#] {
+        let error = post(daemon.http, "/rerank", body.to_owned()).await.json();
+        assert_eq!(error["error_type"], "Validation", "{body}: {error}");
+        assert_eq!(error["message"], error["error"]["message"], "{body}: {error}");
+        let error = post(daemon.http, "/v1/rerank", body.to_owned()).await.json();
+        assert_eq!(error["error_type"], Value::Null, "{body}: {error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_endpoint_of_voyage_is_told_by_the_fields_that_only_its_clients_send() {
+    let daemon = daemon(Some(scripted()), 2, 2).await;
+    for fields in [
+        json!({"model": "rerank-2.5", "top_k": null, "truncation": true}),
+        json!({"top_k": null}),
+        json!({"truncation": false}),
+        json!({"top_k": 0}),
+    ] {
+        let answer = ask(&daemon, "/v1/rerank", request(fields.clone())).await;
+        assert_eq!(
+            (&answer["object"], order(&answer["data"])),
+            (&json!("list"), vec![1, 0, 2]),
+            "{fields}: {answer}"
+        );
+        assert_eq!(answer["data"][0]["document"], Value::Null, "{fields}");
+        assert!(answer["data"][0]["relevance_score"].as_f64().is_some_and(|score| score > 0.0), "{fields}");
+        assert!(answer["usage"]["total_tokens"].as_u64() > Some(10), "{fields}: {answer}");
+    }
+    let one = ask(&daemon, "/v1/rerank", request(json!({"top_k": 1, "return_documents": true}))).await;
+    assert_eq!(one["data"].as_array().map(Vec::len), Some(1), "{one}");
+    assert_eq!(one["data"][0]["document"], TEXTS[1], "a document is a string, as Voyage writes it");
+    // The other formats keep their answers.
+    let cohere = ask(&daemon, "/v2/rerank", request(json!({"top_k": 1}))).await;
+    assert_eq!(order(&cohere["results"]).len(), 3, "{cohere}");
+    let jina = ask(&daemon, "/v1/rerank", request(json!({"top_n": 1}))).await;
+    assert_eq!(order(&jina["results"]), [1], "{jina}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -248,6 +298,13 @@ async fn invalid_rerank_requests_are_refused() {
             request(json!({"documents": ["x", {"text": "x"}], "rank_fields": []})),
             "422 rank_fields_empty rank_fields",
             "leave rank_fields out",
+        ),
+        (
+            "two names of one field",
+            "/v1/rerank",
+            request(json!({"top_k": 1, "top_n": 1})),
+            "400 duplicate_field top_k",
+            "send one of them",
         ),
         ("an empty query", "/v1/rerank", request(json!({"query": ""})), "422 query_empty query", "empty"),
         (
