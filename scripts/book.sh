@@ -21,7 +21,7 @@ fi
 
 # The texts of samples/ are input of tests: their links lead nowhere.
 pages=target/book-pages.txt
-find . \( -path ./target -o -path ./web/node_modules -o -path ./models/.cache -o -path ./crates/core/src/text/outline/samples \
+find . \( -path ./target -o -name node_modules -o -path ./models/.cache -o -path ./crates/core/src/text/outline/samples \
   -o -name .venv -o -name .git \) -prune -o -type f -name '*.md' -print | LC_ALL=C sort > "$pages"
 listed=$(find docs -maxdepth 1 -name '*.md' ! -name SUMMARY.md -exec basename {} \;)
 for page in $listed; do

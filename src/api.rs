@@ -2,6 +2,7 @@
 //! transport.
 
 mod attribute;
+mod budget;
 mod chunks;
 mod conversation;
 mod fields;
@@ -12,6 +13,7 @@ mod limits;
 mod request;
 mod rerank;
 mod response;
+mod schema;
 mod score;
 mod search;
 
@@ -30,7 +32,7 @@ pub use conversation::{
 pub use kv::{Include, KvAnswer, KvPolicy, KvWanted};
 pub use limits::{Body, BodyLimits, ListLimit};
 pub use request::{CompressBody, ServeOptions, parse, parse_field};
-pub use rerank::{RerankAnswer, RerankBody, RerankDialect, RerankRequest};
+pub use rerank::{RerankAnswer, RerankBody, RerankDialect, RerankRequest, sends_texts};
 pub use response::{CompressAnswer, ModelsAnswer, Prefiltered, TimingMs};
 pub use score::{ScoreAnswer, ScoreBody, Scored};
 pub use search::{FilterBody, Rank, SearchAnswer, SearchBody, SearchLimits, SearchRequest};

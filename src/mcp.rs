@@ -265,8 +265,10 @@ fn request_schema<T: JsonSchema>(has_registry: bool) -> Arc<JsonObject> {
     let mut schema = object_schema(SchemaSettings::draft2020_12().for_deserialize(), |settings| {
         settings.into_generator().into_root_schema_for::<T>()
     });
-    // Some model providers refuse tools whose outermost schema is a choice. A wrong combination of fields is an error of the call.
-    schema.remove("oneOf");
+    // Some model providers refuse tools whose outermost schema has conditions. A wrong combination of fields is an error of the call.
+    for condition in ["if", "then", "else"] {
+        schema.remove(condition);
+    }
     if let Some(properties) = schema.get_mut("properties").and_then(|all| all.as_object_mut())
         && !has_registry
     {

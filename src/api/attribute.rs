@@ -20,7 +20,8 @@ use self::dialects::CitationFormat;
 use self::json_values::NoValues;
 pub use self::json_values::json_values;
 use super::limits::{Body, BodyLimits, ListLimit};
-use super::request::{ChunkBody, choice, chunks_of, one_of, or_default};
+use super::request::{ChunkBody, choice, chunks_of, or_default};
+use super::schema::require_one;
 use crate::error::{ApiError, ErrorCode};
 
 /// Body of `POST /v1/attribute`.
@@ -88,7 +89,7 @@ enum PartsBody {
 /// Requires `answer`, and one way to name the chunks. serde cannot say so, since the first event of a stream is read by the same type.
 fn whole_answer(schema: &mut Schema) {
     schema.insert("required".to_owned(), json!(["answer"]));
-    schema.insert("oneOf".to_owned(), one_of(&["chunks", "chunk_ids", "compress_id"]));
+    require_one(schema, &["chunks", "chunk_ids", "compress_id"]);
     if let Some(answer) = schema.pointer_mut("/properties/answer").and_then(Value::as_object_mut) {
         answer.insert("type".to_owned(), "string".into());
         answer.remove("default");

@@ -12,8 +12,9 @@ use thresher_core::domain::{Budget, Chunk, Granularity};
 use thresher_core::pipeline::validate;
 use thresher_core::plain::Quoted;
 
+use super::budget::BudgetBody;
 use super::limits::{Body, BodyLimits, ListLimit};
-use super::request::{BudgetBody, ChunkBody, Object, choice, chunks_of, or_default};
+use super::request::{ChunkBody, Object, choice, chunks_of, or_default};
 use super::response::Range;
 use crate::error::{ApiError, ErrorCode};
 

@@ -9,7 +9,6 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, IntoDeserializer, MapAccess, Visitor, value::MapAccessDeserializer};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
-use serde_json::{Map, Value, json};
 use thresher_core::domain::{
     Budget, Chunk, CompressRequest, DeadlinePolicy, Format, Granularity, Kind, Omissions, OnError, Order,
     TokenizerName,
@@ -17,10 +16,12 @@ use thresher_core::domain::{
 use thresher_core::plain::{self, Shortened};
 use thresher_core::text::offsets::OffsetUnit;
 
+use super::budget::BudgetBody;
 use super::guard::{Exceeded, Guarded};
 use super::history::{self, MessageBody};
 use super::kv::{Include, KvBody, KvWanted};
 use super::limits::{Body, BodyLimits, ListLimit};
+use super::schema::require_one;
 use crate::error::{ApiError, ErrorCode};
 
 /// Body of `POST /v1/compress`.
@@ -144,24 +145,6 @@ pub(super) struct ChunkFields {
     /// Any JSON; it is returned unchanged.
     #[serde(default)]
     pub(super) metadata: Option<Box<RawValue>>,
-}
-
-#[derive(Debug, Clone, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "Budget", transform = one_form)]
-/// How much may be kept, in one of four forms.
-pub(super) struct BudgetBody {
-    /// At most this many tokens of context.
-    #[schemars(range(min = 1))]
-    tokens: Option<usize>,
-    /// At most this share of the tokens of the input.
-    #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1))]
-    ratio: Option<f64>,
-    /// As much as the scores support.
-    auto: Option<bool>,
-    /// As little as holds the needed evidence with at least this probability.
-    #[schemars(range(min = 0.5, max = 0.99))]
-    coverage: Option<f64>,
 }
 
 /// Parses a request body. The entries of its lists are counted while they are parsed, so that a list over its limit needs no more memory
@@ -407,46 +390,8 @@ pub(super) fn chunks_of(
     }
 }
 
-impl BudgetBody {
-    pub(super) fn into_domain(self) -> Result<Budget, ApiError> {
-        match (self.tokens, self.ratio, self.auto, self.coverage) {
-            (Some(tokens), None, None, None) => Ok(Budget::Tokens(tokens)),
-            (None, Some(ratio), None, None) => Ok(Budget::Ratio(ratio)),
-            (None, None, Some(true), None) => Ok(Budget::Auto),
-            (None, None, None, Some(coverage)) => Ok(Budget::Coverage(coverage)),
-            _ => {
-                let message = "budget takes exactly one of \"tokens\": N, \"ratio\": R, \"coverage\": P and \"auto\": true";
-                Err(ApiError::with_param(ErrorCode::BudgetAmbiguous, message, "budget"))
-            }
-        }
-    }
-}
-
-/// The schema of an object that has exactly one of these fields.
-pub(super) fn one_of(fields: &[&str]) -> Value {
-    let only = |field: &&str| {
-        let nulls: Map<String, Value> = fields
-            .iter()
-            .map(|other| {
-                (
-                    (*other).to_owned(),
-                    if other == field { json!({"not": {"type": "null"}}) } else { json!({"type": "null"}) },
-                )
-            })
-            .collect();
-        json!({"required": [field], "properties": nulls})
-    };
-    fields.iter().map(only).collect()
-}
-
 fn either_chunks_or_ids(schema: &mut Schema) {
-    schema.insert("oneOf".to_owned(), one_of(&["chunks", "chunk_ids"]));
-}
-
-fn one_form(schema: &mut Schema) {
-    let mut forms = one_of(&["tokens", "ratio", "auto", "coverage"]);
-    forms[2]["properties"]["auto"] = json!({"const": true});
-    schema.insert("oneOf".to_owned(), forms);
+    require_one(schema, &["chunks", "chunk_ids"]);
 }
 
 impl JsonSchema for ChunkBody {

@@ -327,7 +327,7 @@ fn rerank(schemas: &mut Schemas) -> Vec<Entry> {
         r#"{"text_1": "Who discovered penicillin?", "text_2": ["It is a mould.", "Fleming did."]}"#;
     let related = json!({"x-thresher-related": {
         "description": "Whether any document is related to the question. Left out by models that do not tell (decoders).",
-        "schema": {"enum": ["true", "false"]},
+        "schema": {"type": "string", "enum": ["true", "false"]},
     }, "x-thresher-answerable": {
         "description": "Whether the documents answer the question, and the probability, such as `false;p=0.031`. Left out where it was not measured: docs/verdicts.md.",
         "schema": {"type": "string"},
@@ -343,7 +343,11 @@ fn rerank(schemas: &mut Schemas) -> Vec<Entry> {
         (path.to_owned(), "post", operation)
     };
     let mut all = vec![
-        reranks("rerankV1", "Rank documents, in the format of Cohere's v1, Jina and vLLM.", "/v1/rerank"),
+        reranks(
+            "rerankV1",
+            "Rank documents, in the format of Cohere's v1, Jina, Voyage and vLLM.",
+            "/v1/rerank",
+        ),
         reranks("rerankV2", "Rank documents, in the format of Cohere's v2.", "/v2/rerank"),
         reranks(
             "rerank",
@@ -365,14 +369,17 @@ fn rerank(schemas: &mut Schemas) -> Vec<Entry> {
 
 fn middleware(schemas: &mut Schemas) -> Vec<Entry> {
     // A body that is not an object is refused by the upstream.
+    let options = schemas.request::<MiddlewareBody>();
     let body = json!({
         "properties": {
             "model": {"description": "The model, which chooses the upstream. Default: the first upstream that has any model."},
-            "thresher": schemas.request::<MiddlewareBody>(),
+            "thresher": options,
         },
         "description": "A body of the API. All fields except `thresher` are passed on.",
     });
-    let boolean = |name, text| parameter("header", name, json!({"enum": ["true", "false"]}), text);
+    let body = schemas.named("ForwardedBody", body);
+    let boolean =
+        |name, text| parameter("header", name, json!({"type": "string", "enum": ["true", "false"]}), text);
     let header = |text: &str| json!({"description": text, "schema": {"type": "string"}});
     let headers = json!({
         "x-thresher": header("`compressed` or `whole`."),
@@ -433,7 +440,7 @@ fn mcp(schemas: &mut Schemas) -> Entry {
     )
     .errors(errors(schemas, ErrorFormat::Native, &[ANY, BODY]))
     .at(crate::http::mcp::PATH, "post");
-    let refusal = json!({"description": "A JSON-RPC error: the body is not a message of the protocol, or comes from a web page that is not allowed.", "content": {"*/*": {"schema": {}}}});
+    let refusal = json!({"description": "A JSON-RPC error: the body is not a message of the protocol, or comes from a web page that is not allowed.", "content": {"application/json": {"schema": {}}}});
     for status in ["202", "400", "403", "415", "422", "default"] {
         operation.2["responses"][status] = refusal.clone();
     }

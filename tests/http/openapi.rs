@@ -64,14 +64,64 @@ fn references_resolve_and_operation_ids_are_unique() {
 #[test]
 fn every_field_of_a_request_has_a_description() {
     let document = http::openapi::document();
-    for name in
-        ["CompressBody", "ChunkObject", "Budget", "AttributeBody", "SearchBody", "RerankBody", "RegisterBody"]
-    {
+    for name in ["CompressBody", "ChunkObject", "AttributeBody", "SearchBody", "RerankBody", "RegisterBody"] {
         let schema = &document["components"]["schemas"][name];
         let properties = schema["properties"].as_object().unwrap_or_else(|| panic!("{name} has fields"));
         for (field, schema) in properties {
             assert!(schema["description"].is_string(), "{name}.{field} has no description");
         }
+    }
+}
+
+/// Programs that generate types take a field with a default for one that is always there, and a choice at the top of an object for several
+/// objects.
+#[test]
+fn objects_have_neither_defaults_nor_choices() {
+    let document = http::openapi::document();
+    for (name, schema) in document["components"]["schemas"].as_object().expect("schemas") {
+        let Some(fields) = schema["properties"].as_object() else { continue };
+        for choice in ["oneOf", "anyOf", "allOf"] {
+            assert!(schema.get(choice).is_none(), "{name} has {choice}");
+        }
+        for (field, schema) in fields {
+            assert!(schema.get("default").is_none(), "{name}.{field} has a default");
+        }
+    }
+}
+
+/// A field of an answer that is not always there is left out, and never null.
+#[test]
+fn optional_fields_of_answers_are_not_nullable() {
+    let document = http::openapi::document();
+    for name in ["CompressAnswer", "ChunkOutcome", "CompressRc", "AttributeAnswer", "Part", "RegisteredChunk"]
+    {
+        let schema = &document["components"]["schemas"][name];
+        let required = schema["required"].as_array().expect("a list");
+        for (field, schema) in schema["properties"].as_object().expect("fields") {
+            let is_nullable = schema.to_string().contains("null\"");
+            assert!(required.contains(&field.as_str().into()) || !is_nullable, "{name}.{field}: {schema}");
+        }
+    }
+    let id = &document["components"]["schemas"]["CompressAnswer"]["properties"]["id"]["type"];
+    assert_eq!(id, &serde_json::json!(["string", "null"]), "a field that is always there may be null");
+}
+
+/// Each form of a budget is a type of its own.
+#[test]
+fn budgets_are_a_choice_of_objects() {
+    let document = http::openapi::document();
+    let forms = document["components"]["schemas"]["Budget"]["oneOf"].as_array().expect("forms").clone();
+    assert_eq!(forms.len(), 4);
+    for form in forms {
+        let name = form["$ref"].as_str().and_then(|path| path.rsplit('/').next()).expect("a name").to_owned();
+        let schema = &document["components"]["schemas"][&name];
+        assert_eq!(schema["title"], name.as_str());
+        let required = schema["required"].as_array().expect("a list");
+        assert_eq!(required.len(), 1, "{name}");
+        assert!(
+            schema["properties"][required[0].as_str().expect("a name")]["description"].is_string(),
+            "{name}"
+        );
     }
 }
 
@@ -91,15 +141,16 @@ fn collect(value: &Value, key: &str, found: &mut Vec<String>) {
 #[test]
 fn every_error_code_is_described_with_its_status() {
     let document = http::openapi::document();
-    let described = document["components"]["schemas"]["ErrorCode"]["oneOf"].as_array().expect("codes");
-    let found: Vec<(&str, u64)> = described
+    let schema = &document["components"]["schemas"]["ErrorCode"];
+    let list =
+        |key: &str| schema[key].as_array().expect("a list").iter().map(|word| word.as_str().expect("a word"));
+    let codes: Vec<&str> = list("enum").collect();
+    let found: Vec<(&str, u64)> = codes
         .iter()
-        .map(|code| {
-            (code["const"].as_str().expect("a name"), code["x-http-status"].as_u64().expect("a status"))
-        })
+        .map(|&code| (code, schema["x-http-statuses"][code].as_u64().expect("a status")))
         .collect();
     let expect: Vec<(&str, u64)> =
         ErrorCode::ALL.iter().map(|code| (code.as_str(), u64::from(code.status().as_u16()))).collect();
     assert_eq!(found, expect);
-    assert!(described.iter().all(|code| code["description"].is_string()), "each says what it means");
+    assert_eq!(list("x-enum-descriptions").filter(|meaning| !meaning.is_empty()).count(), codes.len());
 }

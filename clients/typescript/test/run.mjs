@@ -23,7 +23,7 @@ const all = readdirSync("out/test").filter((name) => name.endsWith(".test.js"));
 const files = process.argv.length > 2 ? process.argv.slice(2) : all.map((name) => `out/test/${name}`);
 // Not synchronous: this process reads the daemon's log meanwhile.
 const { spawn } = await import("node:child_process");
-const tests = spawn(process.execPath, ["--test", "--test-concurrency=1", ...files], { stdio: "inherit" });
+const tests = spawn(process.execPath, ["--test", "--test-reporter=spec", "--test-concurrency=1", ...files], { stdio: "inherit" });
 const status = await new Promise((resolve) => tests.on("exit", resolve));
 await daemon.stop();
 process.exit(status ?? 1);

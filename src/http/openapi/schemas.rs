@@ -12,6 +12,8 @@ use crate::http::error::{AnthropicError, OpenAiError, RerankError, TeiError};
 pub struct Schemas {
     requests: SchemaGenerator,
     responses: SchemaGenerator,
+    /// Schemas of bodies that no type describes.
+    named: Map<String, Value>,
 }
 
 impl Default for Schemas {
@@ -23,6 +25,7 @@ impl Default for Schemas {
         Self {
             requests: settings.clone().for_deserialize().into_generator(),
             responses: settings.for_serialize().into_generator(),
+            named: Map::new(),
         }
     }
 }
@@ -38,26 +41,39 @@ impl Schemas {
         self.responses.subschema_for::<T>().to_value()
     }
 
+    /// A schema that no type describes, under a name of its own.
+    pub fn named(&mut self, name: &str, schema: Value) -> Value {
+        self.named.insert(name.to_owned(), schema);
+        json!({"$ref": format!("#/components/schemas/{name}")})
+    }
+
     /// All schemas by their names.
     ///
     /// # Panics
     /// Panics if a type that is both read and written has two schemas: then one of them needs another name.
     pub fn finish(mut self) -> Map<String, Value> {
         let mut all = self.requests.take_definitions(true);
-        for (name, schema) in self.responses.take_definitions(true) {
+        let mut responses = self.responses.take_definitions(true);
+        for schema in responses.values_mut() {
+            let schema: &mut Schema = schema.try_into().expect("a schema");
+            RecursiveTransform(left_out_not_null).transform(schema);
+        }
+        for (name, schema) in responses.into_iter().chain(self.named) {
             let before = all.insert(name.clone(), schema.clone());
             assert!(before.is_none_or(|before| before == schema), "{name} has two schemas");
-        }
-        if let Some(codes) = all.get_mut("ErrorCode").and_then(|schema| schema["oneOf"].as_array_mut()) {
-            // Their order is that of the declaration, as in `ALL`.
-            for (schema, code) in codes.iter_mut().zip(ErrorCode::ALL) {
-                assert_eq!(schema["const"], code.as_str(), "the schema lists the codes in their order");
-                schema["x-http-status"] = code.status().as_u16().into();
-            }
         }
         for schema in all.values_mut() {
             let schema: &mut Schema = schema.try_into().expect("a schema");
             RecursiveTransform(bounded).transform(schema);
+            RecursiveTransform(described_defaults).transform(schema);
+            RecursiveTransform(enumerated).transform(schema);
+        }
+        if let Some(codes) = all.get_mut("ErrorCode") {
+            let statuses: Map<String, Value> = ErrorCode::ALL
+                .iter()
+                .map(|code| (code.as_str().to_owned(), code.status().as_u16().into()))
+                .collect();
+            codes["x-http-statuses"] = statuses.into();
         }
         all
     }
@@ -73,6 +89,66 @@ fn bounded(schema: &mut Schema) {
     schema.remove("format");
     if schema.get("maximum").is_none() {
         schema.insert("maximum".to_owned(), max.into());
+    }
+}
+
+/// Writes a choice of words as a list of them, with their descriptions beside it. Programs that generate types from the document make one type
+/// of a list, but of a choice as many as there are words.
+fn enumerated(schema: &mut Schema) {
+    let Some(forms) = schema.get("oneOf").and_then(Value::as_array) else { return };
+    let (mut words, mut descriptions) = (Vec::new(), Vec::new());
+    for form in forms {
+        let listed = form.get("enum").and_then(Value::as_array).cloned();
+        let Some(found) = listed.or_else(|| form.get("const").map(|word| vec![word.clone()])) else { return };
+        let description = form.get("description").and_then(Value::as_str).unwrap_or_default();
+        descriptions.extend(std::iter::repeat_n(Value::from(description), found.len()));
+        words.extend(found);
+    }
+    schema.remove("oneOf");
+    schema.insert("type".to_owned(), "string".into());
+    schema.insert("enum".to_owned(), words.into());
+    schema.insert("x-enum-descriptions".to_owned(), descriptions.into());
+}
+
+/// Takes null from the fields of a response that are not always there: they are left out instead.
+fn left_out_not_null(schema: &mut Schema) {
+    let required: Vec<Value> = schema.get("required").and_then(Value::as_array).cloned().unwrap_or_default();
+    let Some(fields) = schema.get_mut("properties").and_then(Value::as_object_mut) else { return };
+    let optional = fields.iter_mut().filter(|(name, _)| !required.iter().any(|required| required == *name));
+    for field in optional.filter_map(|(_, field)| field.as_object_mut()) {
+        if let Some(types) = field.get_mut("type").and_then(Value::as_array_mut) {
+            types.retain(|one| one != "null");
+            if let [one] = &types[..] {
+                let one = one.clone();
+                field.insert("type".to_owned(), one);
+            }
+        }
+        let Some(Value::Array(mut forms)) = field.remove("anyOf") else { continue };
+        forms.retain(|form| form.get("type").is_none_or(|one| one != "null"));
+        match &mut forms[..] {
+            [Value::Object(one)] => field.append(one),
+            _ => drop(field.insert("anyOf".to_owned(), forms.into())),
+        }
+    }
+}
+
+/// Moves the defaults of fields to their descriptions. Programs that generate types from the document take a field with a default for one that
+/// is always there.
+fn described_defaults(schema: &mut Schema) {
+    let Some(fields) = schema.get_mut("properties").and_then(Value::as_object_mut) else { return };
+    for field in fields.values_mut().filter_map(Value::as_object_mut) {
+        let description = field.get("description").and_then(Value::as_str).unwrap_or_default();
+        let described = match field.get("default") {
+            None => continue,
+            Some(Value::Null) => None,
+            Some(_) if description.to_lowercase().contains("default:") => None,
+            Some(Value::String(word)) => Some(format!("{description} Default: `{word}`.")),
+            Some(value) => Some(format!("{description} Default: {value}.")),
+        };
+        if let Some(described) = described {
+            field.insert("description".to_owned(), described.trim_start().into());
+        }
+        field.remove("default");
     }
 }
 
