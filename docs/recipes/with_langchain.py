@@ -18,5 +18,13 @@ from thresher_client.langchain import ThresherCompressor
 compressor = ThresherCompressor(budget={"ratio": 0.5}, on_error="originals")
 retriever = ContextualCompressionRetriever(base_compressor=compressor, base_retriever=store.as_retriever())
 
-for document in retriever.invoke("When was the lighthouse at Cape Orrin completed?"):
+documents = retriever.invoke("When was the lighthouse at Cape Orrin completed?")
+for document in documents:
     print(document.id, document.page_content, document.metadata["thresher"]["spans"])
+
+from thresher_client.langchain import ThresherAttributor
+
+# Behind a chain that returns a dict with "context" and "answer": chain | ThresherAttributor()
+answered = {"context": documents, "answer": "The light was completed in 1878."}
+for part in ThresherAttributor().invoke(answered)["attribution"]["parts"]:
+    print(part["verdict"], part["conflicts"][0]["source"]["text"])

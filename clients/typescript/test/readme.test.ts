@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
 import { readFileSync, readdirSync } from "node:fs";
+import { resolve } from "node:path";
 import { test } from "node:test";
 import { promisify } from "node:util";
 
@@ -23,10 +24,14 @@ test("every example runs", async () => {
   }
 });
 
-test("every block of the README is part of an example", () => {
+test("every block of the READMEs is part of an example", () => {
   const readme = readFileSync("README.md", "utf8");
   const blocks = [...readme.matchAll(/^```ts\n\/\/ (examples\/\S+)\n(.*?)^```$/gms)];
   assert.equal(blocks.length, [...readme.matchAll(/^```ts$/gm)].length, "each block names its file");
   for (const [, path, block] of blocks) assert.ok(readFileSync(path!, "utf8").includes(block!), path);
+  const root = readFileSync(resolve(process.env["THRESHER_TEST_ROOT"] ?? "../..", "README.md"), "utf8");
+  const examples = readdirSync("examples").map((name) => readFileSync(`examples/${name}`, "utf8"));
+  const shown = [...root.matchAll(/^```ts\n(.*?)^```$/gms)].map(([, block]) => block!);
+  assert.ok(shown.length > 0 && shown.every((block) => examples.some((example) => example.includes(block))));
   assert.deepEqual([...new Set(blocks.map(([, path]) => path!.replace("examples/", "")))].sort(), Object.keys(EXPECTED).sort());
 });
