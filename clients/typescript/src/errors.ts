@@ -1,11 +1,13 @@
 /** Errors of this package: errors that the daemon returned, failed connections, timeouts and unusable answers. */
 
+import type { AnyErrorCode } from "./codes.js";
+
 /** Base class of all errors of this package. */
 export class ThresherError extends Error {
   /** A stable code, for programs. */
-  readonly code: string;
+  readonly code: AnyErrorCode;
 
-  constructor(code: string, message: string, options?: ErrorOptions) {
+  constructor(code: AnyErrorCode, message: string, options?: ErrorOptions) {
     super(message, options);
     this.name = new.target.name;
     this.code = code;
@@ -40,7 +42,7 @@ export class ApiError extends ThresherError implements ApiErrorFields {
   readonly requestId: string | null;
   readonly retryAfterS: number | null;
 
-  constructor(code: string, message: string, fields: ApiErrorFields) {
+  constructor(code: AnyErrorCode, message: string, fields: ApiErrorFields) {
     super(code, message);
     this.status = fields.status;
     this.param = fields.param;

@@ -1,6 +1,7 @@
 /** The client of Thresher. Adapters are separate modules: `thresher-client/ai-sdk` and `thresher-client/langchain`. */
 
 export { Client } from "./client.js";
+export type { AnyErrorCode, ClientErrorCode, ErrorCode } from "./codes.js";
 export {
   AnswerInvalidError,
   ApiError,

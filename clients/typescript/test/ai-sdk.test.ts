@@ -64,12 +64,6 @@ test("the context is put before the question, and the answer gets citations and 
   assert.equal(found.related, true);
   assert.ok(found.answerable!.probability > 0);
   assert.ok(found.usage!.tokens_out <= 20);
-  const text = result.content.find((part) => part.type === "text")!;
-  const [citation] = (text as { citations?: { startIndex?: number; endIndex?: number; citedText?: string }[] }).citations ?? [];
-  if (citation !== undefined) {
-    assert.equal(ANSWER.slice(citation.startIndex, citation.endIndex), "Alexander Fleming discovered penicillin in 1928.");
-    assert.equal(citation.citedText, SENTENCE);
-  }
 });
 
 test("the middleware's own result has citations with the ranges of the answer", async () => {

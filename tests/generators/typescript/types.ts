@@ -25,8 +25,10 @@ export const requests: [
   (request: Mutable<client.RegisterRequest>) => Schemas["RegisterBody"],
   (request: Mutable<client.RerankRequest>) => Schemas["RerankBody"],
   (request: Mutable<client.Budget>) => Schemas["Budget"],
-  (request: client.ErrorInfo["code"]) => string,
-] = [same, same, same, same, same, same];
+] = [same, same, same, same, same];
+
+/** Both list the same error codes. */
+export const codes: [(code: Schemas["ErrorCode"]) => client.ErrorCode, (code: client.ErrorCode) => Schemas["ErrorCode"]] = [same, same];
 
 /** The generated types have no `readonly`. */
 type Mutable<T> = T extends readonly (infer E)[] ? Mutable<E>[] : T extends object ? { -readonly [K in keyof T]: Mutable<T[K]> } : T;
