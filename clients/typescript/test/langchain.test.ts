@@ -7,8 +7,10 @@ import { ContextualCompressionRetriever } from "@langchain/classic/retrievers/co
 import { Document } from "@langchain/core/documents";
 import { BaseRetriever } from "@langchain/core/retrievers";
 import { BaseDocumentCompressor } from "@langchain/core/retrievers/document_compressors";
+import { AIMessage } from "@langchain/core/messages";
+import { RunnableLambda } from "@langchain/core/runnables";
 import { Client, ConnectionFailedError } from "thresher-client";
-import { ThresherCompressor, type ThresherMetadata, ThresherRetriever } from "thresher-client/langchain";
+import { ThresherAttributor, ThresherCompressor, type ThresherMetadata, ThresherRetriever } from "thresher-client/langchain";
 
 import { BUDGET, FLEMING, QUESTION, SENTENCE, TEXTS } from "./corpus.js";
 
@@ -82,6 +84,28 @@ test("a daemon that fails is an error, or leaves the documents unchanged", async
   assert.deepEqual(found.map(({ pageContent }) => pageContent), TEXTS.slice(0, 3));
   assert.equal(thresherOf(found[0]).degraded, "connection_failed");
   assert.deepEqual(await compressor.compressDocuments([], QUESTION), []);
+});
+
+test("the attributor puts verdicts beside the answer of a chain", async () => {
+  const text = "Alexander Fleming discovered penicillin in 1928. He discovered penicillin in 1938.";
+  for (const answer of [text, new AIMessage(text)]) {
+    const chain = RunnableLambda.from((input: string) => ({ input, answer, context: DOCUMENTS })).pipe(new ThresherAttributor({ sourcesMax: 1 }));
+    const found = await chain.invoke(QUESTION);
+    assert.equal(found.answer, answer);
+    const [supported, contradicted] = found.attribution!.parts;
+    assert.deepEqual([supported!.verdict, contradicted!.verdict], ["supported", "contradicted"]);
+    assert.deepEqual(supported!.sources.map(({ index, cited }) => [index, cited]), [[FLEMING, true]]);
+    // Before the sentence stands an emoji.
+    const { start, end } = supported!.sources[0]!.sentence;
+    assert.equal(TEXTS[FLEMING].slice(start, end), SENTENCE);
+    assert.equal(contradicted!.conflicts![0]!.source.text, "1928");
+  }
+  const empty = { parts: [], quotes: [] };
+  assert.deepEqual((await new ThresherAttributor().invoke({ answer: " ", context: DOCUMENTS })).attribution, empty);
+  assert.deepEqual((await new ThresherAttributor().invoke({ answer: text, context: [] })).attribution, empty);
+  const answered = { answer: text, context: DOCUMENTS };
+  await assert.rejects(new ThresherAttributor({ connection: NOBODY }).invoke(answered), ConnectionFailedError);
+  assert.equal((await new ThresherAttributor({ connection: NOBODY, onError: "none" }).invoke(answered)).attribution, null);
 });
 
 test("wrong options are refused when the compressor is made", () => {

@@ -12,7 +12,7 @@ const EXPECTED: Record<string, string[]> = {
   "with_stream.ts": ["supported The light was completed in 1874.", "not_found It was painted green."],
   "with_errors.ts": ["422 budget_zero budget.tokens"],
   "with_ai_sdk.ts": ["The light was completed in 1874. [ 'history' ]", "true true [ 'supported' ]"],
-  "with_langchain.ts": ["history Cape Orrin Light was completed in 1874. 39 true"],
+  "with_langchain.ts": ["history Cape Orrin Light was completed in 1874. 39 true", "contradicted 1874"],
 };
 
 test("every example runs", async () => {
