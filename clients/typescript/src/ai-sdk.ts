@@ -206,7 +206,8 @@ class Context {
     } catch (error) {
       if (!(error instanceof ThresherError) || options.onError !== "originals") throw error;
       const context = chunks.map(({ title, text }, index) => `[${index + 1}] ${title === undefined ? "" : `${title}\n`}${text}`).join("\n\n");
-      return new Context(client, chunks, signal, { id: null, context, related: null, answerable: null, usage: null, parts: [], degraded: error.code });
+      const unknown = { id: null, related: null, answerable: null, usage: null, parts: [] };
+      return new Context(client, chunks, signal, { ...unknown, context, degraded: error.code });
     }
   }
 

@@ -106,12 +106,15 @@ export interface Answered {
   context: DocumentInterface[];
 }
 
+/** An answer with its attribution, which is null if the daemon failed and `onError` is `none`. */
+export type Attributed<T extends Answered> = T & { attribution: Pick<Attribution, "parts" | "quotes"> | null };
+
 /**
  * Attributes answers to the documents that the language model has read: `chain.pipe(new ThresherAttributor())`. It adds `attribution`, whose
  * `parts` have a verdict, conflicts and sources. The `index` of a source is the position of a document; positions are those of JavaScript strings.
  * An answer without text or without documents has no parts.
  */
-export class ThresherAttributor<T extends Answered = Answered> extends Runnable<T, T & { attribution: Pick<Attribution, "parts" | "quotes"> | null }> {
+export class ThresherAttributor<T extends Answered = Answered> extends Runnable<T, Attributed<T>> {
   static override lc_name(): string {
     return "ThresherAttributor";
   }
@@ -124,7 +127,7 @@ export class ThresherAttributor<T extends Answered = Answered> extends Runnable<
     this.client = options.client ?? new Client(options.connection);
   }
 
-  override async invoke(input: T, config?: Partial<RunnableConfig>): Promise<T & { attribution: Pick<Attribution, "parts" | "quotes"> | null }> {
+  override async invoke(input: T, config?: Partial<RunnableConfig>): Promise<Attributed<T>> {
     return this._callWithConfig(
       async (input: T, options?: Partial<RunnableConfig>) => ({ ...input, attribution: await this.attribute(input, options?.signal) }),
       input,
@@ -132,7 +135,7 @@ export class ThresherAttributor<T extends Answered = Answered> extends Runnable<
     );
   }
 
-  private async attribute({ answer, context }: T, signal: AbortSignal | undefined): Promise<Pick<Attribution, "parts" | "quotes"> | null> {
+  private async attribute({ answer, context }: Answered, signal: AbortSignal | undefined): Promise<Attributed<Answered>["attribution"]> {
     const { sourcesMax, deadlineMs, onError, titleKey = "title" } = this.options;
     const text = typeof answer === "string" ? answer : answer.text;
     if (text.trim() === "" || context.length === 0) return { parts: [], quotes: [] };

@@ -40,7 +40,11 @@ export class AttributionStream implements AsyncIterable<Part> {
       const response = await this.transport.repeated(this.options, (opening) => this.open(sender, opening, connection.signal));
       sender.accept();
       for await (const [name, data] of events(response, watch)) {
-        if (name === "part") yield part(data);
+        if (name === "part") {
+          watch.pause();
+          yield part(data);
+          watch.resume();
+        }
         if (name === "error") throw apiError(response.status, response.headers, data);
         if (name === "done") {
           this.ended = Boolean((JSON.parse(data) as { ended?: boolean }).ended ?? true);
@@ -77,7 +81,8 @@ export class AttributionStream implements AsyncIterable<Part> {
 /** Aborts the connection if the daemon neither takes nor sends anything for `timeoutMs`. */
 class Watch {
   private timer: ReturnType<typeof setTimeout> | undefined;
-  private isPaused = false;
+  /** How often the stream waits for the caller: for the next piece of the answer, and for the next call of the iterator. */
+  private pauses = 0;
 
   constructor(
     private readonly timeoutMs: number,
@@ -87,12 +92,17 @@ class Watch {
   /** Something was sent or received. */
   restart(): void {
     this.stop();
-    if (!this.isPaused) this.timer = setTimeout(() => this.connection.abort(timedOut(this.timeoutMs)), this.timeoutMs);
+    if (this.pauses === 0) this.timer = setTimeout(() => this.connection.abort(timedOut(this.timeoutMs)), this.timeoutMs);
   }
 
-  /** Whether the stream waits for the caller, whose model may think for long. */
-  pause(isPaused: boolean): void {
-    this.isPaused = isPaused;
+  /** The stream begins to wait for the caller, who may take long. */
+  pause(): void {
+    this.pauses += 1;
+    this.stop();
+  }
+
+  resume(): void {
+    this.pauses -= 1;
     this.restart();
   }
 
@@ -146,12 +156,15 @@ class Sender {
 
   /** The next piece of the answer that is not empty; null at its end. */
   private async next(): Promise<string | null> {
-    this.watch.pause(true);
-    for (;;) {
-      const { done, value } = await this.deltas.next();
-      if (!done && value === "") continue;
-      this.watch.pause(false);
-      return done ? null : value;
+    this.watch.pause();
+    try {
+      for (;;) {
+        const { done, value } = await this.deltas.next();
+        if (done) return null;
+        if (value !== "") return value;
+      }
+    } finally {
+      this.watch.resume();
     }
   }
 }

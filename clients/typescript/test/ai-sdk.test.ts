@@ -10,7 +10,10 @@ import { type ThresherMiddlewareOptions, thresherMetadata, thresherMiddleware, t
 
 import { BUDGET_NUMBERED, FLEMING, QUESTION, SENTENCE, TEXTS } from "./corpus.js";
 
-const CHUNKS = TEXTS.map((text, index) => ({ id: `d${index}`, text, title: `Document ${index}`, ...(index === 2 ? { metadata: { url: "https://example.org/tower" } } : {}) }));
+const CHUNKS = TEXTS.map((text, index) => {
+  const metadata = index === 2 ? { metadata: { url: "https://example.org/tower" } } : {};
+  return { id: `d${index}`, text, title: `Document ${index}`, ...metadata };
+});
 const ANSWER = "Alexander Fleming discovered penicillin in 1928. He discovered penicillin in 1938.";
 const USAGE = { inputTokens: { total: 1, noCache: 1, cacheRead: 0, cacheWrite: 0 }, outputTokens: { total: 1, text: 1, reasoning: 0 } };
 const FINISH = { unified: "stop", raw: "stop" } as const;
@@ -73,7 +76,7 @@ test("the middleware's own result has citations with the ranges of the answer", 
   const [text] = content;
   assert.equal(text!.type, "text");
   const cited = (text as { citations: { startIndex: number; endIndex: number; citedText: string; source: { id: string } }[] }).citations;
-  assert.deepEqual(cited.map(({ startIndex, endIndex }) => ANSWER.slice(startIndex, endIndex)).slice(0, 1), ["Alexander Fleming discovered penicillin in 1928."]);
+  assert.equal(ANSWER.slice(cited[0]!.startIndex, cited[0]!.endIndex), "Alexander Fleming discovered penicillin in 1928.");
   assert.equal(cited[0]!.citedText, SENTENCE);
   assert.equal(cited[0]!.source.id, "d1");
 });
@@ -140,7 +143,8 @@ test("a daemon that cannot be reached is an error, or leaves the chunks whole", 
 
 test("an aborted call ends with the reason of its signal", async () => {
   const { model } = models(ANSWER, { retrieve });
-  await assert.rejects(generateText({ model, prompt: QUESTION, abortSignal: AbortSignal.abort(new Error("enough")), maxRetries: 0 }), { message: "enough" });
+  const abortSignal = AbortSignal.abort(new Error("enough"));
+  await assert.rejects(generateText({ model, prompt: QUESTION, abortSignal, maxRetries: 0 }), { message: "enough" });
 });
 
 test("the reranking model orders texts and objects", async () => {

@@ -69,7 +69,11 @@ test("attribute formats citations, and takes spans", async () => {
 });
 
 test("a streamed answer is attributed sentence by sentence, while it arrives", async () => {
-  const sentences = ["Alexander Fleming discovered penicillin in 1928. ", "The tower is 324 metres high. ", "It is painted green every year by many people, they say."];
+  const sentences = [
+    "Alexander Fleming discovered penicillin in 1928. ",
+    "The tower is 324 metres high. ",
+    "It is painted green every year by many people, they say.",
+  ];
   let finish: () => void = () => {};
   const firstPart = new Promise<void>((resolve) => (finish = resolve));
   async function* deltas() {
@@ -98,6 +102,20 @@ test("a streamed answer is attributed sentence by sentence, while it arrives", a
   await assert.rejects(async () => {
     for await (const _ of stream) assert.fail();
   }, TypeError);
+});
+
+test("a stream waits for a slow caller longer than timeoutMs", async () => {
+  const pause = () => new Promise((resolve) => setTimeout(resolve, 700));
+  async function* deltas() {
+    yield `${"The tower is 324 metres high. ".repeat(8)}`;
+    await pause();
+    yield "It was finished in 1889.";
+  }
+  let count = 0;
+  for await (const _ of client.attributeStream(deltas(), { chunks: TEXTS }, { timeoutMs: 500 })) {
+    if (count++ === 0) await pause();
+  }
+  assert.equal(count, 9);
 });
 
 test("a stream ends with the error of its deltas, with its signal, and when it is left early", async () => {

@@ -14,7 +14,10 @@ import { ThresherAttributor, ThresherCompressor, type ThresherMetadata, Thresher
 
 import { BUDGET, FLEMING, QUESTION, SENTENCE, TEXTS } from "./corpus.js";
 
-const DOCUMENTS = TEXTS.map((pageContent, index) => new Document({ pageContent, id: `d${index}`, metadata: { title: `Document ${index}`, nested: { index } } }));
+const DOCUMENTS = TEXTS.map((pageContent, index) => {
+  const metadata = { title: `Document ${index}`, nested: { index } };
+  return new Document({ pageContent, id: `d${index}`, metadata });
+});
 // Nothing listens there.
 const NOBODY = { baseUrl: "http://127.0.0.1:1", retries: { countMax: 0 } };
 

@@ -56,7 +56,8 @@ test("rerank", async () => {
 });
 
 test("registered chunks", async () => {
-  const registered = await client.POST("/v1/chunks", { body: { chunks: [{ id: "openapi", text: "Tides are caused by the moon.", metadata: { lang: "en" } }], wait: true } });
+  const chunk = { id: "openapi", text: "Tides are caused by the moon.", metadata: { lang: "en" } };
+  const registered = await client.POST("/v1/chunks", { body: { chunks: [chunk], wait: true } });
   assert.equal(registered.data?.chunks[0]?.status, "created");
   const { data } = await client.POST("/v1/search", { body: { query: "What causes tides?", filter: { lang: "en" } } });
   assert.deepEqual(data?.results.map(({ id }) => id), ["openapi"]);
