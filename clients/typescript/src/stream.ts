@@ -57,7 +57,7 @@ export class AttributionStream implements AsyncIterable<Part> {
       if (connection.signal.aborted) throw connection.signal.reason;
       throw error;
     } finally {
-      watch.stop();
+      watch.end();
       signal?.removeEventListener("abort", abort);
       connection.abort();
       // Not awaited: a generator that waits for its model returns only when the model answers.
@@ -83,6 +83,7 @@ class Watch {
   private timer: ReturnType<typeof setTimeout> | undefined;
   /** How often the stream waits for the caller: for the next piece of the answer, and for the next call of the iterator. */
   private pauses = 0;
+  private isOver = false;
 
   constructor(
     private readonly timeoutMs: number,
@@ -91,14 +92,14 @@ class Watch {
 
   /** Something was sent or received. */
   restart(): void {
-    this.stop();
-    if (this.pauses === 0) this.timer = setTimeout(() => this.connection.abort(timedOut(this.timeoutMs)), this.timeoutMs);
+    clearTimeout(this.timer);
+    if (this.pauses === 0 && !this.isOver) this.timer = setTimeout(() => this.connection.abort(timedOut(this.timeoutMs)), this.timeoutMs);
   }
 
   /** The stream begins to wait for the caller, who may take long. */
   pause(): void {
     this.pauses += 1;
-    this.stop();
+    clearTimeout(this.timer);
   }
 
   resume(): void {
@@ -106,7 +107,9 @@ class Watch {
     this.restart();
   }
 
-  stop(): void {
+  /** The stream is over. What the caller does after that starts no timer, which would keep the program from ending. */
+  end(): void {
+    this.isOver = true;
     clearTimeout(this.timer);
   }
 }

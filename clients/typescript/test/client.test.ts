@@ -1,11 +1,13 @@
 /** Every method of the client, against a daemon with the default model. */
 
 import assert from "node:assert/strict";
+import { execFile } from "node:child_process";
 import { createHash } from "node:crypto";
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { test } from "node:test";
+import { promisify } from "node:util";
 
 import { AuthenticationError, Client, type CompressRequest, NotFoundError, RequestInvalidError } from "thresher-client";
 
@@ -140,6 +142,28 @@ test("a stream ends with the error of its deltas, with its signal, and when it i
   await assert.rejects(async () => {
     for await (const _ of client.attributeStream(["a"], { chunks: [] }));
   }, RequestInvalidError);
+});
+
+test("a stream that is over keeps no program from ending", async () => {
+  const program = `
+    import { Client } from "thresher-client";
+    async function* deltas() {
+      yield "The tower is 324 metres high. It was finished in 1889, and it is still there for all to see, so come and see it. ";
+      await new Promise((resolve) => setTimeout(resolve, 300));
+      yield "It is red.";
+    }
+    const aborting = new AbortController();
+    const stream = new Client().attributeStream(deltas(), { chunks: ["The tower is 324 metres high."] }, { signal: aborting.signal });
+    try {
+      for await (const _ of stream) aborting.abort(new Error("enough"));
+    } catch (error) {
+      console.log(error.message);
+    }`;
+  const began = performance.now();
+  const { stdout } = await promisify(execFile)(process.execPath, ["--input-type=module", "-e", program]);
+  assert.equal(stdout.trim(), "enough");
+  // The client's own limit is a minute.
+  assert.ok(performance.now() - began < 30_000);
 });
 
 test("chunks are registered, listed, searched, compressed and deleted", async () => {
