@@ -139,7 +139,7 @@ fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
         ("/v1/search", post(registry::search)),
         ("/v1/rerank", post(rerank::v1)),
         ("/v2/rerank", post(rerank::v2)),
-        (rerank::SHARED_PATH, post(rerank::shared)),
+        (rerank::SHARED_PATH, shared_rerank()),
         ("/v1/score", post(rerank::score)),
         ("/score", post(rerank::score)),
         ("/v1/retrieve/{hash}", get(originals::retrieve)),
@@ -153,6 +153,13 @@ fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
     #[cfg(feature = "mcp")]
     let routes = [routes, vec![(mcp::PATH, post(mcp::handle))]].concat();
     routes
+}
+
+/// The methods of the path that vLLM and Text Embeddings Inference share: all of its errors have a type.
+fn shared_rerank() -> MethodRouter<Service> {
+    post(rerank::shared)
+        .fallback(async || ApiError::method_not_allowed().shared_rerank_response())
+        .layer(CatchPanicLayer::custom(error::from_shared_panic))
 }
 
 /// All public paths, with parameters in braces.

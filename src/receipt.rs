@@ -26,7 +26,7 @@ pub const PAYLOAD_TYPE: &str = "application/vnd.thresher.attribution+json";
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Receipt {
     payload_type: String,
-    /// Base64 of a [`Statement`] as JSON.
+    /// Base64 of the statement as JSON.
     payload: String,
     signatures: Vec<Signature>,
 }

@@ -98,7 +98,7 @@ pub struct ChangeAnswer {
     error: Option<ApiError>,
 }
 
-/// The values of [`ChangeAnswer::status`].
+/// What was done with a chunk.
 #[derive(JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[allow(dead_code, reason = "only its schema is used")]

@@ -170,3 +170,8 @@ impl IntoResponse for ApiError {
 pub(super) fn from_panic(_panic: Box<dyn Any + Send>) -> Response {
     ApiError::internal().into_response()
 }
+
+/// As [`from_panic`], for the path `/rerank`.
+pub(super) fn from_shared_panic(_panic: Box<dyn Any + Send>) -> Response {
+    ApiError::internal().shared_rerank_response()
+}

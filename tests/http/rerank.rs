@@ -3,8 +3,8 @@
 
 use serde_json::{Value, json};
 
-use crate::support::wire::{self, post};
-use crate::{Daemon, check_error, daemon, scripted};
+use crate::support::wire::{self, ask_with, get, post};
+use crate::{Daemon, check_error, daemon, double, scripted};
 
 const TEXTS: [&str; 3] = ["Water is wet.", "The tide is at noon. The moon is far.", "The moon is far."];
 
@@ -162,6 +162,41 @@ async fn every_error_of_the_endpoint_of_text_embeddings_inference_has_a_type() {
         let error = post(daemon.http, "/v1/rerank", body.to_owned()).await.json();
         assert_eq!(error["error_type"], Value::Null, "{body}: {error}");
     }
+    let refused = get(daemon.http, "/rerank").await;
+    assert_eq!(
+        (refused.status, &refused.json()["error_type"]),
+        (405, &json!("Validation")),
+        "{}",
+        refused.body
+    );
+    let untyped = ask_with(daemon.http, ("POST", "/rerank"), &["content-type: text/plain"], "{}").await;
+    assert_eq!(
+        (untyped.status, &untyped.json()["error_type"]),
+        (415, &json!("Validation")),
+        "{}",
+        untyped.body
+    );
+    let broken = crate::daemon(Some(double(|_| panic!("a bug"))), 1, 1).await;
+    for (body, is_tei) in
+        [(request(json!({})), false), (json!({"query": "x", "texts": TEXTS}).to_string(), true)]
+    {
+        let failed = post(broken.http, "/rerank", body).await;
+        assert_eq!(
+            (failed.status, &failed.json()["error_type"]),
+            (500, &json!("Backend")),
+            "{}",
+            failed.body
+        );
+        assert_eq!(failed.json()["error"].is_string(), is_tei, "{}", failed.body);
+    }
+    let starting = crate::daemon(None, 1, 1).await;
+    let refused = post(starting.http, "/rerank", request(json!({}))).await;
+    assert_eq!(
+        (refused.status, &refused.json()["error_type"]),
+        (503, &json!("Unhealthy")),
+        "{}",
+        refused.body
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

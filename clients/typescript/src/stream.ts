@@ -12,7 +12,7 @@ const PATH = "/v1/attribute/stream";
 /**
  * The parts of a streamed answer, each as soon as its end is certain. Iterate over it once.
  *
- * The request and the answer are in flight at the same time. Node.js and Deno send a body while they read the answer; browsers do not.
+ * The request and the answer are in flight at the same time. Node.js sends a body while it reads the answer; browsers do not.
  */
 export class AttributionStream implements AsyncIterable<Part> {
   /** True if the answer was complete, false if it was cut off, null before its end. */
