@@ -16,6 +16,7 @@ mod response;
 mod schema;
 mod score;
 mod search;
+mod usage;
 
 pub use attribute::dialects::{ChunkNumbers, CitationContext, anthropic, openai};
 pub use attribute::{
@@ -28,11 +29,13 @@ pub use chunks::{
 };
 pub use conversation::{
     MessagesAnswer, MessagesBody, MiddlewareBody, MiddlewareOptions, OriginalAnswer, RelevantAnswer,
+    RetrieveBody, SessionAnswer,
 };
 pub use kv::{Include, KvAnswer, KvPolicy, KvWanted};
 pub use limits::{Body, BodyLimits, ListLimit};
 pub use request::{CompressBody, ServeOptions, parse, parse_field};
 pub use rerank::{RerankAnswer, RerankBody, RerankDialect, RerankRequest, sends_texts};
-pub use response::{CompressAnswer, ModelsAnswer, Prefiltered, TimingMs};
+pub use response::{CompressAnswer, HealthAnswer, ModelsAnswer, Prefiltered, TimingMs};
 pub use score::{ScoreAnswer, ScoreBody, Scored};
 pub use search::{FilterBody, Rank, SearchAnswer, SearchBody, SearchLimits, SearchRequest};
+pub use usage::{ProviderUsage, SessionUsageAnswer, TokensAnswer, UsageAnswer, UsageBody, UsageTaken};

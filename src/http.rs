@@ -6,6 +6,7 @@ mod body;
 mod compress;
 mod connections;
 mod error;
+mod health;
 mod keys;
 #[cfg(feature = "mcp")]
 mod mcp;
@@ -23,12 +24,13 @@ mod rerank;
 mod serve;
 mod service;
 pub mod tls;
+mod usage;
 
 use std::time::Duration;
 
+use axum::Router;
 use axum::http::{HeaderName, HeaderValue};
 use axum::routing::{MethodRouter, get, post};
-use axum::{Json, Router};
 use thresher_core::pipeline::validate::RequestLimits;
 use thresher_registry::RegistrySettings;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -42,7 +44,7 @@ pub use self::serve::{Serving, serve};
 pub use self::service::{ReceiptKey, Scope, Service, ServiceParts};
 use thresher_core::pipeline::answerable::Answerable;
 
-use crate::api::{BodyLimits, ModelsAnswer, RegisterLimits, SearchLimits};
+use crate::api::{BodyLimits, RegisterLimits, SearchLimits};
 use crate::error::ApiError;
 
 /// The response header that says whether the chunks answer the question, and with which probability.
@@ -142,13 +144,16 @@ fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
         (rerank::SHARED_PATH, shared_rerank()),
         ("/v1/score", post(rerank::score)),
         ("/score", post(rerank::score)),
+        ("/v1/retrieve", post(originals::retrieve_posted)),
         ("/v1/retrieve/{hash}", get(originals::retrieve)),
+        ("/v1/usage", get(usage::show).post(usage::take)),
         ("/v1/kv/{handle}", get(compress::fetch_export)),
-        ("/v1/models", get(models)),
+        ("/v1/models", get(middleware::models::handle)),
         ("/v1/chat/completions", post(middleware::chat)),
         ("/v1/responses", post(middleware::responses)),
         ("/v1/messages", post(middleware::messages)),
         (openapi::PATH, get(openapi::handle)),
+        (health::PATH, get(health::handle)),
     ];
     #[cfg(feature = "mcp")]
     let routes = [routes, vec![(mcp::PATH, post(mcp::handle))]].concat();
@@ -162,6 +167,11 @@ fn shared_rerank() -> MethodRouter<Service> {
         .layer(CatchPanicLayer::custom(error::from_shared_panic))
 }
 
+/// The path of a route as [`paths`] has it, without the slash that may follow it.
+fn route_of(matched: &str) -> &str {
+    matched.strip_suffix('/').filter(|path| !path.is_empty()).unwrap_or(matched)
+}
+
 /// All public paths, with parameters in braces.
 pub fn paths() -> Vec<&'static str> {
     routes().into_iter().map(|(path, _)| path).collect()
@@ -170,9 +180,14 @@ pub fn paths() -> Vec<&'static str> {
 /// The router of the public listener.
 pub fn router(service: Service) -> Router {
     let (origins, cors) = (service.origins.clone(), service.origins.cors());
+    // Gateways join paths in different ways, so a slash may follow each of them.
+    let with_slash = |router: Router<Service>, (path, methods): (&str, MethodRouter<Service>)| {
+        router.route(path, methods.clone()).route(&format!("{path}/"), methods)
+    };
     let router = routes()
         .into_iter()
-        .fold(Router::new(), |router, (path, methods)| router.route(path, methods))
+        .fold(Router::new(), with_slash)
+        .route(middleware::passthrough::ROUTE, passed_on())
         .fallback(async || ApiError::not_found(&paths()))
         .method_not_allowed_fallback(async || ApiError::method_not_allowed())
         // After a panic, which is a bug, the client gets a 500, the process lives, and the log says where.
@@ -192,6 +207,8 @@ pub fn router(service: Service) -> Router {
     router.layer(axum::middleware::from_fn(observe::request)).with_state(service)
 }
 
-async fn models(service: Scope) -> Result<Json<ModelsAnswer>, ApiError> {
-    Ok(Json(ModelsAnswer::new(service.ready()?)))
+/// The methods that are passed on to upstreams.
+fn passed_on() -> MethodRouter<Service> {
+    let handle = middleware::passthrough::handle;
+    get(handle).post(handle).put(handle).patch(handle).delete(handle)
 }

@@ -16,6 +16,7 @@ pub mod find;
 pub mod json;
 pub mod records;
 pub mod rewrite;
+pub mod session;
 pub mod settings;
 pub mod sse;
 pub mod stream;

@@ -48,11 +48,13 @@ pub struct OriginalSettings {
     pub dir: PathBuf,
     /// Bytes of one tenant's texts; the oldest are dropped. 0: none are kept. Default: 1 GiB.
     pub bytes_max: u64,
+    /// Seconds after its last use at which a session of `POST /v1/compress` ends. 0: no session ends. Default: a day.
+    pub session_expire_s: u64,
 }
 
 impl Default for OriginalSettings {
     fn default() -> Self {
-        Self { dir: "data/originals".into(), bytes_max: 1 << 30 }
+        Self { dir: "data/originals".into(), bytes_max: 1 << 30, session_expire_s: 86_400 }
     }
 }
 
@@ -345,6 +347,11 @@ impl TenantOriginals {
         })
     }
 
+    /// Returns the seconds after its last use at which a session ends; `None`: no session ends.
+    pub fn session_expire_s(&self) -> Option<u64> {
+        Some(self.store.settings.session_expire_s).filter(|seconds| *seconds > 0)
+    }
+
     /// Stores keys and their values durably. The oldest values of the tenant are dropped if there is not enough room. A value that is larger
     /// than the tenant's part of the store is skipped.
     ///
@@ -352,6 +359,27 @@ impl TenantOriginals {
     /// Fails if the store cannot be written. Then no value of `entries` is stored.
     pub fn put(&self, entries: &[(&[u8], &[u8])]) -> Result<(), OriginalError> {
         self.store.write(|write| entries.iter().try_for_each(|(key, value)| self.put_one(write, key, value)))
+    }
+
+    /// As [`Self::put`], and in the same transaction replaces the value of `key` by what `change` makes of it. No other change of the value
+    /// is lost.
+    ///
+    /// # Errors
+    /// Fails if the store cannot be written. Then nothing is stored.
+    pub fn put_and_change(
+        &self,
+        entries: &[(&[u8], &[u8])],
+        key: &[u8],
+        change: impl FnOnce(Option<&[u8]>) -> Vec<u8>,
+    ) -> Result<(), OriginalError> {
+        self.store.write(|write| {
+            entries.iter().try_for_each(|(key, value)| self.put_one(write, key, value))?;
+            let before = {
+                let values = write.open_table(VALUES)?;
+                values.get((&*self.tenant, key))?.map(|found| found.value().1.to_vec())
+            };
+            self.put_one(write, key, &change(before.as_deref()))
+        })
     }
 
     fn put_one(&self, write: &WriteTransaction, key: &[u8], value: &[u8]) -> Result<(), OriginalError> {
@@ -390,7 +418,7 @@ mod tests {
     use super::*;
 
     fn store(dir: &Path, bytes_max: u64) -> Originals {
-        Originals::at(&OriginalSettings { dir: dir.to_owned(), bytes_max })
+        Originals::at(&OriginalSettings { dir: dir.to_owned(), bytes_max, ..OriginalSettings::default() })
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 mod read_ahead;
 pub mod ttl_store;
+pub mod usage;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -17,6 +18,7 @@ use tokio::runtime::Handle;
 
 use self::read_ahead::{ReadAhead, ReadAheadLock};
 use self::ttl_store::{RecentRequest, TtlEntry, TtlStore, TtlStoreSettings};
+use self::usage::UsageTotals;
 use crate::admission::Admission;
 use crate::executor::PipelineSlot;
 use crate::kv_export::KvExportFile;
@@ -70,6 +72,7 @@ pub struct TenantState {
     tenant: Tenant,
     handles: TtlStore<RecentRequest>,
     kv_handles: TtlStore<KvExportFile>,
+    usage: UsageTotals,
     pipeline: PipelineSlot,
     /// `Err`: the registry cannot be used, and the log says why.
     registry: OnceLock<Result<Registry, ()>>,
@@ -247,6 +250,7 @@ impl TenantState {
             tenant,
             handles: TtlStore::new(&settings.handles),
             kv_handles: TtlStore::new(&settings.kv_handles),
+            usage: UsageTotals::default(),
             pipeline: PipelineSlot::default(),
             registry: OnceLock::new(),
             warmer: Mutex::default(),
@@ -266,6 +270,11 @@ impl TenantState {
     /// Returns the store of this tenant's KV exports.
     pub fn kv_handles(&self) -> &TtlStore<KvExportFile> {
         &self.kv_handles
+    }
+
+    /// Returns what was compressed for this tenant since the daemon started.
+    pub fn usage(&self) -> &UsageTotals {
+        &self.usage
     }
 
     /// Returns the pipeline with this tenant's view of the cache, or `None` while the model is being loaded.

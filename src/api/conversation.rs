@@ -27,9 +27,36 @@ pub struct MessagesBody {
     /// Messages of OpenAI's Chat Completions.
     #[schemars(length(min = 1))]
     messages: Vec<Map<String, Value>>,
-    /// `{"mode": ...}`: with a mode other than `ccr`, shortened texts do not name the hash under which the original is stored.
+    /// Options.
     #[schemars(default)]
-    config: Value,
+    config: Option<ConversationConfig>,
+}
+
+/// The schema of the options of a conversation. Other options of Headroom are ignored.
+#[derive(JsonSchema)]
+#[allow(dead_code, reason = "only its schema is used")]
+struct ConversationConfig {
+    /// With `ccr`, or without `config`, shortened texts name the hash under which the original is stored.
+    #[schemars(default)]
+    mode: Option<String>,
+    /// The session of the conversation: messages that it returned before come back as they were, byte for byte.
+    #[schemars(default, length(min = 1, max = 256))]
+    session_id: Option<String>,
+    /// How many messages at the beginning come back as they were sent; in a session, as they were returned.
+    #[schemars(default)]
+    frozen_message_count: Option<usize>,
+    /// How many messages at the end come back as they were sent.
+    #[schemars(default)]
+    protect_recent: Option<usize>,
+    /// Whether contexts in messages of the user may be shortened. Default: true.
+    #[schemars(default)]
+    compress_user_messages: Option<bool>,
+    /// Whether contexts in messages of the system may be shortened. Default: true.
+    #[schemars(default)]
+    compress_system_messages: Option<bool>,
+    /// The share of tokens to keep, greater than 0 and at most 1.
+    #[schemars(default)]
+    target_ratio: Option<f64>,
 }
 
 /// Answer of `POST /v1/compress` to a conversation.
@@ -51,9 +78,41 @@ pub struct MessagesAnswer {
     pub transforms_applied: Vec<&'static str>,
     /// The hashes under which the original texts are stored.
     pub ccr_hashes: Vec<String>,
+    /// The session that the request names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub session: Option<SessionAnswer>,
 }
 
-/// Answer of `GET /v1/retrieve/{hash}`.
+/// What a session did for a conversation.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "Session")]
+pub struct SessionAnswer {
+    /// The id of the session.
+    pub id: String,
+    /// How many messages came back as they were returned before, or as they were sent because the request froze them.
+    pub frozen_message_count: usize,
+    /// Whether the session returned messages of this conversation before.
+    pub cached_prefix_replayed: bool,
+}
+
+/// Body of `POST /v1/retrieve`.
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RetrieveBody {
+    /// The hash of the text.
+    pub hash: String,
+    /// A question, to which the answer names the relevant sentences of the text.
+    #[serde(default)]
+    pub query: Option<String>,
+}
+
+impl Body for RetrieveBody {
+    fn lists(_: &BodyLimits) -> Vec<ListLimit> {
+        Vec::new()
+    }
+}
+
+/// Answer of `GET /v1/retrieve/{hash}` and `POST /v1/retrieve`.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "Original")]
 pub struct OriginalAnswer {

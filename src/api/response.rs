@@ -483,13 +483,38 @@ impl From<&Timings> for TimingMs {
     }
 }
 
+/// Answer of `GET /health`.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "Health")]
+pub struct HealthAnswer {
+    /// `ok`, `loading` (the model) or `draining` (the daemon is shutting down).
+    pub status: &'static str,
+    /// The version of the daemon.
+    pub version: &'static str,
+}
+
 /// Answer of `GET /v1/models`.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "Models")]
 pub struct ModelsAnswer {
     object: &'static str,
+    /// The models of the upstreams, as they describe them. Without upstreams, the same as `thresher`.
+    #[schemars(with = "Vec<ListedModel>")]
+    data: Vec<Value>,
+    /// Whether upstreams have more models, and the first and the last one of `data`, if an upstream says so.
+    #[serde(flatten)]
+    #[schemars(skip)]
+    page: Map<String, Value>,
     /// The models that are loaded: the one that scores chunks, then the one that only exports keys and values, if there is one.
-    data: Vec<ModelAnswer>,
+    thresher: Vec<ModelAnswer>,
+}
+
+/// The schema of a model of an upstream, or of the daemon. Upstreams add fields of their own.
+#[derive(JsonSchema)]
+#[allow(dead_code, reason = "only its schema is used")]
+struct ListedModel {
+    /// The name of the model.
+    id: String,
 }
 
 /// A model that is loaded.
@@ -518,9 +543,34 @@ struct ModelAnswer {
 impl ModelsAnswer {
     /// The answer about the models of this pipeline.
     pub fn new(pipeline: &Pipeline) -> Self {
+        let thresher = ModelAnswer::of(pipeline);
+        let data = thresher.iter().map(|model| serde_json::to_value(model).expect("it is JSON")).collect();
+        Self { object: "list", data, page: Map::new(), thresher }
+    }
+
+    /// The answer about the models of upstreams. `page` has further fields of their lists, and `pipeline` is `None` while the daemon's own model
+    /// is being loaded.
+    pub fn of_upstreams(
+        models: Vec<Value>,
+        page: Option<[(&str, Value); 3]>,
+        pipeline: Option<&Pipeline>,
+    ) -> Self {
+        let page = page.into_iter().flatten().map(|(name, value)| (name.to_owned(), value)).collect();
+        Self {
+            object: "list",
+            data: models,
+            page,
+            thresher: pipeline.map(ModelAnswer::of).unwrap_or_default(),
+        }
+    }
+}
+
+impl ModelAnswer {
+    /// The models of a pipeline.
+    fn of(pipeline: &Pipeline) -> Vec<Self> {
         let describe = |of: &Pipeline| {
             let model = of.model();
-            ModelAnswer {
+            Self {
                 id: model.name.clone(),
                 object: "model",
                 fingerprint: model.fingerprint.clone(),
@@ -533,6 +583,6 @@ impl ModelsAnswer {
             }
         };
         let pipelines = std::iter::once(pipeline).chain(pipeline.exporter());
-        Self { object: "list", data: pipelines.map(describe).collect() }
+        pipelines.map(describe).collect()
     }
 }

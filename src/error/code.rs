@@ -206,6 +206,10 @@ error_codes! {
     RegistryUnusable = "registry_unusable",
     /// The registry cannot be written.
     RegistryWriteFailed = "registry_write_failed",
+    /// The id of a session is empty or too long.
+    SessionIdInvalid = "session_id_invalid",
+    /// There is no session with this id, or it has expired.
+    SessionUnknown = "session_unknown",
     /// The parts of the answer times `sources_max` are more than the limit.
     SourceTooMany = "source_too_many",
     /// A span, or the list of spans, is empty.
@@ -238,6 +242,8 @@ error_codes! {
     UnknownValue = "unknown_value",
     /// The upstream cannot be reached, or broke the connection before it answered.
     UpstreamFailed = "upstream_failed",
+    /// The request came back to the daemon that passed it on.
+    UpstreamLoop = "upstream_loop",
     /// The upstream did not begin to answer in time.
     UpstreamSilent = "upstream_silent",
     /// A field has a value of another type than it takes.
@@ -307,7 +313,8 @@ impl ErrorCode {
             | Self::MiddlewareOff
             | Self::ModelUnknown
             | Self::NotFound
-            | Self::OriginalUnknown => Row::caller(StatusCode::NOT_FOUND),
+            | Self::OriginalUnknown
+            | Self::SessionUnknown => Row::caller(StatusCode::NOT_FOUND),
             Self::MethodNotAllowed => Row::caller(StatusCode::METHOD_NOT_ALLOWED),
             Self::BodyTimeout => Row::caller(StatusCode::REQUEST_TIMEOUT),
             Self::ModelMismatch => Row::caller(StatusCode::CONFLICT),
@@ -365,6 +372,7 @@ impl ErrorCode {
             | Self::RatioOutOfRange
             | Self::RegistryAbsent
             | Self::RegistryFull
+            | Self::SessionIdInvalid
             | Self::SourceTooMany
             | Self::SpanEmpty
             | Self::SpanInsideCharacter
@@ -390,6 +398,7 @@ impl ErrorCode {
                 Row::daemon(StatusCode::SERVICE_UNAVAILABLE).retry_after_s(5)
             }
             Self::DeadlineExceeded | Self::UpstreamSilent => Row::daemon(StatusCode::GATEWAY_TIMEOUT),
+            Self::UpstreamLoop => Row::daemon(StatusCode::LOOP_DETECTED),
             Self::RegistryWriteFailed => Row::daemon(StatusCode::INSUFFICIENT_STORAGE).retry_after_s(5),
         }
     }
@@ -454,6 +463,7 @@ mod tests {
                     "model_unknown",
                     "not_found",
                     "original_unknown",
+                    "session_unknown",
                 ],
             ),
             (405, &["method_not_allowed"]),
@@ -478,6 +488,7 @@ mod tests {
             (503, &["change_log_unavailable", "draining", "not_ready"]),
             (504, &["deadline_exceeded", "upstream_silent"]),
             (507, &["registry_write_failed"]),
+            (508, &["upstream_loop"]),
         ];
         for code in ErrorCode::ALL {
             let listed = others.iter().find(|(_, codes)| codes.contains(&code.as_str()));

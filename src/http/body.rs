@@ -169,7 +169,11 @@ fn declared_bytes(body: &Body) -> usize {
     usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX)
 }
 
-async fn collect(mut body: Body, limit: BodyLimit, scope: &Scope) -> Result<Vec<u8>, ApiError> {
+/// Reads a body whole, of any kind.
+///
+/// # Errors
+/// `body_too_large`, `body_timeout`, `overloaded` without memory for it, `body_broken`.
+pub async fn collect(mut body: Body, limit: BodyLimit, scope: &Scope) -> Result<Vec<u8>, ApiError> {
     let bytes_max = limit.bytes;
     let give_up = bytes_max.saturating_add(DISCARD_BYTES_MAX);
     if declared_bytes(&body) > give_up {

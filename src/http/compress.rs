@@ -1,7 +1,7 @@
 //! `POST /v1/compress`: compresses chunks for a question, or the texts of a conversation. `GET /v1/kv/{handle}`: gives the keys and values
 //! that a compression exported.
 
-mod conversation;
+pub(super) mod conversation;
 
 use std::borrow::Cow;
 use std::collections::HashSet;

@@ -9,7 +9,7 @@ use axum::response::Response;
 use super::connections::RequestHandle;
 use super::memory::{self, PoolExhausted};
 use super::observe::KeyName;
-use super::{Service, body, openapi, rerank};
+use super::{Service, body, health, openapi, rerank, route_of};
 use crate::access::KEY_PREFIX;
 use crate::error::ApiError;
 use crate::middleware::dialect::Dialect;
@@ -20,8 +20,9 @@ const KEY: &str = "x-thresher-key";
 /// Layer around all routes and the fallback.
 pub async fn authenticate(State(service): State<Service>, mut request: Request, next: Next) -> Response {
     let path = request.extensions().get::<MatchedPath>().cloned();
-    // The OpenAPI document is the same for all callers, and says that keys are needed.
-    if path.as_ref().is_some_and(|path| path.as_str() == openapi::PATH) {
+    // The OpenAPI document is the same for all callers, and says that keys are needed. Probes have no key.
+    let is_open = |path: &MatchedPath| [openapi::PATH, health::PATH].contains(&route_of(path.as_str()));
+    if path.as_ref().is_some_and(is_open) {
         return next.run(request).await;
     }
     let authenticated = service.authenticate(key_in(request.headers()));
@@ -63,7 +64,7 @@ pub async fn authenticate(State(service): State<Service>, mut request: Request, 
 
 /// The error in the format of the API that the path belongs to, or else in one in which every client finds the message.
 fn error_response(error: ApiError, path: Option<&str>) -> Response {
-    match path {
+    match path.map(route_of) {
         Some("/v1/messages") => error.dialect_response(Dialect::Messages),
         Some("/v1/chat/completions" | "/v1/responses") => error.dialect_response(Dialect::Chat),
         Some(rerank::SHARED_PATH) => error.shared_rerank_response(),

@@ -1,4 +1,5 @@
-//! The middleware: `POST /v1/chat/completions`, `/v1/responses` and `/v1/messages`, in front of the servers of language models.
+//! The middleware: `POST /v1/chat/completions`, `/v1/responses` and `/v1/messages`, in front of the servers of language models. Other paths of
+//! their APIs are passed on as they are.
 //!
 //! A request that cannot be compressed is passed on unchanged, and an answer that cannot be cited is returned unchanged; the header
 //! `x-thresher-reason` says why. Neither compressing nor citing can fail a request. The middleware refuses a request itself only if the request is
@@ -7,13 +8,15 @@
 mod connect;
 mod forward;
 mod headers;
+pub mod models;
+pub mod passthrough;
 mod upstream;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use axum::response::Response;
 use thresher_core::domain::Granularity;
 use thresher_core::pipeline::answerable::Answerable;
@@ -92,7 +95,7 @@ async fn pass_on(
     let cited_bytes = if sources.is_some() { request.body.len() } else { 0 };
     drop(request);
     let body = service.body_memory().transfer(body, cited_bytes);
-    let sending = upstream.send((dialect, &uri), &headers, body, sources.is_some());
+    let sending = upstream.send((dialect, Method::POST, &uri), &headers, body, sources.is_some());
     let (answer, ()) = tokio::join!(sending, storing);
     let forwarder = forward::Forwarder { service, dialect, sources, silence_max: upstream.silence_max() };
     let mut response = forwarder.forward(answer?, slot).await;
@@ -106,6 +109,7 @@ fn check_headers(middleware: &Middleware, headers: &HeaderMap) -> Result<(), Api
     if middleware.is_off() {
         return Err(ApiError::middleware_off());
     }
+    middleware.check_hops(headers)?;
     body::check_json(headers).and(boolean(headers, COMPRESS)).and(boolean(headers, CITE)).map(drop)
 }
 
@@ -374,11 +378,17 @@ impl CompressionReport {
     }
 }
 
+/// The words for true and false in headers of requests, in any case.
+const YES: [&str; 4] = ["true", "1", "yes", "on"];
+const NO: [&str; 4] = ["false", "0", "no", "off"];
+
 fn boolean(headers: &HeaderMap, name: &'static str) -> Result<Option<bool>, ApiError> {
-    match headers.get(name).map(HeaderValue::as_bytes) {
-        None => Ok(None),
-        Some(b"true") => Ok(Some(true)),
-        Some(b"false") => Ok(Some(false)),
-        Some(_) => Err(ApiError::header_not_boolean(name)),
+    let Some(value) = headers.get(name) else { return Ok(None) };
+    let is_in =
+        |words: &[&str]| words.iter().any(|word| value.as_bytes().eq_ignore_ascii_case(word.as_bytes()));
+    match (is_in(&YES), is_in(&NO)) {
+        (true, _) => Ok(Some(true)),
+        (_, true) => Ok(Some(false)),
+        _ => Err(ApiError::header_not_boolean(name)),
     }
 }

@@ -36,7 +36,8 @@ pub struct KeyName(pub Arc<str>);
 /// Layer around all routes.
 pub async fn request(request: Request, next: Next) -> Response {
     let started = Instant::now();
-    let endpoint = request.extensions().get::<MatchedPath>().map_or("other", |path| path.as_str()).to_owned();
+    let matched = request.extensions().get::<MatchedPath>();
+    let endpoint = matched.map_or("other", |path| super::route_of(path.as_str())).to_owned();
     let method = request.method().clone();
     let request_id = request_id::of(request.headers());
     // A span below the level of a line would be missing in it.

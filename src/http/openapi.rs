@@ -14,9 +14,9 @@ use self::schemas::{ANY, BODY, CHANGE, ErrorFormat, Schemas, WORK, errors, in_ev
 use super::registry::{DELETE, PAGE_COUNT_DEFAULT, PAGE_COUNT_MAX};
 use crate::api::{
     AttributeAnswer, AttributeBody, ChangesAnswer, CompressAnswer, CompressBody, DeleteBody, FilterBody,
-    MessagesAnswer, MessagesBody, MiddlewareBody, ModelsAnswer, OriginalAnswer, PageAnswer, PartAnswer,
-    ProgressAnswer, RegisterBody, RegisteredAnswer, RerankAnswer, RerankBody, ScoreAnswer, ScoreBody,
-    SearchAnswer, SearchBody,
+    HealthAnswer, MessagesAnswer, MessagesBody, MiddlewareBody, ModelsAnswer, OriginalAnswer, PageAnswer,
+    PartAnswer, ProgressAnswer, RegisterBody, RegisteredAnswer, RerankAnswer, RerankBody, RetrieveBody,
+    ScoreAnswer, ScoreBody, SearchAnswer, SearchBody, UsageAnswer, UsageBody, UsageTaken,
 };
 
 /// The path of the document.
@@ -206,6 +206,35 @@ fn context(schemas: &mut Schemas) -> Vec<Entry> {
         .response("The text.", in_json(schemas.response::<OriginalAnswer>()))
         .errors(errors(schemas, ErrorFormat::Native, &[ANY, WORK, &[400, 404, 422]]))
         .at("/v1/retrieve/{hash}", "get"),
+        Operation::new("context", "retrievePosted", "The same, with the hash in the body.")
+            .body(in_json(schemas.request::<RetrieveBody>()))
+            .examples(&[("hash", r#"{"hash": "5a7c1f0e9b3d2a4c6e8f0a1b"}"#)])
+            .response("The text.", in_json(schemas.response::<OriginalAnswer>()))
+            .errors(errors(schemas, ErrorFormat::Native, &[ANY, BODY, WORK, &[404]]))
+            .at("/v1/retrieve", "post"),
+        Operation::new("context", "usage", "How much was compressed, for the tenant or in a session.")
+            .parameters(vec![parameter(
+                "query",
+                "session_id",
+                json!({"type": "string", "minLength": 1, "maxLength": 256}),
+                "A session of `POST /v1/compress`.",
+            )])
+            .response("The counts.", in_json(schemas.response::<UsageAnswer>()))
+            .errors(errors(schemas, ErrorFormat::Native, &[ANY, &[400, 404, 422]]))
+            .at("/v1/usage", "get"),
+        Operation::new(
+            "context",
+            "reportUsage",
+            "Report what a provider counted for a request of a session.",
+        )
+        .body(in_json(schemas.request::<UsageBody>()))
+        .examples(&[(
+            "anthropic",
+            r#"{"session_id": "s", "usage": {"input_tokens": 9, "cache_read_input_tokens": 2048}}"#,
+        )])
+        .response("What was added.", in_json(schemas.response::<UsageTaken>()))
+        .errors(errors(schemas, ErrorFormat::Native, &[ANY, BODY, &[404, 422]]))
+        .at("/v1/usage", "post"),
         Operation::new(
             "context",
             "kv",
@@ -455,6 +484,14 @@ fn daemon(schemas: &mut Schemas) -> Vec<Entry> {
         .errors(errors(schemas, ErrorFormat::Native, &[&[500]]))
         .at(PATH, "get");
     described.2["security"] = json!([]);
+    let health = in_json(schemas.response::<HealthAnswer>());
+    let mut probed =
+        Operation::new("daemon", "health", "Whether the daemon answers requests. It needs no key.")
+            .response("It does.", health.clone())
+            .errors(errors(schemas, ErrorFormat::Native, &[&[500]]))
+            .at(super::health::PATH, "get");
+    probed.2["security"] = json!([]);
+    probed.2["responses"]["503"] = json!({"description": "The model is being loaded, or the daemon is shutting down.", "content": health});
     vec![
         #[cfg(feature = "mcp")]
         mcp(schemas),
@@ -463,5 +500,6 @@ fn daemon(schemas: &mut Schemas) -> Vec<Entry> {
             .errors(errors(schemas, ErrorFormat::Native, &[ANY]))
             .at("/v1/models", "get"),
         described,
+        probed,
     ]
 }

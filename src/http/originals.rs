@@ -1,19 +1,24 @@
-//! The store of original texts: what the middleware sent of earlier turns, and the originals that `GET /v1/retrieve/{hash}` returns.
+//! The store of original texts: what the middleware sent of earlier turns, what sessions have returned, and the originals that
+//! `/v1/retrieve` returns.
 
 use std::fmt;
 use std::time::Instant;
 
 use axum::Json;
+use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery};
+use axum::http::HeaderMap;
 use thresher_core::domain::{Chunk, CompressRequest, Format, KeptSpan};
 use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
-use super::{Scope, query};
-use crate::api::{OriginalAnswer, RelevantAnswer};
-use crate::error::ApiError;
+use super::usage::SessionUsage;
+use super::{Scope, body, query};
+use crate::api::{self, OriginalAnswer, RelevantAnswer, RetrieveBody};
+use crate::error::{ApiError, ErrorCode};
 use crate::executor::run_blocking;
 use crate::middleware::rewrite::{SentTurn, SentTurnStore};
+use crate::middleware::session::{self, SessionKeys, SessionStore};
 use crate::originals::{OriginalError, TenantOriginals};
 
 /// The store of sent turns, within the store of originals. Where a turn cannot be read or stored, the daemon goes on: the turn is then sent
@@ -67,21 +72,62 @@ impl fmt::Display for Hash {
     }
 }
 
-/// Stores texts under their hashes.
-///
-/// # Errors
-/// `originals_failed`. Texts that are not stored must not be shortened.
-pub fn store<'a>(
-    originals: &TenantOriginals,
-    texts: impl Iterator<Item = &'a str>,
-) -> Result<Vec<Hash>, ApiError> {
-    let texts: Vec<(Hash, &str)> = texts.map(|text| (Hash::of(text), text)).collect();
-    let entries: Vec<(&[u8], &[u8])> =
-        texts.iter().map(|(hash, text)| (&hash.0[..], text.as_bytes())).collect();
-    if !entries.is_empty() {
-        originals.put(&entries).map_err(|error| store_error(&error))?;
+/// A text and the hash by which it is stored.
+pub struct StoredText<'a> {
+    hash: Hash,
+    text: &'a str,
+}
+
+impl<'a> StoredText<'a> {
+    /// The text under its hash.
+    pub fn of(text: &'a str) -> Self {
+        Self { hash: Hash::of(text), text }
     }
-    Ok(texts.into_iter().map(|(hash, _)| hash).collect())
+}
+
+/// The store of original texts and of what sessions have returned, within the store of originals.
+pub struct StoredSessions(pub TenantOriginals);
+
+impl SessionStore for StoredSessions {
+    fn get(&self, key: &session::Key) -> Option<Vec<u8>> {
+        self.0.get(key).unwrap_or_else(|error| {
+            tracing::debug!(%error, "what a session has returned cannot be read from the store of originals");
+            None
+        })
+    }
+}
+
+impl StoredSessions {
+    /// What was compressed in a session; `None` if it is unknown or has expired.
+    pub fn usage(&self, keys: &SessionKeys) -> Option<SessionUsage> {
+        SessionUsage::read(&self.get(&keys.usage)?, self.0.session_expire_s())
+    }
+
+    /// Stores texts, and what a session has returned with its usage, which `change` makes of the usage before.
+    ///
+    /// # Errors
+    /// `originals_failed`. Nothing is stored then, so no text must be shortened.
+    pub fn store(
+        &self,
+        texts: Vec<StoredText>,
+        session: Option<(SessionKeys, Vec<(session::Key, Vec<u8>)>)>,
+        change: impl FnOnce(Option<SessionUsage>) -> SessionUsage,
+    ) -> Result<(), ApiError> {
+        let (keys, values) = session.unzip();
+        let values = values.unwrap_or_default();
+        let texts = texts.iter().map(|StoredText { hash, text }| (&hash.0[..], text.as_bytes()));
+        let values = values.iter().map(|(key, value)| (&key[..], &value[..]));
+        let entries: Vec<(&[u8], &[u8])> = texts.chain(values).collect();
+        let expire_s = self.0.session_expire_s();
+        let stored = match keys {
+            None if entries.is_empty() => Ok(()),
+            None => self.0.put(&entries),
+            Some(keys) => self.0.put_and_change(&entries, &keys.usage, |before| {
+                change(before.and_then(|before| SessionUsage::read(before, expire_s))).written()
+            }),
+        };
+        stored.map_err(|error| store_error(&error))
+    }
 }
 
 /// The store itself logs when it fails and when it works again, so each request logs only at debug level.
@@ -98,6 +144,26 @@ pub async fn retrieve(
 ) -> Result<Json<OriginalAnswer>, ApiError> {
     let [query] = query::parameters(query.as_deref(), ["query"])?;
     let name = hash.map_or_else(|_| String::new(), |Path(name)| name);
+    original(service, name, query).await.map(Json)
+}
+
+/// `POST /v1/retrieve`: the same, with hash and query in the body.
+pub async fn retrieve_posted(
+    service: Scope,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Json<OriginalAnswer>, ApiError> {
+    let limits = service.limits.bodies;
+    let parse = move |body: &[u8]| api::parse::<RetrieveBody>(body, &limits);
+    let RetrieveBody { hash, query } = body::parsed(&service, &headers, body, parse).await?;
+    original(service, hash, query).await.map(Json).map_err(|error| match error.code {
+        ErrorCode::OriginalUnknown => error.at("hash"),
+        _ => error,
+    })
+}
+
+/// The text that is stored under the hash with this name.
+async fn original(service: Scope, name: String, query: Option<String>) -> Result<OriginalAnswer, ApiError> {
     let hash = Hash::parse(&name).ok_or_else(ApiError::original_unknown)?;
     let originals = service.originals();
     let text = run_blocking(move || {
@@ -106,7 +172,7 @@ pub async fn retrieve(
     });
     let text = text.await?;
     let Some(query) = query.filter(|query| !query.trim().is_empty()) else {
-        return Ok(Json(OriginalAnswer { hash: name, original_content: text, relevant: None }));
+        return Ok(OriginalAnswer { hash: name, original_content: text, relevant: None });
     };
     service.ready()?;
     let deadline = service.executor().deadline(Instant::now(), None)?;
@@ -124,5 +190,5 @@ pub async fn retrieve(
         let relevant = compressed.chunks.iter().flat_map(|chunk| &chunk.spans).map(span).collect();
         Ok(OriginalAnswer { hash: name, original_content: text.clone(), relevant: Some(relevant) })
     });
-    answer.await.map(Json)
+    answer.await
 }

@@ -23,6 +23,7 @@ use crate::kv_export::KvExportFile;
 use crate::originals::{Originals, TenantOriginals};
 use crate::receipt::{KeyError, SigningKey};
 use crate::tenants::ttl_store::{RecentRequest, TtlStore};
+use crate::tenants::usage::UsageTotals;
 use crate::tenants::{NoRegistry, TenantState, Tenants};
 
 /// The state that handlers share. The data of tenants is private to it.
@@ -218,6 +219,11 @@ impl Scope {
     /// The exports of keys and values of the tenant.
     pub fn kv_handles(&self) -> &TtlStore<KvExportFile> {
         self.tenant_state.kv_handles()
+    }
+
+    /// What was compressed for the tenant since the daemon started.
+    pub fn usage(&self) -> &UsageTotals {
+        self.tenant_state.usage()
     }
 
     /// The original texts of the tenant.

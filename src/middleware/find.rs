@@ -455,7 +455,7 @@ fn paragraphs(text: &str, range: Range<usize>) -> impl Iterator<Item = Range<usi
 }
 
 /// Hashes the texts of a message. Fields that clients change between turns, such as cache marks and citations, are not hashed.
-fn hash(hasher: &mut Hasher, message: &Message) {
+pub(super) fn hash(hasher: &mut Hasher, message: &Message) {
     // Clients may leave out a message without texts the next time, such as reasoning.
     if message.parts.is_empty() {
         return;

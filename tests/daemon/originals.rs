@@ -17,7 +17,7 @@ const DIR: &str = "THRESHER_TEST_ORIGINALS_DIR";
 const KILLS: usize = 24;
 
 fn store(dir: &Path) -> Originals {
-    Originals::at(&OriginalSettings { dir: dir.into(), bytes_max: 64 << 20 })
+    Originals::at(&OriginalSettings { dir: dir.into(), bytes_max: 64 << 20, ..OriginalSettings::default() })
 }
 
 fn recorder() -> (PrometheusRecorder, PrometheusHandle) {

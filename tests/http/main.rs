@@ -7,6 +7,7 @@ mod connections;
 mod conversations;
 mod bounds;
 mod fairness;
+mod gateways;
 mod keys;
 mod kv;
 mod middleware;

@@ -1,4 +1,7 @@
-//! Compresses conversations in the format of LiteLLM's compression guardrail. The answer has the same messages, with shorter tool results.
+//! Compresses conversations in the format of Headroom, which gateways speak (LiteLLM, Portkey, Kong). The answer has the same messages, with
+//! shorter tool results. In a session, messages that were returned before come back as they were, byte for byte.
+
+pub mod config;
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -8,22 +11,31 @@ use serde_json::value::RawValue;
 use thresher_core::domain::{Granularity, TokenizerName};
 use thresher_core::pipeline::cancel::Cancel;
 
-use crate::api::{BodyLimits, MessagesAnswer};
-
+use self::config::Config;
+use crate::api::{BodyLimits, MessagesAnswer, SessionAnswer};
 use crate::error::ApiError;
-use crate::http::originals::{Hash, store};
+use crate::http::originals::{Hash, StoredSessions, StoredText};
+use crate::http::usage::SessionUsage;
 use crate::http::{Scope, observe};
-use crate::middleware::dialect::Dialect;
+use crate::middleware::dialect::{Conversation, Dialect};
 use crate::middleware::find::{self, Policy};
 use crate::middleware::json::Located;
-use crate::middleware::rewrite::{self, CompressOptions, Compressor};
-use crate::originals::ENTRY_BYTES;
+use crate::middleware::rewrite::{self, CompressOptions, Compressor, Rewritten};
+use crate::middleware::session::{Session, SessionKeys};
+use crate::originals::{ENTRY_BYTES, TenantOriginals};
+use crate::tenants::usage::UsageCounts;
 
 /// A body with messages.
 pub struct ConversationRequest {
     body: String,
-    /// Whether shortened texts name the hash under which the original is stored.
-    names_hashes: bool,
+    config: Config,
+}
+
+/// The tokens of a conversation.
+#[derive(Debug, Clone, Copy)]
+struct Tokens {
+    before: usize,
+    after: usize,
 }
 
 impl ConversationRequest {
@@ -37,7 +49,7 @@ impl ConversationRequest {
             return Ok(None);
         }
         limits.check_tree(messages.json().as_bytes(), Some("messages"))?;
-        let mut messages =
+        let messages =
             messages.is_list().then(|| messages.items()).ok_or_else(ApiError::messages_not_list)?;
         if messages.clone().next().is_none() {
             return Err(ApiError::messages_empty());
@@ -45,12 +57,11 @@ impl ConversationRequest {
         if located.get("query").is_some() {
             return Err(ApiError::messages_ambiguous());
         }
-        if let Some(index) = messages.position(|message| !message.json().starts_with('{')) {
+        if let Some(index) = messages.clone().position(|message| !message.json().starts_with('{')) {
             return Err(ApiError::message_not_object(index));
         }
-        let mode = located.get("config").and_then(|config| config.text_of("mode"));
-        // Older guardrails retrieve originals, and send no mode.
-        Ok(Some(Self { body: body.to_owned(), names_hashes: mode.is_none_or(|mode| mode == "ccr") }))
+        let config = Config::read(located, messages.count())?;
+        Ok(Some(Self { body: body.to_owned(), config }))
     }
 
     fn compress(&self, service: &Scope, cancel: &Cancel) -> Result<MessagesAnswer, ApiError> {
@@ -60,7 +71,7 @@ impl ConversationRequest {
         let conversation = Dialect::Chat.conversation(body);
         let policy = Policy { tools: vec!["*".to_owned()], ..settings.policy(false) };
         let options = CompressOptions {
-            budget: settings.budget(),
+            budget: self.config.budget.unwrap_or_else(|| settings.budget()),
             granularity: Granularity::default(),
             prompt_tokens_min: 0,
             query: None,
@@ -69,53 +80,108 @@ impl ConversationRequest {
         if let Some(too_many) = found.too_many {
             return Err(ApiError::too_many(too_many).at("messages"));
         }
-        let turns = found.turns;
+        let mut turns = found.turns;
+        let originals = service.originals();
+        let mut session = self.session(&conversation, &originals);
+        let returned_count = session.as_ref().map_or(0, |session| session.returned_count);
+        let replayed = session.as_mut().map(|session| std::mem::take(&mut session.replayed));
+        self.config.choose(&conversation, returned_count, &mut turns);
         let by = Compressor {
             options: &options,
             other_text_bytes: find::other_text_bytes(&conversation, &turns),
             pipeline,
         };
         let mut rewritten = rewrite::all_turns(body, &turns, by, cancel)?;
-        let originals = service.originals();
-        if self.names_hashes {
-            let mut kept = 0;
-            rewritten.shortened.retain_mut(|string| {
-                if !string.is_json {
-                    string.text.push_str(&mark(&Hash::of(&string.original)));
-                }
-                // A text is shortened only if its original is stored.
-                let is_kept = originals.has_room(kept, string.original.len());
-                kept += if is_kept { string.original.len() + ENTRY_BYTES } else { 0 };
-                is_kept && string.text.len() < string.original.len()
-            });
+        if self.config.names_hashes {
+            name_hashes(&mut rewritten, &originals);
         }
-        let hashes = store(&originals, rewritten.shortened.iter().map(|string| &*string.original))?;
-        let shortened: HashMap<usize, &str> =
-            rewritten.shortened.iter().map(|string| (string.at.start, &*string.text)).collect();
-        let count = |text: &str| {
+        let new_count = rewritten.shortened.len();
+        let entries = session.map(|session| session.entries(&conversation, &rewritten.shortened));
+        rewritten.shortened.extend(replayed.unwrap_or_default());
+        let tokens = self.tokens(&conversation, &rewritten, |text| {
             cancel.check()?;
-            pipeline.count(text, TokenizerName::O200kBase)
-        };
-        let (mut before, mut after) = (0, 0);
-        for part in conversation.messages.iter().flat_map(|message| &message.parts) {
-            let tokens = count(&part.text)?;
-            before += tokens;
-            after += shortened.get(&part.at.range().start).map_or(Ok(tokens), |text| count(text))?;
-        }
-        observe::middleware(if hashes.is_empty() { "whole" } else { "compressed" }, Some((before, after)));
+            Ok(pipeline.count(text, TokenizerName::O200kBase)?)
+        })?;
+        let counts = UsageCounts::of_request(tokens.before, tokens.after);
+        let message_count = conversation.messages.len();
+        let session =
+            self.config.session_id.as_deref().map(|id| (SessionKeys::of(id), entries.unwrap_or_default()));
+        let new_texts = rewritten.shortened[..new_count].iter();
+        let new_texts = new_texts.map(|string| StoredText::of(&string.original)).collect();
+        StoredSessions(originals)
+            .store(new_texts, session, |before| SessionUsage::after(before, counts, Some(message_count)))?;
+        let hashes: Vec<String> =
+            rewritten.shortened.iter().map(|string| Hash::of(&string.original).to_string()).collect();
+        observe::middleware(
+            if hashes.is_empty() { "whole" } else { "compressed" },
+            Some((tokens.before, tokens.after)),
+        );
+        service.usage().add(counts);
         let text = rewritten.edits().apply(&self.body);
         let messages = Located::parse(&text).ok().and_then(|body| body.get("messages"));
         let messages: Option<Box<RawValue>> = messages.and_then(Located::read);
         Ok(MessagesAnswer {
             messages: messages.ok_or_else(ApiError::internal)?,
-            tokens_before: before,
-            tokens_after: after,
-            tokens_saved: before - after.min(before),
-            compression_ratio: if before == 0 { 1.0 } else { after as f64 / before as f64 },
+            tokens_before: tokens.before,
+            tokens_after: tokens.after,
+            tokens_saved: tokens.before - tokens.after.min(tokens.before),
+            compression_ratio: match tokens.before {
+                0 => 1.0,
+                before => tokens.after as f64 / before as f64,
+            },
             transforms_applied: if hashes.is_empty() { vec![] } else { vec!["relative_contextualization"] },
-            ccr_hashes: hashes.iter().map(Hash::to_string).collect(),
+            ccr_hashes: hashes,
+            session: self.config.session_id.clone().map(|id| SessionAnswer {
+                id,
+                frozen_message_count: returned_count.max(self.config.frozen_message_count),
+                cached_prefix_replayed: returned_count > 0,
+            }),
         })
     }
+
+    /// The session that the request names.
+    fn session(&self, conversation: &Conversation, originals: &TenantOriginals) -> Option<Session> {
+        let keys = SessionKeys::of(self.config.session_id.as_deref()?);
+        let store = StoredSessions(originals.clone());
+        // What an expired session returned is no longer in a provider's cache.
+        let is_known = store.usage(&keys).is_some();
+        Some(match is_known {
+            true => Session::resume(keys, conversation, &store),
+            false => Session::start(keys, conversation),
+        })
+    }
+
+    /// The tokens of all texts of the conversation, before and after.
+    fn tokens(
+        &self,
+        conversation: &Conversation,
+        rewritten: &Rewritten,
+        count: impl Fn(&str) -> Result<usize, ApiError>,
+    ) -> Result<Tokens, ApiError> {
+        let shortened: HashMap<usize, &str> =
+            rewritten.shortened.iter().map(|string| (string.at.start, &*string.text)).collect();
+        let mut tokens = Tokens { before: 0, after: 0 };
+        for part in conversation.messages.iter().flat_map(|message| &message.parts) {
+            let before = count(&part.text)?;
+            tokens.before += before;
+            tokens.after += shortened.get(&part.at.range().start).map_or(Ok(before), |text| count(text))?;
+        }
+        Ok(tokens)
+    }
+}
+
+/// Appends to each shortened text the hash under which its original will be stored. A text is shortened only if the store has room for its
+/// original.
+fn name_hashes(rewritten: &mut Rewritten, originals: &TenantOriginals) {
+    let mut kept = 0;
+    rewritten.shortened.retain_mut(|string| {
+        if !string.is_json {
+            string.text.push_str(&mark(&Hash::of(&string.original)));
+        }
+        let is_kept = originals.has_room(kept, string.original.len());
+        kept += if is_kept { string.original.len() + ENTRY_BYTES } else { 0 };
+        is_kept && string.text.len() < string.original.len()
+    });
 }
 
 /// Compresses a conversation.

@@ -54,7 +54,7 @@ impl ApiError {
     }
 
     pub(in crate::http) fn header_not_boolean(name: &'static str) -> Self {
-        let message = format!("the header {name} is neither \"true\" nor \"false\"");
+        let message = format!("the header {name} is neither true (1, yes, on) nor false (0, no, off)");
         Self::with_param(ErrorCode::HeaderInvalid, message, name)
     }
 }
@@ -276,6 +276,29 @@ impl ApiError {
         Self::with_param(ErrorCode::MessagesEmpty, "messages is empty: send at least one", "messages")
     }
 
+    pub(in crate::http) fn frozen_too_many(count: usize, message_count: usize) -> Self {
+        let message = format!(
+            "config.frozen_message_count is {count}, and the conversation has {message_count} messages; freeze at most all of them"
+        );
+        Self::with_param(ErrorCode::CountOutOfRange, message, "config.frozen_message_count")
+    }
+
+    pub(in crate::http) fn session_id_invalid(chars_max: usize, param: &str) -> Self {
+        let message = format!("{param} is blank or longer than {chars_max} characters");
+        Self::with_param(ErrorCode::SessionIdInvalid, message, param)
+    }
+
+    pub(in crate::http) fn session_unknown(id: &str, expire_s: Option<u64>) -> Self {
+        let or = match expire_s {
+            Some(expire_s) => {
+                format!(", or was last used {expire_s} s ago or earlier (originals.session_expire_s)")
+            }
+            None => String::new(),
+        };
+        let message = format!("the session {} never compressed a conversation{or}", Quoted(id));
+        Self::with_param(ErrorCode::SessionUnknown, message, "session_id")
+    }
+
     /// A conversation that holds more than is compressed.
     pub(in crate::http) fn too_many(too_many: TooMany) -> Self {
         Self::new(too_many.code(), too_many.to_string())
@@ -323,6 +346,14 @@ impl ApiError {
             false => "the upstream that has this model broke the connection before it answered",
         };
         Self::new(ErrorCode::UpstreamFailed, message)
+    }
+
+    pub(in crate::http) fn upstream_loop(hop_count: usize) -> Self {
+        let message = format!(
+            "the request came back to this daemon, or went through {hop_count} daemons: an upstream (middleware.upstreams) leads back here; set \
+             its url to the server of the model"
+        );
+        Self::new(ErrorCode::UpstreamLoop, message)
     }
 
     pub(in crate::http) fn upstream_silent(max: Duration) -> Self {

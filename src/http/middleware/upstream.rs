@@ -1,5 +1,6 @@
 //! Upstreams of the middleware: which one has a model, and requests to it.
 
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::http::header::ACCEPT_ENCODING;
 use axum::http::uri::InvalidUri;
-use axum::http::{HeaderMap, HeaderValue, Method, Request, Response, Uri};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri};
 use hyper::body::Incoming;
 use hyper_rustls::{ConfigBuilderExt, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
@@ -30,6 +31,12 @@ use crate::middleware::settings::{Credential, MiddlewareSettings, UpstreamSettin
 /// requests, none might be left for clients.
 const IDLE_CONNECTIONS_MAX: usize = 32;
 
+/// The header with the names of the daemons that have passed a request on. A daemon that finds its own name has been reached by a loop.
+const HOPS: HeaderName = HeaderName::from_static("x-thresher-hops");
+
+/// The most daemons that pass a request on, one behind the other.
+const HOP_COUNT_MAX: usize = 8;
+
 /// An upstream whose settings cannot be used.
 #[derive(Debug, Error)]
 #[error("middleware.upstreams, {url}: {cause}")]
@@ -46,6 +53,8 @@ pub struct Middleware {
     pub workers: WorkerSlots,
     upstreams: Vec<Upstream>,
     requests: Shares,
+    /// The name of this daemon in [`HOPS`].
+    name: Arc<str>,
 }
 
 /// An upstream.
@@ -58,6 +67,8 @@ pub struct Upstream {
     key: Option<String>,
     client: Client<HttpsConnector<Connector>, Body>,
     silence_max: Duration,
+    /// The name of this daemon in [`HOPS`].
+    name: Arc<str>,
 }
 
 impl Middleware {
@@ -66,15 +77,18 @@ impl Middleware {
     /// # Errors
     /// Fails if a file cannot be read or a URL is invalid.
     pub fn new(settings: &MiddlewareSettings) -> Result<Self, UpstreamError> {
+        // Keys of a hash map are random for each process and map.
+        let name: Arc<str> = format!("{:016x}", RandomState::new().build_hasher().finish()).into();
         let upstream = |upstream: &UpstreamSettings| {
             let failed = |cause| UpstreamError { url: upstream.url.clone(), cause };
-            Upstream::new(upstream, settings).map_err(failed)
+            Upstream::new(upstream, settings, &name).map_err(failed)
         };
         Ok(Self {
             upstreams: settings.upstreams.iter().map(upstream).collect::<Result<_, _>>()?,
             workers: WorkerSlots::per_core(),
             requests: Shares::new(settings.request_count_max, 0),
             settings: settings.clone(),
+            name,
         })
     }
 
@@ -100,6 +114,31 @@ impl Middleware {
         self.upstreams.iter().find(has)
     }
 
+    /// The upstreams, in the order of the settings.
+    pub fn upstreams(&self) -> &[Upstream] {
+        &self.upstreams
+    }
+
+    /// The upstream, if there is only one.
+    pub fn only_upstream(&self) -> Option<&Upstream> {
+        match &self.upstreams[..] {
+            [only] => Some(only),
+            _ => None,
+        }
+    }
+
+    /// Checks that a request has not been passed on by this daemon before, and not by too many others.
+    ///
+    /// # Errors
+    /// `upstream_loop`.
+    pub fn check_hops(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+        let hops: Vec<&str> = hops(headers).collect();
+        match hops.len() >= HOP_COUNT_MAX || hops.contains(&&*self.name) {
+            true => Err(ApiError::upstream_loop(hops.len())),
+            false => Ok(()),
+        }
+    }
+
     /// A slot for a request to an upstream, held until its answer has been sent.
     ///
     /// # Errors
@@ -111,7 +150,11 @@ impl Middleware {
 }
 
 impl Upstream {
-    fn new(upstream: &UpstreamSettings, settings: &MiddlewareSettings) -> Result<Self, String> {
+    fn new(
+        upstream: &UpstreamSettings,
+        settings: &MiddlewareSettings,
+        name: &Arc<str>,
+    ) -> Result<Self, String> {
         let tls = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
             .with_safe_default_protocol_versions()
             .map_err(|error| error.to_string())?;
@@ -149,6 +192,7 @@ impl Upstream {
             key,
             client: client.build(connector),
             silence_max: Duration::from_millis(settings.silence_ms_max),
+            name: Arc::clone(name),
         })
     }
 
@@ -163,18 +207,21 @@ impl Upstream {
     /// `upstream_failed`, `upstream_silent`.
     pub async fn send(
         &self,
-        (dialect, uri): (Dialect, &Uri),
+        (dialect, method, uri): (Dialect, Method, &Uri),
         headers: &HeaderMap,
         body: Bytes,
         reads_answer: bool,
     ) -> Result<Response<Incoming>, ApiError> {
         let mut request = Request::new(Body::from(body));
-        *request.method_mut() = Method::POST;
+        *request.method_mut() = method;
         *request.uri_mut() = self.uri(uri);
         *request.headers_mut() = self.allowed.of_request(headers);
         if reads_answer {
             request.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         }
+        let hops: Vec<&str> = hops(headers).chain([&*self.name]).collect();
+        let hops = HeaderValue::from_str(&hops.join(",")).map_err(|_| ApiError::internal())?;
+        request.headers_mut().insert(HOPS, hops);
         request.headers_mut().extend(self.key(dialect, headers)?);
         let answer = tokio::time::timeout(self.silence_max, self.client.request(request));
         match answer.await {
@@ -218,6 +265,13 @@ impl Upstream {
     }
 }
 
+/// The daemons that have passed a request on, in their order.
+fn hops(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let lists = headers.get_all(HOPS).iter().filter_map(|value| value.to_str().ok());
+    let names = lists.flat_map(|list| list.split(',').map(str::trim));
+    names.filter(|name| name.len() == 16 && name.bytes().all(|byte| byte.is_ascii_hexdigit()))
+}
+
 /// An upstream's URL for the log: scheme, host, port and path.
 fn without_credentials(url: &Uri) -> String {
     let scheme = url.scheme_str().map_or_else(String::new, |scheme| format!("{scheme}://"));
@@ -252,7 +306,9 @@ mod tests {
     fn the_version_is_in_a_url_once() {
         let check = |base: &str, path: &str, expect: &str| {
             let settings = UpstreamSettings { url: base.to_owned(), ..UpstreamSettings::default() };
-            let upstream = Upstream::new(&settings, &MiddlewareSettings::default()).expect("an upstream");
+            let name = Arc::from("0123456789abcdef");
+            let upstream =
+                Upstream::new(&settings, &MiddlewareSettings::default(), &name).expect("an upstream");
             assert_eq!(upstream.uri(&path.parse().expect("a URI")).to_string(), expect, "{base} {path}");
         };
         check("https://x.y", "/v1/messages?beta=true", "https://x.y/v1/messages?beta=true");

@@ -1,0 +1,105 @@
+//! `GET /v1/models`: the models of the upstreams, and the daemon's own. Without upstreams, the daemon's own.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::http::{HeaderMap, Method, Uri};
+use axum::response::{IntoResponse, Response};
+use futures_util::future::join_all;
+use http_body_util::{BodyExt as _, Limited};
+use serde_json::{Value, json};
+
+use super::upstream::Upstream;
+use super::{Middleware, Scope};
+use crate::api::ModelsAnswer;
+use crate::error::ApiError;
+use crate::middleware::dialect::Dialect;
+use crate::middleware::settings::Credential;
+
+/// The path of the list.
+const PATH: &str = "/v1/models";
+
+/// The most bytes of the list of one upstream.
+const LIST_BYTES_MAX: usize = 4 << 20;
+
+/// The longest time for an upstream to answer with its list.
+const WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// The models that one upstream has.
+#[derive(Default)]
+struct Listed {
+    models: Vec<Value>,
+    /// Whether the upstream has more models than these; `None`: its API does not say.
+    has_more: Option<bool>,
+}
+
+/// `GET /v1/models`. An upstream that does not answer is represented by the names in its settings.
+pub async fn handle(service: Scope, uri: Uri, headers: HeaderMap) -> Result<Response, ApiError> {
+    let middleware = &service.middleware;
+    if middleware.is_off() {
+        return Ok(Json(ModelsAnswer::new(service.ready()?)).into_response());
+    }
+    middleware.check_hops(&headers)?;
+    let _slot = middleware.request_slot(service.claim())?;
+    let upstreams = middleware.upstreams();
+    let lists = upstreams.iter().map(|upstream| list(middleware, upstream, (&uri, &headers)));
+    let lists = join_all(lists).await;
+    let mut models: Vec<Value> = Vec::new();
+    let mut has_more = None;
+    for (upstream, listed) in upstreams.iter().zip(lists) {
+        // A model is listed where a request for it would go.
+        let is_reached = |model: &Value| {
+            let id = model["id"].as_str()?;
+            middleware.upstream(id).filter(|reached| std::ptr::eq(*reached, upstream))
+        };
+        let is_new = |model: &Value| models.iter().all(|other| other["id"] != model["id"]);
+        let new: Vec<Value> =
+            listed.models.into_iter().filter(|model| is_reached(model).is_some() && is_new(model)).collect();
+        models.extend(new);
+        has_more = listed.has_more.map(|more| more || has_more.unwrap_or(false)).or(has_more);
+    }
+    let page = has_more.map(|has_more| {
+        let id = |model: Option<&Value>| model.map_or(Value::Null, |model| model["id"].clone());
+        [("has_more", json!(has_more)), ("first_id", id(models.first())), ("last_id", id(models.last()))]
+    });
+    Ok(Json(ModelsAnswer::of_upstreams(models, page, service.pipeline())).into_response())
+}
+
+/// The models of an upstream. Nobody else than the upstream that the caller means may get the caller's key, so an upstream that takes it is asked
+/// only if it is the only one that does.
+async fn list(middleware: &Middleware, upstream: &Upstream, (uri, headers): (&Uri, &HeaderMap)) -> Listed {
+    let takes_key = |upstream: &Upstream| upstream.settings.credential() == Credential::Caller;
+    let others = middleware.upstreams().iter().filter(|upstream| takes_key(upstream)).count();
+    let asked = match takes_key(upstream) && others > 1 {
+        true => None,
+        false => tokio::time::timeout(WAIT_MAX, ask(upstream, (uri, headers))).await.ok().flatten(),
+    };
+    asked.unwrap_or_else(|| {
+        let names = upstream.settings.models.iter().filter(|name| !name.ends_with('*'));
+        Listed { models: names.map(|name| json!({"id": name, "object": "model"})).collect(), has_more: None }
+    })
+}
+
+async fn ask(upstream: &Upstream, (uri, headers): (&Uri, &HeaderMap)) -> Option<Listed> {
+    let dialect = match headers.contains_key("anthropic-version") {
+        true => Dialect::Messages,
+        false => Dialect::Chat,
+    };
+    let path = match uri.query() {
+        Some(query) => format!("{PATH}?{query}"),
+        None => PATH.to_owned(),
+    };
+    let uri: Uri = path.parse().ok()?;
+    // The list is read, so the upstream must not compress it.
+    let answer = upstream.send((dialect, Method::GET, &uri), headers, Bytes::new(), true).await.ok()?;
+    let status = answer.status();
+    if !status.is_success() {
+        tracing::debug!(%status, "an upstream does not list its models");
+        return None;
+    }
+    let body = Limited::new(answer.into_body(), LIST_BYTES_MAX).collect().await.ok()?.to_bytes();
+    let mut body: Value = serde_json::from_slice(&body).ok()?;
+    let Value::Array(models) = body["data"].take() else { return None };
+    Some(Listed { models, has_more: body["has_more"].as_bool() })
+}
