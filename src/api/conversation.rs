@@ -14,7 +14,7 @@ use thresher_core::plain::Quoted;
 
 use super::budget::BudgetBody;
 use super::limits::{Body, BodyLimits, ListLimit};
-use super::request::{ChunkBody, Object, choice, chunks_of, or_default};
+use super::request::{ChunkBody, Object, choice, chunks_of};
 use super::response::Range;
 use crate::error::{ApiError, ErrorCode};
 
@@ -156,9 +156,11 @@ pub struct MiddlewareBody {
     #[serde(default)]
     query: Option<String>,
     /// Chunks to put before the user's message.
-    #[serde(default, deserialize_with = "or_default")]
-    #[schemars(with = "Option<Vec<ChunkBody>>")]
-    chunks: Vec<ChunkBody>,
+    #[serde(default)]
+    chunks: Option<Vec<ChunkBody>>,
+    /// Instead of `chunks`: the ids of registered chunks, each once.
+    #[serde(default)]
+    chunk_ids: Option<Vec<String>>,
     /// How much may be kept; default: as the settings say.
     #[serde(default)]
     budget: Option<Object<BudgetBody>>,
@@ -179,6 +181,8 @@ pub struct MiddlewareOptions {
     pub query: Option<String>,
     /// Chunks to put before the user's message.
     pub chunks: Vec<Arc<Chunk>>,
+    /// The ids of registered chunks to put there.
+    pub chunk_ids: Option<Vec<String>>,
     /// How much may be kept; none: as the settings say.
     pub budget: Option<Budget>,
     /// The unit that is kept or dropped as a whole.
@@ -187,7 +191,14 @@ pub struct MiddlewareOptions {
 
 impl Body for MiddlewareBody {
     fn lists(limits: &BodyLimits) -> Vec<ListLimit> {
-        vec![limits.chunks("chunks")]
+        vec![limits.chunks("chunks"), limits.chunk_ids()]
+    }
+}
+
+impl MiddlewareOptions {
+    /// Returns whether the options ask for compression, unless they say otherwise in `compress`.
+    pub fn asks(&self) -> bool {
+        !self.chunks.is_empty() || self.chunk_ids.is_some() || self.budget.is_some() || self.query.is_some()
     }
 }
 
@@ -195,13 +206,22 @@ impl MiddlewareBody {
     /// Checks the options. A wrong budget is refused here: in the pipeline it would only be a reason not to compress.
     ///
     /// # Errors
-    /// Fails if the budget has none or several of its forms, or is zero, and if two chunks have the same id.
+    /// Fails if the budget has none or several of its forms, or is zero, if the query is blank, if the chunks are named in two ways, and if two
+    /// chunks have the same id.
     pub fn into_domain(self) -> Result<MiddlewareOptions, ApiError> {
         let budget = self.budget.map(|Object(budget)| budget.into_domain()).transpose()?;
         if let Some(budget) = budget {
             validate::check_budget(budget)?;
         }
-        let chunks = chunks_of(Some(self.chunks), false, None)?;
+        if self.query.as_ref().is_some_and(|query| query.trim().is_empty()) {
+            let message = "query is blank; leave it out to ask the last question of the user";
+            return Err(ApiError::with_param(ErrorCode::QueryEmpty, message, "query"));
+        }
+        if self.chunks.is_some() && self.chunk_ids.is_some() {
+            let message = "send `chunks` or name registered ones in `chunk_ids`, not both";
+            return Err(ApiError::with_param(ErrorCode::ChunksAmbiguous, message, "chunk_ids"));
+        }
+        let chunks = chunks_of(Some(self.chunks.unwrap_or_default()), false, None)?;
         let mut first_at = HashMap::new();
         for (at, chunk) in chunks.iter().enumerate() {
             if let Some(first) = first_at.insert(&chunk.id, at) {
@@ -218,6 +238,7 @@ impl MiddlewareBody {
             cite: self.cite,
             query: self.query,
             chunks,
+            chunk_ids: self.chunk_ids,
             budget,
             granularity: self.granularity,
         })

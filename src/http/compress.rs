@@ -166,21 +166,8 @@ impl ChunksRequest {
         let Some(ids) = &self.chunk_ids else {
             return Ok(LoadedRequest { request: Cow::Borrowed(&self.request), prefiltered: None });
         };
-        let (registry, limits) = (service.registry()?, service.limits.registry);
-        check_ids(ids, limits.named_count_max)?;
-        let lookup = ChunkLookup { registry, ids, bytes_max, cancel };
-        let (chunks, prefiltered) = if limits.prefilter_above == 0 || ids.len() <= limits.prefilter_above {
-            (lookup.chunks((0..ids.len()).collect())?, None)
-        } else {
-            // Unknown ids are an error even if the prefilter would not keep them.
-            let missing = registry.missing(ids);
-            if !missing.is_empty() {
-                return Err(ApiError::ids_unknown(ids, &missing));
-            }
-            let CompressRequest { query, keep, .. } = &self.request;
-            let indexes = with_kept(registry.prefilter(query, ids, limits.prefilter_to)?, ids, keep);
-            (lookup.chunks(indexes.clone())?, Some(Prefiltered { from: ids.len(), indexes }))
-        };
+        let CompressRequest { query, keep, .. } = &self.request;
+        let (chunks, prefiltered) = named_chunks(service, ids, bytes_max, (query, keep), cancel)?;
         let request = Cow::Owned(CompressRequest { chunks, ..self.request.clone() });
         Ok(LoadedRequest { request, prefiltered })
     }
@@ -207,6 +194,34 @@ fn recent_request(loaded: &LoadedRequest, compressed: &Compressed) -> RecentRequ
     }
     let caller_indices = loaded.prefiltered.as_ref().map(|prefiltered| prefiltered.indexes.clone());
     RecentRequest { chunks: chunks.clone(), caller_indices, kept, markers }
+}
+
+/// The registered chunks with these ids, which may have at most `bytes_max` bytes of text. If there are more than the prefilter lets pass, only
+/// the best ones for `query`, and those with an id of `keep`.
+///
+/// # Errors
+/// `chunks_empty`, `chunk_too_many`, `chunk_id_duplicate`, `chunk_unknown`, `input_too_long`, about `chunk_ids`; `not_ready`,
+/// `registry_unusable`, `deadline_exceeded`.
+pub fn named_chunks(
+    service: &Scope,
+    ids: &[String],
+    bytes_max: usize,
+    (query, keep): (&str, &[String]),
+    cancel: &Cancel,
+) -> Result<(Vec<Arc<Chunk>>, Option<Prefiltered>), ApiError> {
+    let (registry, limits) = (service.registry()?, service.limits.registry);
+    check_ids(ids, limits.named_count_max)?;
+    let lookup = ChunkLookup { registry, ids, bytes_max, cancel };
+    if limits.prefilter_above == 0 || ids.len() <= limits.prefilter_above {
+        return Ok((lookup.chunks((0..ids.len()).collect())?, None));
+    }
+    // Unknown ids are an error even if the prefilter would not keep them.
+    let missing = registry.missing(ids);
+    if !missing.is_empty() {
+        return Err(ApiError::ids_unknown(ids, &missing));
+    }
+    let indexes = with_kept(registry.prefilter(query, ids, limits.prefilter_to)?, ids, keep);
+    Ok((lookup.chunks(indexes.clone())?, Some(Prefiltered { from: ids.len(), indexes })))
 }
 
 /// The indexes that the prefilter left, with those of the chunks that the request wants to keep whole.

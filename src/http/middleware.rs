@@ -23,6 +23,7 @@ use thresher_core::pipeline::answerable::Answerable;
 use thresher_core::pipeline::cancel::Cancel;
 
 pub use self::upstream::{Middleware, UpstreamError};
+use super::compress::named_chunks;
 use super::originals::StoredTurns;
 use super::{Scope, body, observe};
 use crate::api::{self, BodyLimits, MiddlewareBody, MiddlewareOptions};
@@ -83,7 +84,7 @@ async fn pass_on(
     let request = Arc::new(ModelRequest::read(&service, dialect, &headers, body).await?);
     let upstream = middleware.upstream(&request.model).ok_or_else(|| request.no_upstream())?;
     let always = upstream.settings.compress.unwrap_or(middleware.settings.compress) == When::Always;
-    let by_default = always || service.caller().compresses_by_default() || request.has_chunks();
+    let by_default = always || service.caller().compresses_by_default() || request.asks();
     let compresses = request.compress.unwrap_or(by_default);
     let cites = request.cite.unwrap_or(compresses && middleware.settings.cite);
     let (body, outcome) = rewrite(&service, &request, (compresses, cites)).await?;
@@ -184,7 +185,10 @@ async fn rewrite(
         (Some(too_many), _) => (None, "whole", Some(too_many.code().as_str())),
         (None, false) => (None, "whole", None),
         (None, true) => match compressing.await {
-            Ok(rewritten) if rewritten.tokens.is_some() => (Some(rewritten), "compressed", None),
+            Ok(rewritten) if rewritten.is_shorter() => (Some(rewritten), "compressed", None),
+            Ok(rewritten) if rewritten.tokens.is_some() => {
+                (Some(rewritten), "whole", Some("nothing_shortened"))
+            }
             Ok(rewritten) => (Some(rewritten), "whole", Some("nothing_to_compress")),
             Err(error) => (None, "whole", Some(error.code.as_str())),
         },
@@ -239,7 +243,30 @@ impl ModelRequest {
             drop(scope);
             request
         };
-        service.middleware.workers.run(time, parse).await
+        let (request, question) = service.middleware.workers.run(time, parse).await?;
+        request.with_registered_chunks(service, question).await
+    }
+
+    /// Looks up the registered chunks that the field `thresher` names.
+    async fn with_registered_chunks(
+        mut self,
+        service: &Scope,
+        question: Option<String>,
+    ) -> Result<Self, ApiError> {
+        let Some(options) = self.options.as_mut() else { return Ok(self) };
+        let Some(ids) = options.chunk_ids.take() else { return Ok(self) };
+        let question = options.query.clone().or(question).ok_or_else(ApiError::question_missing)?;
+        let scope = service.clone();
+        let found = run_blocking(move || {
+            let limits = scope.limits.registry;
+            named_chunks(&scope, &ids, limits.named_bytes_max, (&question, &[]), &Cancel::default())
+        });
+        let (chunks, _) = found.await.map_err(|error| match error.param {
+            Some(_) => error.inside("thresher"),
+            None => error,
+        })?;
+        options.chunks = chunks;
+        Ok(self)
     }
 
     fn parse(
@@ -247,7 +274,7 @@ impl ModelRequest {
         (compress, cite): (Option<bool>, Option<bool>),
         (settings, limits): (&MiddlewareSettings, &BodyLimits),
         body: Vec<u8>,
-    ) -> Result<Self, ApiError> {
+    ) -> Result<(Self, Option<String>), ApiError> {
         let body = String::from_utf8(body).map_err(|_| ApiError::body_not_utf8())?;
         let located = Located::parse(&body).map_err(|error| ApiError::invalid_json(&error))?;
         let model = located.text_of("model");
@@ -271,7 +298,8 @@ impl ModelRequest {
         let conversation = dialect.conversation(located);
         let upstream_cites = conversation.cites_itself;
         let found = find::turns(&conversation, &settings.policy(upstream_cites));
-        let has_question = found.turns.iter().any(|turn| turn.asked_at.is_some());
+        let question = found.turns.iter().rev().find(|turn| turn.asked_at.is_some());
+        let question = question.map(|turn| turn.query.clone());
         let request = Self {
             dialect,
             model: model.unwrap_or_default(),
@@ -283,7 +311,11 @@ impl ModelRequest {
             too_many: found.too_many,
             body,
         };
-        if request.has_chunks() && !has_question { Err(ApiError::question_missing()) } else { Ok(request) }
+        let names_chunks = request.options.as_ref().is_some_and(|options| options.chunk_ids.is_some());
+        if (request.has_chunks() || names_chunks) && question.is_none() {
+            return Err(ApiError::question_missing());
+        }
+        Ok((request, question))
     }
 
     /// Why no upstream has the model of the request.
@@ -297,6 +329,11 @@ impl ModelRequest {
 
     fn has_chunks(&self) -> bool {
         self.options.as_ref().is_some_and(|options| !options.chunks.is_empty())
+    }
+
+    /// Whether the field `thresher` asks for compression: with chunks, a budget or a question.
+    fn asks(&self) -> bool {
+        self.options.as_ref().is_some_and(MiddlewareOptions::asks)
     }
 
     fn located(&self) -> Result<Located<'_>, ApiError> {

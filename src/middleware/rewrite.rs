@@ -1,5 +1,7 @@
 //! Compresses the passages of a conversation: which strings of the body change, and what the model will see of each source.
 
+mod pieces;
+
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,6 +17,7 @@ use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{Pipeline, PipelineError};
 use thresher_core::text::outline::Layout;
 
+use self::pieces::Piece;
 use super::dialect::{Dialect, PartKind};
 use super::find::{self, CitedRecord, Passage, Turn};
 use super::json::{Edits, Located};
@@ -100,6 +103,8 @@ pub struct Rewritten {
     pub records: Vec<([u8; 32], SentTurn)>,
     /// Bytes of the sources that the model sees.
     seen_bytes: usize,
+    /// Whether chunks were added to the request.
+    has_added: bool,
 }
 
 /// A string of the body that becomes shorter.
@@ -119,6 +124,12 @@ impl Rewritten {
     fn add_source(&mut self, source: Source) {
         self.seen_bytes += source.seen.iter().map(|bytes| bytes.len()).sum::<usize>();
         self.sources.push(source);
+    }
+
+    /// Returns whether the model gets less text than the request has: a string is shorter, or not all of the added chunks are inserted.
+    pub fn is_shorter(&self) -> bool {
+        let is_less = self.tokens.is_some_and(|(before, after)| after < before);
+        !self.shortened.is_empty() || self.has_added && is_less
     }
 
     /// Returns all changes as edits of the body.
@@ -310,6 +321,7 @@ impl TurnWork<'_> {
         out: &mut Rewritten,
     ) -> Result<(SentTurn, Vec<Spans>), PipelineError> {
         let Compressor { options, other_text_bytes, pipeline } = compressor;
+        out.has_added |= !self.added.chunks.is_empty();
         let query = options.query.as_deref().unwrap_or(&self.turn.query);
         let is_empty = self.chunks.is_empty() && self.added.chunks.is_empty();
         // Without a question, every passage may matter.
@@ -396,30 +408,34 @@ fn add_tokens(tokens: &mut Option<(usize, usize)>, (before, after): (usize, usiz
 
 /// Adds to `out` the sources of a turn and the strings of the body that `sent` shortens.
 fn apply(body: Located, turn: &Turn, (chunks, sent): (&[Arc<Chunk>], &SentTurn), out: &mut Rewritten) {
-    type InString<'a> = Vec<(&'a Passage, &'a [(usize, usize)])>;
+    type InString<'a> = Vec<(&'a Passage, Option<&'a [(usize, usize)]>)>;
     let mut strings: Vec<(Range<usize>, InString)> = Vec::new();
     for ((passage, chunk), kept) in turn.passages.iter().zip(chunks).zip(&sent.kept) {
         let all = [(0, passage.text.len())];
         let seen = ranges(kept.as_deref().unwrap_or(&all)).collect();
         out.add_source(Source { chunk: Arc::clone(chunk), kind: Some(passage.kind.clone()), seen });
-        let Some(kept) = kept else { continue };
         match strings.last_mut() {
-            Some((at, passages)) if *at == passage.string => passages.push((passage, kept)),
-            _ => strings.push((passage.string.clone(), vec![(passage, kept)])),
+            Some((at, passages)) if *at == passage.string => passages.push((passage, kept.as_deref())),
+            _ => strings.push((passage.string.clone(), vec![(passage, kept.as_deref())])),
         }
     }
+    strings.retain(|(_, passages)| passages.iter().any(|(_, kept)| kept.is_some()));
     let body_start = body.range().start;
     for (at, passages) in strings {
         let string = &body.json()[at.start - body_start..at.end - body_start];
         let original: String = serde_json::from_str(string).expect("a passage is in a JSON string");
-        let mut edits = Edits::default();
         let is_json = passages.iter().any(|(passage, _)| passage.is_quoted);
-        for (passage, kept) in passages {
-            let text = shortened(passage, kept);
-            let text = if passage.is_quoted { Value::from(text).to_string() } else { text };
-            edits.replace(passage.range.clone(), text);
-        }
-        out.shortened.push(Shortened { at, text: edits.apply(&original), original, is_json });
+        let piece = |(passage, kept): (&Passage, Option<&[(usize, usize)]>)| {
+            let text = match kept {
+                // What is kept whole is not encoded anew.
+                None => original[passage.range.clone()].to_owned(),
+                Some(kept) if passage.is_quoted => Value::from(shortened(passage, kept)).to_string(),
+                Some(kept) => shortened(passage, kept),
+            };
+            Piece { range: passage.range.clone(), text }
+        };
+        let pieces: Vec<Piece> = passages.into_iter().map(piece).collect();
+        out.shortened.push(Shortened { at, text: pieces::replaced(&original, &pieces), original, is_json });
     }
 }
 

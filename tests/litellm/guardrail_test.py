@@ -134,7 +134,8 @@ class Guardrail(unittest.TestCase):
         answer = litellm.completion(model="openai/gpt-5", api_base=f"{daemon.url}/v1", api_key="k", messages=messages)
         self.assertEqual(answer.choices[0].message.content, "In 1874.")
         sent = upstream.bodies[-1]["messages"]
-        self.assertEqual(sent[:3], messages[:3])
+        self.assertEqual([message["role"] for message in sent], [message["role"] for message in messages])
+        self.assertEqual([message["content"] for message in sent[:2]], ["Answer.", QUESTION])
         self.assertIn(FACT, sent[3]["content"])
         self.assertLess(len(sent[3]["content"]), len(DOCUMENT) / 2)
         # The next turn begins with the same bytes, so that the provider's cache keeps hitting.
