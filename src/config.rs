@@ -25,7 +25,7 @@ pub use self::sections::{
 };
 use crate::access::AccessSettings;
 use crate::kv_export::KvExportSettings;
-use crate::middleware::settings::MiddlewareSettings;
+use crate::middleware::settings::{MiddlewareSettings, UpstreamSettings};
 use crate::originals::OriginalSettings;
 use crate::tenants::ttl_store::TtlStoreSettings;
 
@@ -122,6 +122,12 @@ pub enum ConfigError {
 }
 
 impl Config {
+    /// The settings with one upstream of the middleware, which has any model.
+    pub fn with_upstream(mut self, url: String) -> Self {
+        self.middleware.upstreams = vec![UpstreamSettings { url, ..UpstreamSettings::default() }];
+        self
+    }
+
     /// Reads the settings: the defaults, overridden by the file at `path` if there is one, overridden by the variables of `environment`
     /// that begin with `THRESHER__`. Settings that were given under an old name are listed in [`Config::warnings`].
     ///

@@ -1,4 +1,4 @@
-//! The Model Context Protocol: `compress` and `attribute` as tools that a model calls, over standard input and output or HTTP, with the
+//! The Model Context Protocol: `compress`, `attribute`, `retrieve` and `search` as tools that a model calls, over standard input and output or HTTP, with the
 //! official SDK. Does not know how the tools are run.
 
 use std::future::Future;
@@ -25,11 +25,16 @@ use serde_json::{Value, json};
 use thiserror::Error;
 use thresher_core::plain::{Quoted, Shortened};
 
-use crate::api::{AttributeAnswer, AttributeBody, CompressAnswer, CompressBody};
+use crate::api::{
+    AttributeAnswer, AttributeBody, CompressAnswer, CompressBody, OriginalAnswer, RetrieveBody, SearchAnswer,
+    SearchBody,
+};
 use crate::error::{ApiError, ErrorAnswer};
 
 const COMPRESS: &str = "compress";
 const ATTRIBUTE: &str = "attribute";
+const RETRIEVE: &str = "retrieve";
+const SEARCH: &str = "search";
 
 const INSTRUCTIONS: &str = "Call `compress` before you answer from long retrieved texts: it returns the sentences that matter for the \
     question, word for word and numbered, so that you can cite them. Call `attribute` with an answer and the texts that it was written from \
@@ -42,6 +47,15 @@ const COMPRESS_DESCRIPTION: &str = "Shortens retrieved texts to what a question 
 const ATTRIBUTE_DESCRIPTION: &str = "Checks an answer against the texts that it was written from. Give the answer in `answer` and the texts in `chunks` \
     (strings, or objects with `text`, `id`, `title`). Returns for each sentence whether the texts support it, which text and sentence it \
     came from, and which words, names and numbers of it no text has.";
+
+const DAEMON_INSTRUCTIONS: &str = " Where a text ends with a mark such as `[shortened: left out lines 3-16 of 60; hash=...]`, call `retrieve` with \
+    the hash if you need what is missing. Call `search` to find texts that were registered.";
+
+const RETRIEVE_DESCRIPTION: &str = "Returns the original of a text that was shortened, whole and unchanged. Give the hash of the mark at the end of \
+    the shortened text in `hash`. With a question in `query`, returns only the sentences of the original that concern it.";
+
+const SEARCH_DESCRIPTION: &str = "Searches the registered texts. Give the question in `query`, and how many texts you want in `limit`. Returns the best \
+    texts, each with its id in brackets.";
 
 /// Origins of web pages that may always call the tools: those of the same machine.
 const ORIGINS: [&str; 6] = [
@@ -118,6 +132,12 @@ pub trait Tools: Clone + Send + Sync + 'static {
 
     /// The answer to a body of `POST /v1/attribute`.
     fn attribute(&self, body: Vec<u8>) -> impl Future<Output = Result<AttributeAnswer, ApiError>> + Send;
+
+    /// The answer to a body of `POST /v1/retrieve`. Called only if [`Self::HAS_REGISTRY`].
+    fn retrieve(&self, body: Vec<u8>) -> impl Future<Output = Result<OriginalAnswer, ApiError>> + Send;
+
+    /// The answer to a body of `POST /v1/search`. Called only if [`Self::HAS_REGISTRY`].
+    fn search(&self, body: Vec<u8>) -> impl Future<Output = Result<SearchAnswer, ApiError>> + Send;
 }
 
 /// Why serving over standard input and output ended before the client closed its end.
@@ -175,7 +195,10 @@ impl<T: Tools> ServerHandler for Server<T> {
     fn get_info(&self) -> ServerConfig {
         ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
             .with_server_info(Implementation::new("thresher", env!("CARGO_PKG_VERSION")))
-            .with_instructions(INSTRUCTIONS)
+            .with_instructions(match T::HAS_REGISTRY {
+                true => format!("{INSTRUCTIONS}{DAEMON_INSTRUCTIONS}"),
+                false => INSTRUCTIONS.to_owned(),
+            })
     }
 
     async fn list_tools(
@@ -208,9 +231,18 @@ impl<T: Tools> ServerHandler for Server<T> {
                     let answer = self.tools.attribute(body).await;
                     Ok(result(answer.map(|answer| (answer.to_plain_text(), serde_json::to_value(answer)))))
                 }
+                RETRIEVE if T::HAS_REGISTRY => {
+                    let answer = self.tools.retrieve(body).await;
+                    Ok(result(answer.map(|answer| (answer.to_plain_text(), serde_json::to_value(answer)))))
+                }
+                SEARCH if T::HAS_REGISTRY => {
+                    let answer = self.tools.search(body).await;
+                    Ok(result(answer.map(|answer| (answer.to_plain_text(), serde_json::to_value(answer)))))
+                }
                 name => {
-                    let name = Quoted(name);
-                    let message = format!("no tool {name}; there are {COMPRESS:?} and {ATTRIBUTE:?}");
+                    let tools = descriptions(T::HAS_REGISTRY);
+                    let names: Vec<String> = tools.iter().map(|tool| format!("{:?}", tool.name)).collect();
+                    let message = format!("no tool {}; there are {}", Quoted(name), names.join(", "));
                     Err(ErrorData::invalid_params(message, None))
                 }
             }
@@ -226,14 +258,25 @@ fn descriptions(has_registry: bool) -> Vec<Tool> {
     // The tools change nothing, give equal answers to equal requests, and read only what they are sent.
     let annotations =
         |title| ToolAnnotations::with_title(title).read_only(true).idempotent(true).open_world(false);
-    vec![
+    let mut tools = vec![
         Tool::new(COMPRESS, COMPRESS_DESCRIPTION, request_schema::<CompressBody>(has_registry))
             .with_raw_output_schema(response_schema::<CompressAnswer>())
             .with_annotations(annotations("Shorten retrieved texts for a question")),
         Tool::new(ATTRIBUTE, ATTRIBUTE_DESCRIPTION, request_schema::<AttributeBody>(has_registry))
             .with_raw_output_schema(response_schema::<AttributeAnswer>())
             .with_annotations(annotations("Check an answer against its sources")),
-    ]
+    ];
+    if has_registry {
+        tools.extend([
+            Tool::new(RETRIEVE, RETRIEVE_DESCRIPTION, request_schema::<RetrieveBody>(true))
+                .with_raw_output_schema(response_schema::<OriginalAnswer>())
+                .with_annotations(annotations("Get the original of a shortened text")),
+            Tool::new(SEARCH, SEARCH_DESCRIPTION, request_schema::<SearchBody>(true))
+                .with_raw_output_schema(response_schema::<SearchAnswer>())
+                .with_annotations(annotations("Search registered texts")),
+        ]);
+    }
+    tools
 }
 
 /// The result of a call: JSON for programs, and text for the model. An error is a result, too, so that the model can correct its call.

@@ -221,7 +221,7 @@ class OpenAI(Case):
         self.assertLess(after, before / 2)
         path, headers, body = upstream.requests[-1]
         self.assertEqual((path, headers["authorization"]), ("/v1/chat/completions", "Bearer k"))
-        self.assertFalse([name for name in headers if name.startswith("x-thresher")])
+        self.assertEqual([name for name in headers if name.startswith("x-thresher")], ["x-thresher-hops"])
         sent = self.sent()
         self.assertEqual(sent["messages"][0], messages[0], "the system prompt stays")
         self.assertEqual((sent["seed"], sent["unknown"]), (7, 1.5))
@@ -376,6 +376,26 @@ class OpenAI(Case):
         self.assertEqual((raised.exception.code, raised.exception.param), ("unknown_field", "thresher.chunk"))
         self.assertEqual(upstream.requests, [])
 
+    def test_an_unrelated_question_adds_no_sentence(self):
+        chunks = [DOCUMENT, "The harbour office opens at nine. Ask for Ms. Lee."]
+        self.answers(chat_answer())
+        for question in ["What is the capital of Peru?", "Write a haiku about autumn.", "Thanks!"]:
+            messages = [{"role": "user", "content": question}]
+            body = {"model": "gpt-5", "messages": messages, "extra_body": {"thresher": {"chunks": chunks, "budget": {"tokens": 300}}}}
+            raw = self.client().chat.completions.with_raw_response.create(**body)
+            self.assertEqual(raw.headers["x-thresher-related"], "false", question)
+            self.assertEqual(self.sent()["messages"], messages)
+
+    def test_embeddings_are_made_by_the_upstream(self):
+        vector = {"object": "embedding", "index": 0, "embedding": [0.5]}
+        self.answers({"object": "list", "data": [vector], "model": "gpt-e", "usage": {"prompt_tokens": 1, "total_tokens": 1}})
+        made = self.client().embeddings.create(model="gpt-e", input="The tide", encoding_format="float")
+        self.assertEqual(made.data[0].embedding, [0.5])
+        path, headers, _ = upstream.requests[-1]
+        self.assertEqual((path, headers["authorization"], self.sent()["input"]), ("/v1/embeddings", "Bearer k", "The tide"))
+        with self.assertRaises(openai.NotFoundError):
+            self.client().embeddings.create(model="nobody", input="The tide")
+
     def test_chunks_beside_the_conversation_are_put_into_the_context(self):
         self.answers(chat_answer())
         chunks = [{"id": "light", "text": DOCUMENT, "metadata": {"url": "https://x.y/light"}}, {"id": "b", "text": FILLER}]
@@ -505,6 +525,17 @@ class Anthropic(Case):
         with self.assertRaises(anthropic.APIStatusError) as raised:
             self.client().messages.create(**self.ask())
         self.assertEqual((raised.exception.status_code, raised.exception.body["error"]["message"]), (529, "busy"))
+
+
+class TokenCounts(Case):
+    def test_tokens_are_counted_by_the_upstream_before_compression(self):
+        self.answers({"input_tokens": 17})
+        client = anthropic.Anthropic(api_key="k", base_url=daemon.url, max_retries=0, default_headers=ON)
+        messages = [{"role": "user", "content": f"<context>{DOCUMENT}</context> {QUESTION}"}]
+        self.assertEqual(client.messages.count_tokens(model="claude-x", messages=messages).input_tokens, 17)
+        path, headers, _ = upstream.requests[-1]
+        self.assertEqual((path, headers["x-api-key"]), ("/v1/messages/count_tokens", "k"))
+        self.assertEqual(self.sent()["messages"], messages)
 
 
 class Recipes(Case):

@@ -131,6 +131,14 @@ pub struct RegisteredAnswer {
     metadata: Option<Box<RawValue>>,
 }
 
+impl RegisteredAnswer {
+    /// The chunk as text for a model: its id and title, and below them its text.
+    pub(super) fn to_plain_text(&self) -> String {
+        let title = self.title.as_ref().map_or_else(String::new, |title| format!(" {title}"));
+        format!("[{}]{title}\n{}", self.id, self.text)
+    }
+}
+
 /// Answer of `GET /v1/chunks`.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "Page")]

@@ -142,6 +142,16 @@ impl RelevantAnswer {
     }
 }
 
+impl OriginalAnswer {
+    /// The answer as text for a model: the original, byte for byte, or the sentences of it that are about the question.
+    pub fn to_plain_text(&self) -> String {
+        match &self.relevant {
+            None => self.original_content.clone(),
+            Some(relevant) => relevant.iter().map(|sentence| &*sentence.text).collect::<Vec<_>>().join("\n"),
+        }
+    }
+}
+
 /// The field `thresher` of a request that passes through the middleware.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -175,6 +175,15 @@ impl SearchBody {
 }
 
 impl SearchAnswer {
+    /// The results as text for a model, best first.
+    pub fn to_plain_text(&self) -> String {
+        let results: Vec<String> = self.results.iter().map(|result| result.chunk.to_plain_text()).collect();
+        match results.is_empty() {
+            true => "No registered chunk has a word of the question.".to_owned(),
+            false => results.join("\n\n"),
+        }
+    }
+
     /// The answer with the best of `hits` by `scores`, best first. Hits with equal scores stay in their order.
     pub fn new(
         request: &SearchRequest,

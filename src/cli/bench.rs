@@ -15,6 +15,7 @@ use thresher_core::model::ort::LoadedModel;
 use thresher_lab::bench::daemon::{Daemon, Parts};
 use thresher_lab::bench::flops::Flops;
 use thresher_lab::bench::hostile::{self, Row};
+use thresher_lab::bench::middleware::{self, ModelServer};
 use thresher_lab::bench::model_graph::BatchedGraph;
 use thresher_lab::bench::peer::{Peer, PeerSettings};
 use thresher_lab::bench::workload::{Source, Workload};
@@ -29,7 +30,7 @@ use crate::{http, process, telemetry};
 #[derive(clap::Args)]
 #[command(after_long_help = DEFINITIONS)]
 pub struct Args {
-    /// The number of chunks of a request [default: 100; 20 with --throughput, --overload or --attribution].
+    /// The number of chunks of a request [default: 100; 20 with --throughput, --overload, --attribution or --middleware].
     #[arg(long, value_name = "N", value_parser = positive)]
     chunks: Option<usize>,
     /// The number of tokens of a chunk.
@@ -83,6 +84,9 @@ pub struct Args {
     /// The number of tokens of an answer.
     #[arg(long, default_value_t = 300, value_name = "N", value_parser = positive, requires = "attribution")]
     answer_tokens: usize,
+    /// Measure the time that the middleware adds to requests instead: to those that go whole, and to those that are compressed.
+    #[arg(long, conflicts_with_all = ["throughput", "peer", "soak", "overload", "attribution", "registered", "clients", "rounds", "hostile"])]
+    middleware: bool,
     /// Attack a daemon with default settings in another process instead, and fail if it misses a target; takes about ten minutes.
     #[arg(long, conflicts_with_all = ["throughput", "peer", "soak", "overload", "attribution", "registered", "clients", "chunks", "tokens", "query_tokens", "mixed", "rounds", "requests"])]
     hostile: bool,
@@ -118,6 +122,11 @@ registry.cache_bytes_max + handles.bytes_max + 300 MB, or if a request failed th
 
 --overload: each client sends a request about new chunks with the default deadline, and the next one when it is answered, or a second after a refusal. In the JSON: alone, one client before the others; cold, the outcomes of the requests about new chunks, per second of the whole run; warm, requests about cached chunks, one every 200 ms at the same time. Exits with 1 if a request was neither answered, nor refused (429), nor late (504).
 
+--middleware: each question about a context of cached chunks is sent to an upstream in this process directly, and through the \
+middleware in three ways: forwarded whole, on a path that the middleware does not read, and compressed to a quarter of its tokens, without \
+citations. Beside these, the same question goes to /v1/compress. In the JSON: NAME_ms, the time of a request, and NAME_added_ms, the time \
+less that of the direct request about the same question, at p50 and p99.
+
 --hostile: the daemon is this program in another process, with default settings except for its addresses and directory, and for \
 what a row names. Of the settings of this command, only the model directory, the runtime and --workers apply. Each row starts a new daemon, \
 attacks it over loopback for a limited time, and compares measurements with targets. Resident memory and processor time are those of the daemon. \
@@ -145,11 +154,13 @@ const DEADLINE: Duration = Duration::from_secs(3600);
 pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let is_throughput = args.throughput || args.peer.is_some();
     let workload = Workload {
-        chunks: args.chunks.unwrap_or(if is_throughput || args.overload.is_some() || args.attribution {
-            20
-        } else {
-            100
-        }),
+        chunks: args.chunks.unwrap_or(
+            if is_throughput || args.overload.is_some() || args.attribution || args.middleware {
+                20
+            } else {
+                100
+            },
+        ),
         tokens: args.tokens,
         query_tokens: args.query_tokens,
         mixed: args.mixed,
@@ -169,8 +180,16 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     if args.hostile {
         return attack(&config, args, &bar, &progress);
     }
+    let server = args.middleware.then(ModelServer::start).transpose()?;
+    let config = match &server {
+        Some(server) => config.with_upstream(server.url()),
+        None => config,
+    };
     let subject = subject(&config)?;
-    let (table, json, passed) = if args.soak.is_some() {
+    let (table, json, passed) = if let Some(server) = &server {
+        let report = middleware::run(&subject, server, &workload, args.requests, &progress)?;
+        (middleware::table(&report).to_owned(), report.json().clone(), true)
+    } else if args.soak.is_some() {
         let report = soak::run(&subject, soak_settings(&config, args), &progress)?;
         (soak::table(&report), report.json().clone(), report.passed())
     } else if let Some(seconds) = args.overload {

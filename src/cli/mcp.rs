@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use thresher_core::Engine;
 
-use crate::api::{AttributeAnswer, CompressAnswer};
+use crate::api::{AttributeAnswer, CompressAnswer, OriginalAnswer, SearchAnswer};
 use crate::config::Config;
-use crate::error::ApiError;
+use crate::error::{ApiError, ErrorCode};
 use crate::local::Local;
 use crate::mcp::{self, Tools};
 use crate::{app, process, telemetry};
@@ -47,4 +47,16 @@ impl Tools for Local {
     async fn attribute(&self, body: Vec<u8>) -> Result<AttributeAnswer, ApiError> {
         Self::attribute(self, &body).await
     }
+
+    async fn retrieve(&self, _: Vec<u8>) -> Result<OriginalAnswer, ApiError> {
+        Err(only_with_a_daemon())
+    }
+
+    async fn search(&self, _: Vec<u8>) -> Result<SearchAnswer, ApiError> {
+        Err(only_with_a_daemon())
+    }
+}
+
+fn only_with_a_daemon() -> ApiError {
+    ApiError::new(ErrorCode::RegistryAbsent, "only a daemon stores texts; call its tools at /mcp")
 }

@@ -1,4 +1,4 @@
-//! `/mcp`: the MCP tools `compress` and `attribute`, which run as the requests of these names.
+//! `/mcp`: the MCP tools `compress`, `attribute`, `retrieve` and `search`, which run as the requests of these names.
 
 use axum::Json;
 use axum::body::Body;
@@ -9,8 +9,8 @@ use axum::response::{IntoResponse as _, Response};
 use http_body_util::{BodyExt as _, Full};
 
 use super::error::ResponseCode;
-use super::{Scope, attribute, body, compress, observe};
-use crate::api::{AttributeAnswer, CompressAnswer};
+use super::{Scope, attribute, body, compress, observe, originals, registry};
+use crate::api::{AttributeAnswer, CompressAnswer, OriginalAnswer, SearchAnswer};
 use crate::error::{ApiError, ErrorCode};
 use crate::executor::run_blocking;
 use crate::mcp::{self, Refusal, Tools};
@@ -77,6 +77,14 @@ impl Tools for CallerTools {
 
     async fn attribute(&self, body: Vec<u8>) -> Result<AttributeAnswer, ApiError> {
         counted("attribute", attribute::answer(self.service.clone(), body).await)
+    }
+
+    async fn retrieve(&self, body: Vec<u8>) -> Result<OriginalAnswer, ApiError> {
+        counted("retrieve", originals::answer(self.service.clone(), body).await)
+    }
+
+    async fn search(&self, body: Vec<u8>) -> Result<SearchAnswer, ApiError> {
+        counted("search", registry::answer(self.service.clone(), body).await)
     }
 }
 

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use axum::response::Response;
-use thresher_core::domain::Granularity;
+use thresher_core::domain::{Budget, Granularity, TokenizerName};
 use thresher_core::pipeline::answerable::Answerable;
 use thresher_core::pipeline::cancel::Cancel;
 
@@ -87,11 +87,13 @@ async fn pass_on(
     let by_default = always || service.caller().compresses_by_default() || request.asks();
     let compresses = request.compress.unwrap_or(by_default);
     let cites = request.cite.unwrap_or(compresses && middleware.settings.cite);
-    let (body, outcome) = rewrite(&service, &request, (compresses, cites)).await?;
-    let RewriteOutcome { report, sources, records } = outcome;
+    let input_tokens_max = upstream.settings.input_tokens_max.unwrap_or(middleware.settings.input_tokens_max);
+    let input_tokens_max = Some(input_tokens_max).filter(|max| *max > 0);
+    let (body, outcome) = rewrite(&service, &request, (compresses, cites), input_tokens_max).await?;
+    let RewriteOutcome { report, sources, records, marked } = outcome;
     observe::middleware(report.outcome, report.tokens);
     // The turns are stored while the upstream works, so that storing takes no time of the request.
-    let storing = store_turns(service.originals(), records);
+    let storing = store_turns(service.originals(), records, marked);
     // From here on only the sources of citations are needed, and the body until it has been sent.
     let cited_bytes = if sources.is_some() { request.body.len() } else { 0 };
     drop(request);
@@ -118,10 +120,10 @@ fn has_media_type(headers: &HeaderMap, media_type: &str) -> bool {
     body::media_type(headers).is_some_and(|found| found == media_type)
 }
 
-async fn store_turns(originals: TenantOriginals, records: Vec<([u8; 32], SentTurn)>) {
+async fn store_turns(originals: TenantOriginals, records: Vec<([u8; 32], SentTurn)>, marked: Vec<String>) {
     if !records.is_empty() {
         let stored = run_blocking(move || {
-            StoredTurns(originals).put(&records);
+            StoredTurns(originals).put(&records, &marked);
             Ok(())
         });
         // After a panic, which is logged, the turns are not stored.
@@ -145,6 +147,15 @@ struct ModelRequest {
     too_many: Option<TooMany>,
 }
 
+/// How much is kept of the newest turn.
+#[derive(Clone, Copy)]
+enum How {
+    /// As the request or the settings say.
+    AsAsked,
+    /// At most this number of tokens.
+    Within(usize),
+}
+
 /// What was done to a request.
 struct RewriteOutcome {
     report: CompressionReport,
@@ -152,6 +163,8 @@ struct RewriteOutcome {
     sources: Option<Arc<Sources>>,
     /// What was sent of turns, to be stored.
     records: Vec<([u8; 32], SentTurn)>,
+    /// The originals of texts that were sent with a mark, to be stored.
+    marked: Vec<String>,
 }
 
 /// The values of the response headers about compression.
@@ -169,48 +182,57 @@ struct CompressionReport {
 }
 
 /// The body for the upstream. If compressing fails, the newest turn is sent whole.
+///
+/// # Errors
+/// `input_too_long`, if the request has more than `input_tokens_max` tokens; otherwise only if parsing or rewriting takes too long.
 async fn rewrite(
     service: &Scope,
     request: &Arc<ModelRequest>,
     (compresses, cites): (bool, bool),
+    input_tokens_max: Option<usize>,
 ) -> Result<(Vec<u8>, RewriteOutcome), ApiError> {
     let time = Duration::from_millis(service.middleware.settings.deadline_ms);
     let compressing = async {
         service.ready()?;
         let (scope, request) = (service.clone(), Arc::clone(request));
         let deadline = Instant::now() + time;
-        service.executor().run(deadline, move |cancel| request.rewrite(&scope, (true, cancel))).await
+        let work = move |cancel: &Cancel| request.compress(&scope, input_tokens_max, cancel);
+        service.executor().run(deadline, work).await
     };
-    let (rewritten, outcome, reason) = match (request.too_many, compresses) {
-        (Some(too_many), _) => (None, "whole", Some(too_many.code().as_str())),
-        (None, false) => (None, "whole", None),
+    let (rewritten, reason) = match (request.too_many, compresses) {
+        (Some(too_many), _) => (None, Some(too_many.code().as_str())),
+        (None, false) => (None, None),
         (None, true) => match compressing.await {
-            Ok(rewritten) if rewritten.is_shorter() => (Some(rewritten), "compressed", None),
-            Ok(rewritten) if rewritten.tokens.is_some() => {
-                (Some(rewritten), "whole", Some("nothing_shortened"))
-            }
-            Ok(rewritten) => (Some(rewritten), "whole", Some("nothing_to_compress")),
-            Err(error) => (None, "whole", Some(error.code.as_str())),
+            Ok(rewritten) if rewritten.is_shorter() => (Some(rewritten), None),
+            Ok(rewritten) if rewritten.tokens.is_some() => (Some(rewritten), Some("nothing_shortened")),
+            Ok(rewritten) => (Some(rewritten), Some("nothing_to_compress")),
+            Err(error) => (None, Some(error.code.as_str())),
         },
     };
     let (scope, request) = (service.clone(), Arc::clone(request));
     let finish = move |cancel: &Cancel| {
         let (rewritten, reason) = match rewritten {
             Some(rewritten) => (rewritten, reason),
-            None => match request.rewrite(&scope, (false, cancel)) {
+            None => match request.rewrite(&scope, (None, cancel)) {
                 Ok(rewritten) => (rewritten, reason),
                 // Looking up what was sent of earlier turns took too long: all turns are sent whole.
                 Err(error) => (request.uncompressed(&scope)?, reason.or(Some(error.code.as_str()))),
             },
         };
+        let outcome = if rewritten.is_shorter() { "compressed" } else { "whole" };
         let mut edits = rewritten.edits();
         let body = request.located()?;
         edits.remove_field(body, "thresher");
         if !request.upstream_cites {
             request.dialect.remove_citations(body, &mut edits);
         }
-        let body = edits.apply(&request.body).into_bytes();
-        let Rewritten { tokens, related, answerable, sources, cited_records, records, .. } = rewritten;
+        let body = edits.apply(&request.body);
+        if let Some(max) = input_tokens_max {
+            request.check_input(&scope, (&body, max), cancel)?;
+        }
+        let body = body.into_bytes();
+        let Rewritten { tokens, related, answerable, sources, cited_records, records, marked, .. } =
+            rewritten;
         let count_max = scope.pipeline().map_or(0, |pipeline| pipeline.settings().limits.chunk_count_max);
         let sources = if cites && !request.upstream_cites {
             Sources::new(sources, cited_records, count_max)
@@ -218,7 +240,7 @@ async fn rewrite(
             None
         };
         let report = CompressionReport { outcome, reason, tokens, related, answerable };
-        Ok((body, RewriteOutcome { report, sources: sources.map(Arc::new), records }))
+        Ok((body, RewriteOutcome { report, sources: sources.map(Arc::new), records, marked }))
     };
     service.middleware.workers.run(time, finish).await
 }
@@ -340,8 +362,62 @@ impl ModelRequest {
         Located::parse(&self.body).map_err(|_| ApiError::internal())
     }
 
+    /// Compresses the newest turn. If the request then has more than `input_tokens_max` tokens, the turn is compressed to what is left for it.
+    fn compress(
+        &self,
+        service: &Scope,
+        input_tokens_max: Option<usize>,
+        cancel: &Cancel,
+    ) -> Result<Rewritten, ApiError> {
+        let rewritten = self.rewrite(service, (Some(How::AsAsked), cancel))?;
+        let (Some(max), Some((_, newest))) = (input_tokens_max, rewritten.newest_tokens) else {
+            return Ok(rewritten);
+        };
+        let body = rewritten.edits().apply(&self.body);
+        let tokens = self.input_tokens(service, (&body, max), cancel)?;
+        let left = max.saturating_sub(tokens.saturating_sub(newest));
+        if tokens <= max || left == 0 {
+            return Ok(rewritten);
+        }
+        match self.rewrite(service, (Some(How::Within(left)), cancel)) {
+            // Not even one unit fits, or it takes too long: the request is refused.
+            Err(error) if error.code.is_callers_fault() => Ok(rewritten),
+            stronger => stronger,
+        }
+    }
+
+    /// The tokens of the texts and tools of a body for the upstream. A body of at most `max` bytes is not counted, since a token has at least one
+    /// byte, nor is any before the model has been loaded.
+    fn input_tokens(
+        &self,
+        service: &Scope,
+        (body, max): (&str, usize),
+        cancel: &Cancel,
+    ) -> Result<usize, ApiError> {
+        let Some(pipeline) = service.pipeline().filter(|_| body.len() > max) else { return Ok(0) };
+        let located = Located::parse(body).map_err(|_| ApiError::internal())?;
+        let conversation = self.dialect.conversation(located);
+        let texts = conversation.messages.iter().flat_map(|message| &message.parts).map(|part| &*part.text);
+        let tools = located.get("tools").map(Located::json);
+        texts.chain(tools).try_fold(0_usize, |tokens, text| {
+            cancel.check().map_err(ApiError::from)?;
+            Ok(tokens.saturating_add(pipeline.count(text, TokenizerName::O200kBase)?))
+        })
+    }
+
+    fn check_input(
+        &self,
+        service: &Scope,
+        (body, max): (&str, usize),
+        cancel: &Cancel,
+    ) -> Result<(), ApiError> {
+        let tokens = self.input_tokens(service, (body, max), cancel)?;
+        let field = if self.dialect == Dialect::Responses { "input" } else { "messages" };
+        if tokens > max { Err(ApiError::input_over_cap(tokens, max, field)) } else { Ok(()) }
+    }
+
     /// Rewrites the conversation until `cancel` says to stop. The newest turn is compressed, or sent as it was sent before.
-    fn rewrite(&self, service: &Scope, (compresses, cancel): (bool, &Cancel)) -> Result<Rewritten, ApiError> {
+    fn rewrite(&self, service: &Scope, (how, cancel): (Option<How>, &Cancel)) -> Result<Rewritten, ApiError> {
         let settings = &service.middleware.settings;
         let body = self.located()?;
         let conversation = self.dialect.conversation(body);
@@ -350,26 +426,28 @@ impl ModelRequest {
         if self.too_many.is_some() {
             return Ok(rewrite::uncompressed((self.dialect, body), &turns, &added));
         }
+        let asked = options.and_then(|options| options.budget);
         let compress_options = CompressOptions {
-            budget: options.and_then(|options| options.budget).unwrap_or_else(|| settings.budget()),
+            budget: match how {
+                Some(How::Within(tokens)) => Budget::Tokens(tokens),
+                _ => asked.unwrap_or_else(|| settings.budget()),
+            },
             granularity: options.map_or(Granularity::default(), |options| options.granularity),
             // A request that names its budget gets it, however short the prompt becomes.
-            prompt_tokens_min: match options.and_then(|options| options.budget) {
-                Some(_) => 0,
-                None => settings.prompt_tokens_min,
-            },
+            prompt_tokens_min: if asked.is_some() { 0 } else { settings.prompt_tokens_min },
             // Only the end of a question is read, and it is stored with every turn that is compressed for it.
             query: options.and_then(|options| options.query.as_deref()).map(find::tail),
+            marks: settings.retrievable,
         };
         let sent_turns = StoredTurns(service.originals());
-        let newest = match compresses {
-            true => {
+        let newest = match how {
+            Some(_) => {
                 let other_text_bytes = find::other_text_bytes(&conversation, &turns);
                 let pipeline = service.ready()?;
                 NewestTurn::Compress(Compressor { options: &compress_options, other_text_bytes, pipeline })
             }
-            false if self.compress == Some(false) => NewestTurn::Whole,
-            false => NewestTurn::AsSentBefore,
+            None if self.compress == Some(false) => NewestTurn::Whole,
+            None => NewestTurn::AsSentBefore,
         };
         Ok(rewrite::newest_turn((self.dialect, body), &turns, &added, &sent_turns, (newest, cancel))?)
     }

@@ -1,7 +1,6 @@
 //! The store of original texts: what the middleware sent of earlier turns, what sessions have returned, and the originals that
 //! `/v1/retrieve` returns.
 
-use std::fmt;
 use std::time::Instant;
 
 use axum::Json;
@@ -17,6 +16,7 @@ use super::{Scope, body, query};
 use crate::api::{self, OriginalAnswer, RelevantAnswer, RetrieveBody};
 use crate::error::{ApiError, ErrorCode};
 use crate::executor::run_blocking;
+use crate::middleware::marks::Hash;
 use crate::middleware::rewrite::{SentTurn, SentTurnStore};
 use crate::middleware::session::{self, SessionKeys, SessionStore};
 use crate::originals::{OriginalError, TenantOriginals};
@@ -36,39 +36,17 @@ impl SentTurnStore for StoredTurns {
 }
 
 impl StoredTurns {
-    /// Stores what was sent of turns, by their keys.
-    pub fn put(&self, turns: &[([u8; 32], SentTurn)]) {
-        let entries: Vec<([u8; 32], Vec<u8>)> =
+    /// Stores what was sent of turns, by their keys, and the originals of texts that were sent with a mark.
+    pub fn put(&self, turns: &[([u8; 32], SentTurn)], originals: &[String]) {
+        let turns: Vec<([u8; 32], Vec<u8>)> =
             turns.iter().map(|(key, sent)| (*key, serde_json::to_vec(sent).expect("it is JSON"))).collect();
-        let entries: Vec<(&[u8], &[u8])> = entries.iter().map(|(key, sent)| (&key[..], &sent[..])).collect();
+        let turns = turns.iter().map(|(key, sent)| (&key[..], &sent[..]));
+        let originals: Vec<StoredText> = originals.iter().map(|text| StoredText::of(text)).collect();
+        let originals = originals.iter().map(|StoredText { hash, text }| (hash.bytes(), text.as_bytes()));
+        let entries: Vec<(&[u8], &[u8])> = originals.chain(turns).collect();
         if let Err(error) = self.0.put(&entries) {
             tracing::debug!(%error, "a sent turn cannot be stored in the store of originals");
         }
-    }
-}
-
-/// The hash by which an original text is stored: the first 12 bytes of its BLAKE3 hash.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Hash([u8; 12]);
-
-impl Hash {
-    /// The hash of a text.
-    pub fn of(text: &str) -> Self {
-        let mut hash = [0; 12];
-        hash.copy_from_slice(&blake3::hash(text.as_bytes()).as_bytes()[..12]);
-        Self(hash)
-    }
-
-    fn parse(text: &str) -> Option<Self> {
-        let mut hash = [0; 12];
-        hex::decode_to_slice(text, &mut hash).ok()?;
-        Some(Self(hash))
-    }
-}
-
-impl fmt::Display for Hash {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(&hex::encode(self.0))
     }
 }
 
@@ -115,7 +93,7 @@ impl StoredSessions {
     ) -> Result<(), ApiError> {
         let (keys, values) = session.unzip();
         let values = values.unwrap_or_default();
-        let texts = texts.iter().map(|StoredText { hash, text }| (&hash.0[..], text.as_bytes()));
+        let texts = texts.iter().map(|StoredText { hash, text }| (hash.bytes(), text.as_bytes()));
         let values = values.iter().map(|(key, value)| (&key[..], &value[..]));
         let entries: Vec<(&[u8], &[u8])> = texts.chain(values).collect();
         let expire_s = self.0.session_expire_s();
@@ -155,8 +133,21 @@ pub async fn retrieve_posted(
 ) -> Result<Json<OriginalAnswer>, ApiError> {
     let limits = service.limits.bodies;
     let parse = move |body: &[u8]| api::parse::<RetrieveBody>(body, &limits);
-    let RetrieveBody { hash, query } = body::parsed(&service, &headers, body, parse).await?;
-    original(service, hash, query).await.map(Json).map_err(|error| match error.code {
+    let request = body::parsed(&service, &headers, body, parse).await?;
+    named(service, request).await.map(Json)
+}
+
+/// The answer to a body of `POST /v1/retrieve`: for the MCP tool.
+#[cfg(feature = "mcp")]
+pub async fn answer(service: Scope, body: Vec<u8>) -> Result<OriginalAnswer, ApiError> {
+    let limits = service.limits.bodies;
+    let request = run_blocking(move || api::parse::<RetrieveBody>(&body, &limits)).await?;
+    named(service, request).await
+}
+
+/// The text that a body names.
+async fn named(service: Scope, request: RetrieveBody) -> Result<OriginalAnswer, ApiError> {
+    original(service, request.hash, request.query).await.map_err(|error| match error.code {
         ErrorCode::OriginalUnknown => error.at("hash"),
         _ => error,
     })
@@ -167,7 +158,7 @@ async fn original(service: Scope, name: String, query: Option<String>) -> Result
     let hash = Hash::parse(&name).ok_or_else(ApiError::original_unknown)?;
     let originals = service.originals();
     let text = run_blocking(move || {
-        let found = originals.get(&hash.0).map_err(|error| store_error(&error))?;
+        let found = originals.get(hash.bytes()).map_err(|error| store_error(&error))?;
         String::from_utf8(found.ok_or_else(ApiError::original_unknown)?).map_err(|_| ApiError::internal())
     });
     let text = text.await?;

@@ -18,7 +18,7 @@ use thresher_registry::{Change, Outcome, Registry};
 use super::{Scope, body, observe, query};
 use crate::api::{
     self, ChangesAnswer, DeleteBody, PageAnswer, ProgressAnswer, Rank, RegisterBody, RegisteredAnswer,
-    SearchAnswer, SearchBody,
+    SearchAnswer, SearchBody, SearchRequest,
 };
 use crate::error::ApiError;
 use crate::executor::run_blocking;
@@ -162,6 +162,20 @@ pub async fn search(service: Scope, headers: HeaderMap, body: Body) -> Result<Js
         api::parse::<SearchBody>(body, &bodies)?.into_domain(&limits)
     })
     .await?;
+    found(service, request, arrived).await.map(Json)
+}
+
+/// The answer to a body of `POST /v1/search`: for the MCP tool.
+#[cfg(feature = "mcp")]
+pub async fn answer(service: Scope, body: Vec<u8>) -> Result<SearchAnswer, ApiError> {
+    let arrived = Instant::now();
+    let (limits, bodies) = (service.limits.registry.search, service.limits.bodies);
+    let parse = move || api::parse::<SearchBody>(&body, &bodies)?.into_domain(&limits);
+    let request = run_blocking(parse).await?;
+    found(service, request, arrived).await
+}
+
+async fn found(service: Scope, request: SearchRequest, arrived: Instant) -> Result<SearchAnswer, ApiError> {
     let deadline = service.executor().deadline(arrived, request.deadline_ms)?;
     service.registry()?;
     if request.rank == Rank::Rc {
@@ -194,7 +208,6 @@ pub async fn search(service: Scope, headers: HeaderMap, body: Body) -> Result<Js
             Ok(SearchAnswer::new(&request, hits, scores, (&timings).into()))
         })
         .await
-        .map(Json)
 }
 
 /// The number of chunks that are looked up at once.

@@ -15,6 +15,7 @@ use thresher_core::text;
 use super::dialect::{Conversation, Message, PART_COUNT_MAX, Part, PartKind, Role};
 use super::json::Located;
 use super::records::{Names, Records};
+use super::untouched::{self, TextKind};
 use crate::error::ErrorCode;
 
 /// The least bytes of a string in a JSON tool result that is compressed. Shorter strings are names, dates or addresses.
@@ -33,14 +34,27 @@ const QUERY_BYTES_MAX: usize = 1_000;
 /// Which texts of a conversation may be compressed, in addition to documents and search results.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Policy {
-    /// Names of tools whose results may be compressed; `*`: all tools.
+    /// Names of tools whose results may be compressed; `*`: all tools, except those of `tools_untouched`.
     pub tools: Vec<String>,
+    /// Names of tools whose results are not compressed unless `tools` names them.
+    pub tools_untouched: Vec<String>,
+    /// Kinds of text that are not compressed in results of tools.
+    pub kinds_untouched: Vec<TextKind>,
     /// The delimiters before and after a context inside a message; `None`: no context is looked for.
     pub delimiters: Option<(String, String)>,
     /// Whether documents and search results are not compressed, because the upstream cites positions in them.
     pub keeps_documents: bool,
     /// The limits of a conversation that is compressed.
     pub bounds: Bounds,
+}
+
+impl Policy {
+    /// Returns whether results of the tool with this name may be compressed.
+    fn may_compress(&self, name: &str) -> bool {
+        let is_all = self.tools.iter().any(|tool| tool == "*");
+        let is_untouched = || untouched::is_named(name, &self.tools_untouched);
+        self.tools.iter().any(|tool| tool == name) || is_all && !is_untouched()
+    }
 }
 
 /// The limits of a conversation. A conversation over a limit is not compressed.
@@ -306,7 +320,7 @@ impl PassageFinder<'_> {
                 self.passage(part, (whole, false), of_part(), found)?;
             }
             PartKind::ToolResult { name, .. } => {
-                if self.policy.tools.iter().any(|tool| tool == "*" || **tool == **name) {
+                if self.policy.may_compress(name) {
                     match parse_json(&part.text) {
                         Some(json) => {
                             let records = Records::of(&part.text, json, JSON_STRING_BYTES_MIN);
@@ -364,6 +378,10 @@ impl PassageFinder<'_> {
                 _ => return Ok(()),
             },
         };
+        let is_result = matches!(part.kind, PartKind::ToolResult { .. });
+        if is_result && self.policy.kinds_untouched.iter().any(|kind| kind.is_of(&text)) {
+            return Ok(());
+        }
         if self.passage_count == self.policy.bounds.piece_count_max {
             return Err(TooMany::Passages(self.passage_count));
         }

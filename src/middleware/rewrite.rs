@@ -21,6 +21,7 @@ use self::pieces::Piece;
 use super::dialect::{Dialect, PartKind};
 use super::find::{self, CitedRecord, Passage, Turn};
 use super::json::{Edits, Located};
+use super::marks::mark;
 use super::records::Names;
 
 /// The text that replaces a passage of which nothing is kept. Some servers refuse an empty text.
@@ -41,6 +42,8 @@ pub struct CompressOptions {
     pub prompt_tokens_min: usize,
     /// The question; `None`: the last question of the user.
     pub query: Option<String>,
+    /// Whether shortened results of tools end with a mark that names the hash of the original.
+    pub marks: bool,
 }
 
 /// Chunks that a request adds to its conversation. They are inserted as a context before the user's last message.
@@ -63,6 +66,9 @@ pub struct SentTurn {
     options: String,
     /// For each passage, the ranges that were kept; `None`: the whole passage.
     kept: Vec<Option<Spans>>,
+    /// Whether shortened results of tools were sent with a mark.
+    #[serde(default)]
+    marked: bool,
 }
 
 /// A store of what was sent of turns.
@@ -101,6 +107,10 @@ pub struct Rewritten {
     pub cited_records: Vec<Source>,
     /// Keys of turns with what was sent of them, to be stored once the request has been sent.
     pub records: Vec<([u8; 32], SentTurn)>,
+    /// The originals of texts that were shortened for this request and have a mark, to be stored once the request has been sent.
+    pub marked: Vec<String>,
+    /// Tokens of the passages of the newest turn before and after compression, if it was compressed for this request.
+    pub newest_tokens: Option<(usize, usize)>,
     /// Bytes of the sources that the model sees.
     seen_bytes: usize,
     /// Whether chunks were added to the request.
@@ -118,6 +128,10 @@ pub struct Shortened {
     pub text: String,
     /// Whether both texts are JSON.
     pub is_json: bool,
+    /// What is missing of the original, such as `lines 3-16, 20 of 60`; empty for JSON.
+    pub left_out: String,
+    /// Whether the shortened text ends with a mark.
+    pub is_marked: bool,
 }
 
 impl Rewritten {
@@ -145,7 +159,8 @@ impl Rewritten {
 impl CompressOptions {
     /// Returns a text that is the same for equal options, and never empty.
     pub fn id(&self) -> String {
-        format!("{:?} {:?} {} {:?}", self.budget, self.granularity, self.prompt_tokens_min, self.query)
+        let marks = if self.marks { " marked" } else { "" };
+        format!("{:?} {:?} {} {:?}{marks}", self.budget, self.granularity, self.prompt_tokens_min, self.query)
     }
 }
 
@@ -229,7 +244,12 @@ pub fn newest_turn(
                 sent
             }
         };
+        let before = out.shortened.len();
         apply(body, turn, (&chunks, &sent), &mut out);
+        if !stays && sent.marked {
+            let new = out.shortened[before..].iter().filter(|string| string.is_marked);
+            out.marked.extend(new.map(|string| string.original.clone()));
+        }
         for CitedRecord { text, kind, names } in &turn.records {
             let seen = vec![ByteRange::new(0, text.len())];
             out.cited_records.push(Source {
@@ -310,7 +330,8 @@ impl TurnWork<'_> {
     /// Keeps everything. The record names no options, so that the turn is compressed when a later request asks for that.
     fn keep_all(&self) -> (SentTurn, Vec<Spans>) {
         let all = |chunk: &Arc<Chunk>| vec![(0, chunk.text.len())];
-        let sent = SentTurn { options: String::new(), kept: vec![None; self.turn.passages.len()] };
+        let kept = vec![None; self.turn.passages.len()];
+        let sent = SentTurn { options: String::new(), kept, marked: false };
         (sent, self.added.chunks.iter().map(all).collect())
     }
 
@@ -367,9 +388,14 @@ impl TurnWork<'_> {
             }
         }
         let (before, after) = usage(&compressed);
-        add_tokens(&mut out.tokens, (before, after));
+        add_tokens(&mut out.tokens, (before, after.min(before)));
+        out.newest_tokens = Some((before, after.min(before)));
         out.related = compressed.relevance.map(|relevance| relevance.related);
         out.answerable = compressed.answerable;
+        // A compression that saves nothing is undone.
+        if after >= before {
+            return Ok(self.keep_all());
+        }
         let mut kept = vec![Vec::new(); request.chunks.len()];
         for outcome in &compressed.chunks {
             kept[outcome.index] =
@@ -381,7 +407,8 @@ impl TurnWork<'_> {
             let bytes = ranges(&kept).map(ByteRange::len).sum::<usize>().max(NOTHING_KEPT.len());
             (bytes <= passage.text.len() * 19 / 20).then_some(kept)
         });
-        Ok((SentTurn { options: self.options.to_owned(), kept: kept.collect() }, kept_of_added))
+        let (kept, marked) = (kept.collect(), options.marks);
+        Ok((SentTurn { options: self.options.to_owned(), kept, marked }, kept_of_added))
     }
 
     /// Counts the tokens of the passages that were shortened before.
@@ -425,6 +452,11 @@ fn apply(body: Located, turn: &Turn, (chunks, sent): (&[Arc<Chunk>], &SentTurn),
         let string = &body.json()[at.start - body_start..at.end - body_start];
         let original: String = serde_json::from_str(string).expect("a passage is in a JSON string");
         let is_json = passages.iter().any(|(passage, _)| passage.is_quoted);
+        let is_result =
+            passages.iter().all(|(passage, _)| matches!(passage.kind, PartKind::ToolResult { .. }));
+        let dropped: Vec<Range<usize>> =
+            passages.iter().flat_map(|(passage, kept)| dropped(passage, *kept)).collect();
+        let left_out = if is_json { String::new() } else { pieces::left_out(&original, &dropped) };
         let piece = |(passage, kept): (&Passage, Option<&[(usize, usize)]>)| {
             let text = match kept {
                 // What is kept whole is not encoded anew.
@@ -435,8 +467,25 @@ fn apply(body: Located, turn: &Turn, (chunks, sent): (&[Arc<Chunk>], &SentTurn),
             Piece { range: passage.range.clone(), text }
         };
         let pieces: Vec<Piece> = passages.into_iter().map(piece).collect();
-        out.shortened.push(Shortened { at, text: pieces::replaced(&original, &pieces), original, is_json });
+        let mut text = pieces::replaced(&original, &pieces);
+        let is_marked = sent.marked && is_result && !is_json;
+        if is_marked {
+            text.push_str(&mark(&original, &left_out));
+        }
+        // A text that is no shorter with its mark is sent whole.
+        if text.len() < original.len() {
+            out.shortened.push(Shortened { at, text, original, is_json, left_out, is_marked });
+        }
     }
+}
+
+/// The ranges of a passage that are not kept, in bytes of the string around it.
+fn dropped(passage: &Passage, kept: Option<&[(usize, usize)]>) -> Vec<Range<usize>> {
+    let Some(kept) = kept else { return Vec::new() };
+    let (start, len) = (passage.range.start, passage.text.len());
+    let starts = std::iter::once(0).chain(kept.iter().map(|(_, end)| *end));
+    let ends = kept.iter().map(|(start, _)| *start).chain([len]);
+    starts.zip(ends).filter(|(from, to)| from < to).map(|(from, to)| start + from..start + to).collect()
 }
 
 /// Inserts what is kept of the added chunks before the user's last message.

@@ -163,7 +163,8 @@ fn chain(conversation: &Conversation) -> Vec<(usize, String)> {
 fn shortened(message: &Message, texts: Vec<ReturnedText>) -> Option<Vec<Shortened>> {
     let shortened = |ReturnedText { part, text, is_json }| {
         let part = message.parts.get(part)?;
-        Some(Shortened { at: part.at.range(), original: part.text.clone(), text, is_json })
+        let (at, original) = (part.at.range(), part.text.clone());
+        Some(Shortened { at, original, text, is_json, left_out: String::new(), is_marked: false })
     };
     texts.into_iter().map(shortened).collect()
 }
@@ -210,7 +211,9 @@ mod tests {
         let new: Vec<Shortened> = new
             .filter_map(|part| {
                 let text = part.text.strip_prefix("long ")?.to_owned();
-                Some(Shortened { at: part.at.range(), original: part.text.clone(), text, is_json: false })
+                let (at, original) = (part.at.range(), part.text.clone());
+                let left_out = String::new();
+                Some(Shortened { at, original, text, is_json: false, left_out, is_marked: false })
             })
             .collect();
         store.0.extend(session.entries(&conversation, &new));

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use thresher_core::domain::Budget;
 
 use super::find::{Bounds, Policy};
+use super::untouched::{self, TextKind};
 
 /// `[middleware]`: the OpenAI- and Anthropic-compatible proxy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -20,6 +21,14 @@ pub struct MiddlewareSettings {
     pub cite: bool,
     /// Names of tools whose results are compressed; `*`: all tools.
     pub tools: Vec<String>,
+    /// Names of tools whose results are not compressed unless `tools` names them: those that list, search, read and change files.
+    pub tools_untouched: Vec<String>,
+    /// Kinds of text that are not compressed in results of tools.
+    pub kinds_untouched: Vec<TextKind>,
+    /// Whether shortened results of tools end with a mark that names the hash of the original, for models that have the MCP tool `retrieve`.
+    pub retrievable: bool,
+    /// Tokens of the texts and tools of a request after compression; a request with more is refused. 0: no limit.
+    pub input_tokens_max: usize,
     /// Delimiter before a context inside a message. Empty: no context is looked for.
     pub context_start: String,
     /// Delimiter after a context inside a message.
@@ -56,6 +65,9 @@ pub struct UpstreamSettings {
     /// Which requests to this upstream are compressed, if not as `middleware.compress` says.
     #[serde(default)]
     pub compress: Option<When>,
+    /// Tokens of a request to this upstream, if not as `middleware.input_tokens_max` says.
+    #[serde(default)]
+    pub input_tokens_max: Option<usize>,
     /// File with the key that the daemon sends to the upstream instead of the caller's key. Empty: none.
     #[serde(default)]
     pub key_file: PathBuf,
@@ -120,6 +132,10 @@ impl Default for MiddlewareSettings {
             compress: When::Asked,
             cite: true,
             tools: Vec::new(),
+            tools_untouched: untouched::tools(),
+            kinds_untouched: TextKind::ALL.into(),
+            retrievable: false,
+            input_tokens_max: 0,
             context_start: "<context>".to_owned(),
             context_end: "</context>".to_owned(),
             ratio: 0.0,
@@ -177,7 +193,14 @@ impl MiddlewareSettings {
     pub fn policy(&self, keeps_documents: bool) -> Policy {
         let delimiters = (!self.context_start.is_empty()).then(|| self.delimiters());
         let bounds = Bounds { turn_count_max: self.turn_count_max, piece_count_max: self.piece_count_max };
-        Policy { tools: self.tools.clone(), delimiters, keeps_documents, bounds }
+        Policy {
+            tools: self.tools.clone(),
+            tools_untouched: self.tools_untouched.clone(),
+            kinds_untouched: self.kinds_untouched.clone(),
+            delimiters,
+            keeps_documents,
+            bounds,
+        }
     }
 
     /// Returns the budget of requests that set none.

@@ -1,6 +1,7 @@
 //! The daemon's HTTP routes over real sockets, with models that answer, wait or panic as a test needs.
 //! `process.rs` runs the real binary with the real model.
 
+mod agents;
 mod allocations;
 mod attribute;
 mod connections;
@@ -14,6 +15,7 @@ mod middleware;
 mod openapi;
 mod origins;
 mod page;
+mod passthrough;
 mod process;
 mod registry;
 mod request_id;

@@ -73,7 +73,7 @@ impl Upstream {
     }
 }
 
-fn settings(url: String) -> MiddlewareSettings {
+pub fn settings(url: String) -> MiddlewareSettings {
     let upstream = UpstreamSettings { url, models: vec!["m-*".to_owned()], ..UpstreamSettings::default() };
     MiddlewareSettings {
         upstreams: vec![upstream],
@@ -85,7 +85,7 @@ fn settings(url: String) -> MiddlewareSettings {
 }
 
 /// A daemon with these settings of the middleware. If `loaded` is false its model is still loading.
-async fn in_front(settings: &MiddlewareSettings, loaded: bool, concurrency: usize) -> Daemon {
+pub async fn in_front(settings: &MiddlewareSettings, loaded: bool, concurrency: usize) -> Daemon {
     let pipeline = loaded.then(|| pipeline_of(scripted(), KvStore::without_tiers()));
     let (mut service, tenants) = service(pipeline, concurrency, 0, &registry_settings());
     service.middleware = Arc::new(Middleware::new(settings).expect("an upstream"));
@@ -194,7 +194,7 @@ async fn errors_have_the_shape_of_the_clients_api() {
         (413, "request_too_large", "body_too_large", Value::Null),
     )
     .await;
-    let header = "x-thresher-compress: yes";
+    let header = "x-thresher-compress: maybe";
     check(
         "an invalid header",
         chat,
@@ -266,6 +266,118 @@ async fn errors_have_the_shape_of_the_clients_api() {
     assert_eq!(first.await.expect("no panic").json()["error"]["code"], "upstream_failed");
     let impatient = in_front(&MiddlewareSettings { silence_ms_max: 300, ..settings(url) }, true, 1).await;
     assert_eq!(send_chat(&impatient, &self::chat()).await.json()["error"]["code"], "upstream_silent");
+}
+
+/// What asks for compression if the settings do not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_asks_with_a_header_a_budget_a_question_or_chunks() {
+    let upstream = Upstream::default();
+    let url = format!("http://{}", upstream.listen(200, answer()).await);
+    let daemon = in_front(&MiddlewareSettings { compress: When::Asked, ..settings(url) }, true, 1).await;
+    let check = async |header: &str, field: Value, expect: &str| {
+        let mut body = chat();
+        if !field.is_null() {
+            body["thresher"] = field.clone();
+        }
+        let headers: Vec<&str> = [header].into_iter().filter(|header| !header.is_empty()).collect();
+        let response = send_to(&daemon, "/v1/chat/completions", &headers, body.to_string()).await;
+        let found = (response.status, response.header("x-thresher"));
+        assert_eq!(found, (200, Some(expect)), "{header} {field}: {}", response.body);
+        assert_eq!(upstream.last_body() != chat(), expect == "compressed", "{header} {field}");
+    };
+    check("", Value::Null, "whole").await;
+    check("", json!({"cite": true}), "whole").await;
+    for word in ["true", "1", "yes", "on", "True", "YES"] {
+        check(&format!("x-thresher-compress: {word}"), Value::Null, "compressed").await;
+    }
+    for word in ["false", "0", "no", "off"] {
+        check(&format!("x-thresher-compress: {word}"), Value::Null, "whole").await;
+    }
+    check("", json!({"budget": {"tokens": 12}}), "compressed").await;
+    check("", json!({"budget": {"ratio": 0.3}}), "compressed").await;
+    check("", json!({"query": "Which ships are slow?"}), "compressed").await;
+    assert!(upstream.last_body().to_string().contains("Ships are slow"), "{}", upstream.last_body());
+    check("", json!({"compress": false, "budget": {"tokens": 12}}), "whole").await;
+    check("x-thresher-compress: 0", json!({"budget": {"tokens": 12}}), "whole").await;
+    check("x-thresher-compress: 0", json!({"compress": true}), "compressed").await;
+    let blank = json!({"model": "m-1", "messages": [], "thresher": {"query": " "}});
+    let blank = send_chat(&daemon, &blank).await;
+    assert_eq!(blank.json()["error"]["param"], "thresher.query", "{}", blank.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_is_called_compressed_only_if_something_is_shorter() {
+    let upstream = Upstream::default();
+    let daemon =
+        in_front(&settings(format!("http://{}", upstream.listen(200, answer()).await)), true, 1).await;
+    let content = "<context>The tide is at noon.</context> When is the tide?";
+    let body = json!({"model": "m-1", "messages": [{"role": "user", "content": content}]});
+    let response = send_chat(&daemon, &body).await;
+    let found = ["x-thresher", "x-thresher-reason", "x-thresher-tokens-before", "x-thresher-tokens-after"]
+        .map(|name| response.header(name).unwrap_or("-").to_owned());
+    assert_eq!((&*found[0], &*found[1]), ("whole", "nothing_shortened"), "{found:?}");
+    assert_eq!(found[2], found[3]);
+    assert_eq!(upstream.last_body(), body);
+    // All of an added chunk is inserted: the request is longer, and nothing of it is left out.
+    let added = json!({"model": "m-1", "messages": [{"role": "user", "content": "When is the tide?"}],
+        "thresher": {"chunks": ["The tide is at noon."]}});
+    let response = send_chat(&daemon, &added).await;
+    assert_eq!(response.header("x-thresher-reason"), Some("nothing_shortened"));
+    assert!(upstream.last_body().to_string().contains("The tide is at noon."));
+    let nothing = json!({"model": "m-1", "messages": [{"role": "user", "content": "Hello"}]});
+    assert_eq!(send_chat(&daemon, &nothing).await.header("x-thresher-reason"), Some("nothing_to_compress"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_blank_lines_remain_around_kept_paragraphs() {
+    let upstream = Upstream::default();
+    let daemon =
+        in_front(&settings(format!("http://{}", upstream.listen(200, answer()).await)), true, 1).await;
+    let mut paragraphs: Vec<String> = (0..40).map(|at| format!("Rope {at} is long.")).collect();
+    paragraphs[7] = "The tide is at noon.".to_owned();
+    paragraphs[30] = "The tide is low at six.".to_owned();
+    let content = format!("<context>\n{}\n</context>\nWhen is the tide?", paragraphs.join("\n\n"));
+    let body = json!({"model": "m-1", "messages": [{"role": "user", "content": content}],
+        "thresher": {"budget": {"tokens": 24}}});
+    let response = send_chat(&daemon, &body).await;
+    assert_eq!(response.header("x-thresher"), Some("compressed"), "{:?}", response.headers);
+    let sent = upstream.last_body()["messages"][0]["content"].as_str().expect("text").to_owned();
+    assert!(sent.contains("The tide is at noon."), "{sent:?}");
+    assert!(!sent.contains("\n\n\n") && sent.len() < content.len() / 3, "{sent:?}");
+    assert!(sent.starts_with("<context>\n") && !sent.starts_with("<context>\n\n"), "{sent:?}");
+    assert!(sent.ends_with(".\n</context>\nWhen is the tide?"), "{sent:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn registered_chunks_can_be_named_in_the_field_thresher() {
+    let upstream = Upstream::default();
+    let settings = settings(format!("http://{}", upstream.listen(200, answer()).await));
+    let daemon = in_front(&settings, true, 2).await;
+    let chunks = json!({"chunks": [{"id": "a", "text": DOCUMENT}, {"id": "b", "text": "Gulls are loud."}]});
+    assert_eq!(post(daemon.http, "/v1/chunks", chunks.to_string()).await.status, 200);
+    let ask = async |field: Value| {
+        let messages = json!([{"role": "user", "content": "When is the tide?"}]);
+        send_chat(&daemon, &json!({"model": "m-1", "messages": messages, "thresher": field})).await
+    };
+    assert_eq!(ask(json!({"chunk_ids": ["b", "a"]})).await.header("x-thresher"), Some("compressed"));
+    let sent = upstream.last_body()["messages"][0]["content"].as_str().expect("text").to_owned();
+    assert!(sent.contains("The tide is at noon.") && !sent.contains("Ropes"), "{sent}");
+    let whole = ask(json!({"chunk_ids": ["a"], "compress": false})).await;
+    assert_eq!(whole.header("x-thresher"), Some("whole"));
+    assert!(upstream.last_body()["messages"][0]["content"].as_str().expect("text").contains(DOCUMENT));
+    let check = async |field: Value, expect: &str| {
+        let response = ask(field.clone()).await;
+        let error = &response.json()["error"];
+        let found = format!("{} {} {}", response.status, error["code"], error["param"]).replace('"', "");
+        assert_eq!(found, expect, "{field}");
+    };
+    check(json!({"chunk_ids": ["a", "c"]}), "422 chunk_unknown thresher.chunk_ids[1]").await;
+    check(json!({"chunk_ids": ["a", "a"]}), "422 chunk_id_duplicate thresher.chunk_ids[1]").await;
+    check(json!({"chunk_ids": []}), "422 chunks_empty thresher.chunk_ids").await;
+    check(json!({"chunk_ids": ["a"], "chunks": ["x"]}), "422 chunks_ambiguous thresher.chunk_ids").await;
+    check(json!({"chunk_ids": "a"}), "400 wrong_type thresher.chunk_ids").await;
+    let nobody = json!({"model": "m-1", "messages": [], "thresher": {"chunk_ids": ["a"]}});
+    assert_eq!(send_chat(&daemon, &nobody).await.json()["error"]["code"], "query_empty");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -366,7 +478,8 @@ async fn with_headers() -> (SocketAddr, Arc<Mutex<Received>>) {
             (name.to_string(), value.to_str().expect("text").to_owned())
         };
         let mut headers: Vec<_> = request.headers().iter().map(header).collect();
-        headers.retain(|(name, _)| !["host", "content-length", "content-type"].contains(&&**name));
+        let of_every_request = ["host", "content-length", "content-type", "x-thresher-hops"];
+        headers.retain(|(name, _)| !of_every_request.contains(&&**name));
         recording.lock().expect("no panic").push((request.uri().to_string(), headers));
         let headers = [
             ("access-control-allow-origin", "*"),

@@ -2,7 +2,7 @@
 //! the model graph alone in the same run, and reported with their spread. Every speed claim of the project
 //! comes from here. This module knows no settings: the command line passes in the wired parts.
 //!
-//! There are six benches:
+//! There are seven benches:
 //!
 //! - [`warm`] sends questions about chunks that the daemon has read before, and compares the times with the
 //!   targets.
@@ -10,6 +10,7 @@
 //! - [`soak`] sends requests of all kinds for minutes and watches resident memory.
 //! - [`overload`] sends more new chunks than the daemon can read.
 //! - [`attribution`] attributes answers to chunks that the daemon has read before.
+//! - [`middleware`] sends conversations through the middleware, and measures the time that it adds.
 //! - [`hostile`] attacks a daemon in a process of its own.
 
 pub mod model_graph;
@@ -18,6 +19,7 @@ pub mod client;
 pub mod daemon;
 pub mod flops;
 pub mod hostile;
+pub mod middleware;
 pub mod overload;
 pub mod peer;
 pub mod soak;

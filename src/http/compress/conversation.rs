@@ -14,12 +14,13 @@ use thresher_core::pipeline::cancel::Cancel;
 use self::config::Config;
 use crate::api::{BodyLimits, MessagesAnswer, SessionAnswer};
 use crate::error::ApiError;
-use crate::http::originals::{Hash, StoredSessions, StoredText};
+use crate::http::originals::{StoredSessions, StoredText};
 use crate::http::usage::SessionUsage;
 use crate::http::{Scope, observe};
 use crate::middleware::dialect::{Conversation, Dialect};
 use crate::middleware::find::{self, Policy};
 use crate::middleware::json::Located;
+use crate::middleware::marks::{Hash, mark};
 use crate::middleware::rewrite::{self, CompressOptions, Compressor, Rewritten};
 use crate::middleware::session::{Session, SessionKeys};
 use crate::originals::{ENTRY_BYTES, TenantOriginals};
@@ -75,6 +76,8 @@ impl ConversationRequest {
             granularity: Granularity::default(),
             prompt_tokens_min: 0,
             query: None,
+            // Marks are appended here, where the caller asks for them.
+            marks: false,
         };
         let found = find::turns(&conversation, &policy);
         if let Some(too_many) = found.too_many {
@@ -176,7 +179,7 @@ fn name_hashes(rewritten: &mut Rewritten, originals: &TenantOriginals) {
     let mut kept = 0;
     rewritten.shortened.retain_mut(|string| {
         if !string.is_json {
-            string.text.push_str(&mark(&Hash::of(&string.original)));
+            string.text.push_str(&mark(&string.original, &string.left_out));
         }
         let is_kept = originals.has_room(kept, string.original.len());
         kept += if is_kept { string.original.len() + ENTRY_BYTES } else { 0 };
@@ -194,9 +197,4 @@ pub async fn compress(
     service.ready()?;
     let scope = service.clone();
     service.executor().run(deadline, move |cancel| Ok(Json(request.compress(&scope, cancel)?))).await
-}
-
-/// What is appended to a shortened text, by which a client retrieves the original.
-fn mark(hash: &Hash) -> String {
-    format!("\n[shortened: hash={hash}]")
 }

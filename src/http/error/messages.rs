@@ -348,6 +348,14 @@ impl ApiError {
         Self::new(ErrorCode::UpstreamFailed, message)
     }
 
+    pub(in crate::http) fn input_over_cap(tokens: usize, max: usize, field: &str) -> Self {
+        let message = format!(
+            "the request has {tokens} tokens after compression; the limit is {max} (middleware.input_tokens_max). Send a shorter conversation, or \
+             let more of it be compressed"
+        );
+        Self::with_param(ErrorCode::InputTooLong, message, field)
+    }
+
     pub(in crate::http) fn upstream_loop(hop_count: usize) -> Self {
         let message = format!(
             "the request came back to this daemon, or went through {hop_count} daemons: an upstream (middleware.upstreams) leads back here; set \

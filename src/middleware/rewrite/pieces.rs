@@ -40,9 +40,84 @@ pub fn replaced(original: &str, pieces: &[Piece]) -> String {
     out
 }
 
+/// The most ranges of lines that are named.
+const LINE_RANGES_MAX: usize = 8;
+
+/// Says what is missing of a text of which the ranges `dropped` were left out, in bytes: `lines 3-16, 20 of 60`, or, if no line is missing as a
+/// whole, `812 of 1204 characters`. `dropped` ascends.
+pub fn left_out(original: &str, dropped: &[Range<usize>]) -> String {
+    let mut missing: Vec<(usize, usize)> = Vec::new();
+    let (mut at, mut number, mut next) = (0, 0, 0);
+    // Whether only blank lines came after the last missing line.
+    let mut is_open = false;
+    for line in original.split_inclusive('\n') {
+        number += 1;
+        let start = at + (line.len() - line.trim_start().len());
+        let end = at + line.trim_end().len();
+        at += line.len();
+        if start >= end {
+            continue;
+        }
+        while dropped.get(next).is_some_and(|range| range.end < end) {
+            next += 1;
+        }
+        let is_missing = dropped.get(next).is_some_and(|range| range.start <= start && end <= range.end);
+        match missing.last_mut().filter(|_| is_open && is_missing) {
+            Some((_, last)) => *last = number,
+            None if is_missing => missing.push((number, number)),
+            None => {}
+        }
+        is_open = is_missing;
+    }
+    if missing.is_empty() {
+        let count = |ranges: &mut dyn Iterator<Item = &Range<usize>>| -> usize {
+            ranges.map(|range| original[range.clone()].chars().count()).sum()
+        };
+        return format!("{} of {} characters", count(&mut dropped.iter()), original.chars().count());
+    }
+    let names = missing.iter().take(LINE_RANGES_MAX).map(|(first, last)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}-{last}"),
+    });
+    let mut names: Vec<String> = names.collect();
+    if missing.len() > LINE_RANGES_MAX {
+        names.push("…".to_owned());
+    }
+    let word = if missing.len() == 1 && missing[0].0 == missing[0].1 { "line" } else { "lines" };
+    format!("{word} {} of {number}", names.join(", "))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn missing_lines_are_named() {
+        let check = |original: &str, dropped: &[&str], expect: &str| {
+            let mut at = 0;
+            let dropped: Vec<Range<usize>> = dropped
+                .iter()
+                .map(|text| {
+                    let start = at + original[at..].find(text).expect("a part");
+                    at = start + text.len();
+                    start..at
+                })
+                .collect();
+            assert_eq!(left_out(original, &dropped), expect, "{original:?}");
+        };
+        let lines = "one\ntwo\n\n  three\nfour\nfive\n";
+        check(lines, &["two\n\n  three\n"], "lines 2-4 of 6");
+        check(lines, &["one", "five"], "lines 1, 6 of 6");
+        check(lines, &["four"], "line 5 of 6");
+        check(lines, &["wo\n\n  thr"], "9 of 27 characters");
+        check(lines, &["one\ntwo\n\n  three\nfour\nfive\n"], "lines 1-6 of 6");
+        check("One is é. Two.", &["One is é."], "9 of 14 characters");
+        check("a\r\nb\r\nc", &["b\r\n"], "line 2 of 3");
+        let many: String = (0..40).map(|at| format!("l{at:02}\n")).collect();
+        let every_other: Vec<String> = (0..20).map(|at| format!("l{:02}", 2 * at)).collect();
+        let every_other: Vec<&str> = every_other.iter().map(String::as_str).collect();
+        check(&many, &every_other, "lines 1, 3, 5, 7, 9, 11, 13, 15, … of 40");
+    }
 
     #[test]
     fn no_blank_lines_remain_where_passages_were_left_out() {

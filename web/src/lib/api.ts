@@ -247,8 +247,8 @@ export async function attributeStream(
 }
 
 export async function models(signal: AbortSignal): Promise<Model[]> {
-  const answer = await json<{ data: Model[] }>(await send("v1/models", { signal }));
-  return answer.data;
+  const answer = await json<{ thresher: Model[] }>(await send("v1/models", { signal }));
+  return answer.thresher;
 }
 
 export async function kvFile(handle: string, signal: AbortSignal): Promise<ArrayBuffer> {

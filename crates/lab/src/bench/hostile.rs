@@ -13,7 +13,7 @@ mod middleware;
 mod origins;
 mod storage;
 mod tenants;
-mod upstream;
+pub(super) mod upstream;
 mod clients;
 
 use std::fmt::Write;

@@ -74,6 +74,11 @@ impl Upstream {
         Ok(Self { address, requests, _tasks: tasks })
     }
 
+    /// Returns the address that the server listens on.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     /// Returns a value for the setting `middleware.upstreams` that names this server for every model.
     pub fn setting(&self) -> toml::Value {
         let mut upstream = toml::Table::new();

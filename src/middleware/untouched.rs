@@ -1,0 +1,253 @@
+//! Results of tools that are never shortened, because a model that edits files or follows paths needs every line: listings of files, matches of
+//! searches, diffs, and files that were read. They are known by the name of the tool, or by their text.
+
+use serde::{Deserialize, Serialize};
+use thresher_core::domain::Kind;
+use thresher_core::text::outline::Layout;
+
+/// The most lines of a text that are looked at.
+const LINES_MAX: usize = 200;
+
+/// The least lines of a text that may be a listing, matches, or numbered lines.
+const LINES_MIN: usize = 3;
+
+/// The longest line that may be a path, in bytes.
+const PATH_BYTES_MAX: usize = 260;
+
+/// Names of tools whose results are not shortened by default, as [`plain_name`] writes them.
+const TOOLS: [&str; 36] = [
+    "apply_patch",
+    "cat",
+    "create_file",
+    "diff",
+    "directory_tree",
+    "edit",
+    "edit_file",
+    "file_search",
+    "find_files",
+    "get_file_contents",
+    "git_diff",
+    "git_show",
+    "glob",
+    "grep",
+    "grep_search",
+    "headroom_retrieve",
+    "list_dir",
+    "list_directory",
+    "list_files",
+    "ls",
+    "multi_edit",
+    "notebook_read",
+    "open_file",
+    "read",
+    "read_file",
+    "read_many_files",
+    "read_multiple_files",
+    "read_text_file",
+    "retrieve",
+    "rg",
+    "search_file_content",
+    "search_files",
+    "str_replace_based_edit_tool",
+    "str_replace_editor",
+    "view",
+    "view_file",
+];
+
+/// A kind of text that is not shortened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TextKind {
+    /// Names of files: the output of `ls -l`, `find` and `tree`.
+    Listing,
+    /// Matches of a search with file and line, as `grep -n` writes them.
+    Matches,
+    /// A diff in the unified format.
+    Diff,
+    /// Lines with their numbers, as editors and `cat -n` show a file.
+    Numbered,
+    /// Source code.
+    Code,
+}
+
+impl TextKind {
+    /// All kinds.
+    pub const ALL: [Self; 5] = [Self::Listing, Self::Matches, Self::Diff, Self::Numbered, Self::Code];
+
+    /// Returns whether a text is of this kind.
+    pub fn is_of(self, text: &str) -> bool {
+        match self {
+            Self::Listing => {
+                share(text, 0.6, is_listed) || share(text, 0.9, |line| is_path(line) && !line.contains(' '))
+            }
+            Self::Matches => share(text, 0.6, is_match),
+            Self::Diff => is_diff(text),
+            Self::Numbered => is_numbered(text),
+            Self::Code => Layout::of(text, Kind::Auto).kind == Kind::Code,
+        }
+    }
+}
+
+/// The names of tools whose results are not shortened by default.
+pub fn tools() -> Vec<String> {
+    TOOLS.map(str::to_owned).into()
+}
+
+/// Returns whether the name of a tool is one of `names`. The server before a name, its case and its hyphens do not matter: `mcp__files__ReadFile` is
+/// `read_file`.
+pub fn is_named(name: &str, names: &[String]) -> bool {
+    let name = plain_name(name);
+    names.iter().any(|named| plain_name(named) == name)
+}
+
+/// The name of a tool in lower case, with underscores between its words, and without the server before it.
+fn plain_name(name: &str) -> String {
+    let name = name.rsplit("__").next().unwrap_or(name);
+    let name = name.rsplit(['.', '/', ':']).next().unwrap_or(name);
+    let mut plain = String::with_capacity(name.len() + 4);
+    let mut was_lower = false;
+    for letter in name.chars() {
+        if letter.is_uppercase() && was_lower {
+            plain.push('_');
+        }
+        was_lower = letter.is_lowercase() || letter.is_numeric();
+        plain.extend(if letter == '-' { '_' } else { letter }.to_lowercase());
+    }
+    plain
+}
+
+/// The first lines of a text that are not blank.
+fn lines(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().map(str::trim_end).filter(|line| !line.is_empty()).take(LINES_MAX)
+}
+
+/// Whether at least this share of the lines is as `is` says, and there are enough lines to tell.
+fn share(text: &str, least: f64, is: impl Fn(&str) -> bool) -> bool {
+    let (mut all, mut found) = (0, 0);
+    for line in lines(text) {
+        all += 1;
+        found += usize::from(is(line));
+    }
+    all >= LINES_MIN && found as f64 >= least * all as f64
+}
+
+/// A line of `ls -l` or `tree`.
+fn is_listed(line: &str) -> bool {
+    let mode = line.as_bytes();
+    let is_mode = mode.len() > 10
+        && b"-dlcbps".contains(&mode[0])
+        && mode[1..10].iter().all(|letter| b"rwxsStT-".contains(letter));
+    is_mode || line.trim_start_matches(['│', ' ', '\u{a0}', '|']).starts_with(['├', '└'])
+}
+
+/// A path of a file or folder.
+fn is_path(line: &str) -> bool {
+    let name = line.trim_end_matches(['/', '*', '@']);
+    let has_extension = name.rsplit_once('.').is_some_and(|(stem, extension)| {
+        !stem.is_empty() && extension.len() <= 8 && extension.bytes().all(|byte| byte.is_ascii_alphanumeric())
+    });
+    let is_plain =
+        line.len() <= PATH_BYTES_MAX && !line.contains("://") && !line.ends_with(['.', ',', ';', ':']);
+    is_plain && name.bytes().any(|byte| byte.is_ascii_alphabetic()) && (has_extension || line.contains('/'))
+}
+
+/// A line such as `src/main.rs:12: fn main()`, or one of the context of a match, with `-` in place of `:`.
+fn is_match(line: &str) -> bool {
+    [':', '-'].iter().any(|mark| {
+        let mut parts = line.splitn(3, *mark);
+        let (Some(path), Some(number), Some(_)) = (parts.next(), parts.next(), parts.next()) else {
+            return false;
+        };
+        let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+        is_number && is_path(path) && !path.contains(' ')
+    })
+}
+
+fn is_diff(text: &str) -> bool {
+    let (mut has_hunk, mut has_files) = (false, false);
+    let mut before = "";
+    for line in lines(text) {
+        has_hunk |= line.starts_with("@@ -");
+        has_files |=
+            line.starts_with("diff --git ") || before.starts_with("--- ") && line.starts_with("+++ ");
+        before = line;
+    }
+    has_hunk || has_files
+}
+
+/// Lines that begin with ascending numbers, followed by a tab, an arrow, a bar or two blanks.
+fn is_numbered(text: &str) -> bool {
+    let (mut all, mut found, mut last) = (0, 0, None);
+    for line in lines(text) {
+        all += 1;
+        let line = line.trim_start();
+        let digits = line.bytes().take_while(u8::is_ascii_digit).count();
+        let (number, rest) = line.split_at(digits);
+        let is_marked = rest.is_empty() || rest.starts_with(['\t', '→', '|', '│']) || rest.starts_with("  ");
+        if let Some(number) = number.parse::<u64>().ok().filter(|_| is_marked) {
+            found += usize::from(last.is_none_or(|last| number > last));
+            last = Some(number);
+        }
+    }
+    all >= LINES_MIN && found as f64 >= 0.8 * all as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tools_are_known_by_their_names_in_any_spelling() {
+        let check = |name: &str, expect: bool| assert_eq!(is_named(name, &tools()), expect, "{name}");
+        for name in
+            ["Read", "read_file", "ReadFile", "mcp__fs__read_text_file", "functions.read-file", "LS", "Grep"]
+        {
+            check(name, true);
+        }
+        for name in ["search", "web_search", "query_database", "fetch", "", "read_email", "bash", "find"] {
+            check(name, false);
+        }
+        assert!(is_named("myTool", &["my_tool".to_owned()]));
+        let sorted = TOOLS.is_sorted() && TOOLS.iter().all(|name| plain_name(name) == *name);
+        assert!(sorted, "the names are sorted, and as they are compared");
+    }
+
+    #[test]
+    fn texts_are_known_by_their_lines() {
+        let check = |text: &str, expect: &[TextKind]| {
+            let found: Vec<TextKind> = TextKind::ALL.into_iter().filter(|kind| kind.is_of(text)).collect();
+            assert_eq!(found, expect, "{text}");
+        };
+        use TextKind::{Code, Diff, Listing, Matches, Numbered};
+        check(
+            "total 24\n-rw-r--r-- 1 root root 12 May  9 a.txt\ndrwxr-xr-x 2 root root 40 May  9 src\n-rwxr-xr-x 1 root root 9 May 9 run",
+            &[Listing],
+        );
+        check(".\n├── Cargo.toml\n├── src\n│   ├── lib.rs\n│   └── main.rs\n└── tests", &[Listing]);
+        check("src/main.rs\nsrc/lib.rs\nCargo.toml\ntests/http/main.rs\ndocs/", &[Listing]);
+        check(
+            "src/main.rs:12:fn main() {\nsrc/main.rs-13-    run();\nsrc/lib.rs:4:pub fn run() {",
+            &[Matches],
+        );
+        check("diff --git a/x b/x\nindex 1..2 100644\n--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n-a\n+b", &[Diff]);
+        check("     1\tUse the key.\n     2\tThen turn it.\n     3\tWait for the light.\n", &[Numbered]);
+        check("1→# Title\n2→\n3→Some words.\n10→More words.", &[Numbered]);
+        check(
+            "use std::fs;\n\nfn main() {\n    let text = fs::read_to_string(\"a\").unwrap();\n    println!(\"{text}\");\n}\n",
+            &[Code],
+        );
+        // Texts that may be shortened.
+        check(
+            "The tide is at noon. The moon is far.\nShips are slow.\nGulls are loud.\nRopes are long.",
+            &[],
+        );
+        check("12:30:45 INFO started\n12:30:46 INFO ready\n12:30:47 WARN slow\n12:30:48 INFO done", &[]);
+        check("2026-01-01T10:00:00Z a: 1\n2026-01-01T10:00:01Z b: 2\n2026-01-01T10:00:02Z c: 3", &[]);
+        check("10.0.0.1:80: open\n10.0.0.2:80: open\n10.0.0.3:443: closed", &[]);
+        check("https://a.example/x\nhttps://b.example/y\nhttps://c.example/z", &[]);
+        check("1. Boil the water.\n2. Add the rice.\n3. Wait for ten minutes.", &[]);
+        check("1,Ada,London\n2,Grace,New York\n3,Edsger,Rotterdam", &[]);
+        check("a.txt\nb.txt", &[]);
+        check("", &[]);
+    }
+}

@@ -1,0 +1,284 @@
+//! Paths of the API of a model that the middleware does not read, and the list of models.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::response::IntoResponse as _;
+use axum::{Json, Router};
+use http_body_util::BodyExt as _;
+use serde_json::{Value, json};
+use thresher::middleware::settings::{MiddlewareSettings, UpstreamSettings};
+use tokio::net::TcpListener;
+
+use crate::middleware::{in_front, settings};
+use crate::support::wire::{Response, ask_with, get};
+use crate::{Daemon, check_error};
+
+/// A request that an upstream has received.
+#[derive(Debug, Clone, PartialEq)]
+struct Received {
+    method: String,
+    path: String,
+    headers: Vec<(String, String)>,
+    body: Vec<u8>,
+}
+
+impl Received {
+    fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(found, _)| found == name).map(|(_, value)| &**value)
+    }
+}
+
+/// An upstream that answers every request with this status and body, and keeps the requests.
+#[derive(Clone, Default)]
+struct Upstream(Arc<Mutex<Vec<Received>>>);
+
+impl Upstream {
+    async fn listen(&self, status: u16, answer: Value) -> String {
+        let requests = Arc::clone(&self.0);
+        let handle = async move |request: Request| {
+            let (head, body) = request.into_parts();
+            let header = |(name, value): (&axum::http::HeaderName, &axum::http::HeaderValue)| {
+                (name.to_string(), value.to_str().expect("text").to_owned())
+            };
+            let received = Received {
+                method: head.method.to_string(),
+                path: head.uri.to_string(),
+                headers: head.headers.iter().map(header).collect(),
+                body: body.collect().await.expect("a body").to_bytes().to_vec(),
+            };
+            requests.lock().expect("no panic").push(received);
+            let status = StatusCode::from_u16(status).expect("a status");
+            (status, [("x-request-id", "r1"), ("set-cookie", "a=b")], Json(answer.clone())).into_response()
+        };
+        listen(Router::new().fallback(handle)).await
+    }
+
+    fn take(&self) -> Vec<Received> {
+        std::mem::take(&mut *self.0.lock().expect("no panic"))
+    }
+}
+
+async fn listen(router: Router) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    tokio::spawn(axum::serve(listener, router).into_future());
+    format!("http://{address}")
+}
+
+async fn send(daemon: &Daemon, call: (&str, &str), headers: &[&str], body: &str) -> Response {
+    ask_with(daemon.http, call, headers, body).await
+}
+
+fn named(url: &str, models: &[&str]) -> UpstreamSettings {
+    let models = models.iter().map(|&model| model.to_owned()).collect();
+    UpstreamSettings { url: url.to_owned(), models, ..UpstreamSettings::default() }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn other_paths_go_to_the_upstream_as_they_are() {
+    let upstream = Upstream::default();
+    let answer = json!({"data": [{"embedding": [0.25]}]});
+    let daemon = in_front(&settings(upstream.listen(201, answer.clone()).await), true, 1).await;
+    let check = async |call: (&str, &str), headers: &[&str], body: &str| {
+        let response = send(&daemon, call, headers, body).await;
+        assert_eq!((response.status, response.json()), (201, answer.clone()), "{call:?}");
+        assert_eq!((response.header("x-request-id"), response.header("set-cookie")), (Some("r1"), None));
+        assert_eq!(response.header("x-thresher"), None, "{call:?}");
+        let received = upstream.take().pop().expect("a request");
+        assert_eq!((&*received.method, &*received.path), call);
+        assert_eq!(received.body, body.as_bytes(), "{call:?}");
+        received
+    };
+    let json = "content-type: application/json";
+    let spaced = r#"{ "model": "m-1",  "input": "The tide" }"#;
+    let received = check(("POST", "/v1/embeddings"), &[json, "authorization: Bearer mine"], spaced).await;
+    assert_eq!(received.header("authorization"), Some("Bearer mine"));
+    assert_eq!(received.header("content-type"), Some("application/json"));
+    let counted = r#"{"model": "m-1", "messages": [], "thresher": {"compress": true}}"#;
+    let keys = [json, "x-api-key: mine", "anthropic-version: 2023-06-01", "cookie: a=b"];
+    let received = check(("POST", "/v1/messages/count_tokens?beta=true"), &keys, counted).await;
+    assert_eq!((received.header("x-api-key"), received.header("cookie")), (Some("mine"), None));
+    check(("POST", "/v1/moderations"), &[json], "not JSON").await;
+    check(("GET", "/v1/files/f1/content"), &[json], "").await;
+    check(("DELETE", "/v1/responses/r1"), &[json], "").await;
+    check(("GET", "/v1/models/m-1"), &[json], "").await;
+    check(("PUT", "/v1/anything/"), &[json], "{}").await;
+    let response = send(&daemon, ("POST", "/v1/embeddings?key=thr_0123&a=b"), &[json], "{}").await;
+    assert_eq!((response.status, &*upstream.take()[0].path), (201, "/v1/embeddings?a=b"));
+    assert_eq!(send(&daemon, ("PROPFIND", "/v1/embeddings"), &[json], "").await.status, 405);
+    // The daemon's own paths, and what looks like one of them, are never passed on.
+    for path in
+        ["/v1/compress/x", "/v1/attribute/strem", "/v1/kv", "/v1/chunks/a/b", "/v2/embeddings", "/embeddings"]
+    {
+        let response = send(&daemon, ("POST", path), &[json], "{}").await;
+        check_error(path, &response, "404 not_found -", "");
+    }
+    assert_eq!(upstream.take(), []);
+    let off = in_front(&MiddlewareSettings::default(), true, 1).await;
+    check_error("off", &send(&off, ("POST", "/v1/embeddings"), &[json], "{}").await, "404 not_found -", "");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_without_a_model_goes_to_the_only_upstream_or_to_one_for_any_model() {
+    let (first, second) = (Upstream::default(), Upstream::default());
+    let urls = [first.listen(200, json!({})).await, second.listen(200, json!({})).await];
+    let with = |upstreams: Vec<UpstreamSettings>| MiddlewareSettings { upstreams, ..settings(String::new()) };
+    let json = ["content-type: application/json", "authorization: Bearer mine"];
+    let two = with(vec![named(&urls[0], &["a-*"]), named(&urls[1], &["b-*"])]);
+    let daemon = in_front(&two, true, 1).await;
+    let response = send(&daemon, ("POST", "/v1/embeddings"), &json, r#"{"model": "b-1"}"#).await;
+    assert_eq!((response.status, first.take().len(), second.take().len()), (200, 0, 1));
+    let error = async |call: (&str, &str), body: &str| {
+        let response = send(&daemon, call, &json, body).await;
+        let error = &response.json()["error"];
+        format!("{} {} {}", response.status, error["code"], error["param"]).replace('"', "")
+    };
+    assert_eq!(error(("POST", "/v1/embeddings"), r#"{"model": "c"}"#).await, "404 model_unknown model");
+    assert_eq!(error(("GET", "/v1/models/c"), "").await, "404 model_unknown model");
+    assert_eq!(error(("GET", "/v1/files"), "").await, "400 missing_field model");
+    assert_eq!((first.take(), second.take()), (vec![], vec![]));
+    // An upstream for any model gets no caller's key.
+    let any = with(vec![named(&urls[0], &["a-*"]), named(&urls[1], &[])]);
+    let response = send(&in_front(&any, true, 1).await, ("GET", "/v1/files"), &json, "").await;
+    let received = second.take();
+    assert_eq!((response.status, received.len(), received[0].header("authorization")), (200, 1, None));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_that_a_page_could_send_need_a_key() {
+    let upstream = Upstream::default();
+    let settings =
+        MiddlewareSettings { body_bytes_max: 1_000, ..settings(upstream.listen(200, json!({})).await) };
+    let daemon = in_front(&settings, true, 1).await;
+    let form = "content-type: multipart/form-data; boundary=x";
+    for kind in [form, "content-type: text/plain"] {
+        let response = send(&daemon, ("POST", "/v1/files"), &[kind], "--x--").await;
+        assert_eq!(
+            (response.status, &response.json()["error"]["code"]),
+            (415, &json!("content_type_unsupported"))
+        );
+    }
+    assert_eq!(upstream.take(), []);
+    for key in ["authorization: Bearer mine", "x-api-key: mine"] {
+        assert_eq!(send(&daemon, ("POST", "/v1/files"), &[form, key], "--x--").await.status, 200, "{key}");
+        assert_eq!(upstream.take()[0].body, b"--x--");
+    }
+    let page = ["content-type: application/json", "origin: http://evil.example"];
+    assert_eq!(send(&daemon, ("POST", "/v1/embeddings"), &page, "{}").await.status, 403);
+    let site = ["content-type: application/json", "sec-fetch-site: cross-site"];
+    assert_eq!(send(&daemon, ("GET", "/v1/files"), &site, "").await.status, 403);
+    let long = "x".repeat(1_001);
+    let json = ["content-type: application/json"];
+    assert_eq!(send(&daemon, ("POST", "/v1/embeddings"), &json, &long).await.status, 413);
+    assert_eq!(upstream.take(), []);
+}
+
+/// The upstream is a proxy that leads back to the daemon.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_comes_back_is_refused() {
+    let back: Arc<OnceLock<SocketAddr>> = Arc::default();
+    let (to, count) = (Arc::clone(&back), Arc::new(Mutex::new(0)));
+    let counting = Arc::clone(&count);
+    let relay = async move |request: Request| {
+        *counting.lock().expect("no panic") += 1;
+        let (head, body) = request.into_parts();
+        let body = body.collect().await.expect("a body").to_bytes();
+        let header = |(name, value): (&axum::http::HeaderName, &axum::http::HeaderValue)| {
+            format!("{name}: {}", value.to_str().expect("text"))
+        };
+        let skipped = ["host", "content-length"];
+        let headers: Vec<String> =
+            head.headers.iter().filter(|(name, _)| !skipped.contains(&name.as_str())).map(header).collect();
+        let headers: Vec<&str> = headers.iter().map(String::as_str).collect();
+        let path = head.uri.to_string();
+        let call = (head.method.as_str(), &*path);
+        let response = ask_with(*to.get().expect("an address"), call, &headers, body).await;
+        (StatusCode::from_u16(response.status).expect("a status"), Body::from(response.body))
+    };
+    let daemon = in_front(&settings(listen(Router::new().fallback(relay)).await), true, 2).await;
+    back.set(daemon.http).expect("set once");
+    let json = ["content-type: application/json"];
+    let body = r#"{"model": "m-1", "messages": [{"role": "user", "content": "Q"}]}"#;
+    for path in ["/v1/chat/completions", "/v1/messages", "/v1/embeddings"] {
+        let response = send(&daemon, ("POST", path), &json, body).await;
+        let error = &response.json()["error"];
+        assert_eq!((response.status, &error["code"]), (508, &json!("upstream_loop")), "{path} {error}");
+    }
+    assert_eq!(*count.lock().expect("no panic"), 3, "each request went around once");
+    let hops = |count: usize| format!("x-thresher-hops: {}", vec!["0123456789abcdef"; count].join(","));
+    let many = send(&daemon, ("POST", "/v1/embeddings"), &[json[0], &hops(8)], body).await;
+    assert_eq!((many.status, *count.lock().expect("no panic")), (508, 3));
+    let listed = send(&daemon, ("GET", "/v1/models"), &json, "").await;
+    assert_eq!(
+        (listed.status, &listed.json()["data"]),
+        (200, &json!([])),
+        "a list that leads back is no list"
+    );
+    // Another daemon in front is no loop.
+    let upstream = Upstream::default();
+    let behind = in_front(&settings(upstream.listen(200, json!({})).await), true, 1).await;
+    let front = in_front(&settings(format!("http://{}", behind.http)), true, 1).await;
+    assert_eq!(send(&front, ("POST", "/v1/embeddings"), &json, body).await.status, 200);
+    let received = upstream.take().pop().expect("a request");
+    assert_eq!(received.header("x-thresher-hops").map(|hops| hops.split(',').count()), Some(2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_list_of_models_is_that_of_the_upstreams() {
+    let model = |id: &str| json!({"id": id, "object": "model", "created": 1, "owned_by": "theirs"});
+    let (openai, anthropic, own, broken) =
+        (Upstream::default(), Upstream::default(), Upstream::default(), Upstream::default());
+    let urls = [
+        openai.listen(200, json!({"object": "list", "data": [model("gpt-5"), model("dall-e")]})).await,
+        anthropic.listen(200, json!({"data": [model("claude-5")], "has_more": true})).await,
+        own.listen(200, json!({"data": [model("llama"), model("gpt-5"), {"no": "id"}]})).await,
+        broken.listen(500, json!({})).await,
+    ];
+    let with = |upstreams: Vec<UpstreamSettings>| MiddlewareSettings { upstreams, ..settings(String::new()) };
+    let list = async |daemon: &Daemon, headers: &[&str]| {
+        let response = send(daemon, ("GET", "/v1/models?limit=5"), headers, "").await;
+        assert_eq!(response.status, 200, "{}", response.body);
+        response.json()
+    };
+    let ids = |answer: &Value| -> Vec<String> {
+        let models = answer["data"].as_array().expect("a list").iter();
+        models.map(|model| model["id"].as_str().expect("an id").to_owned()).collect()
+    };
+    let key = ["authorization: Bearer mine"];
+    // Each model once, from the upstream that a request for it would reach.
+    let one = with(vec![named(&urls[0], &["gpt-*"]), named(&urls[2], &[])]);
+    let answer = list(&in_front(&one, true, 1).await, &key).await;
+    assert_eq!(ids(&answer), ["gpt-5", "llama"]);
+    assert_eq!((&answer["data"][0], &answer["object"]), (&model("gpt-5"), &json!("list")));
+    assert_eq!(answer["thresher"][0]["window_tokens_max"].as_u64().map(|max| max > 0), Some(true));
+    let received = openai.take().pop().expect("a request");
+    assert_eq!((&*received.method, &*received.path), ("GET", "/v1/models?limit=5"));
+    assert_eq!(received.header("authorization"), Some("Bearer mine"));
+    assert_eq!(own.take()[0].header("authorization"), None);
+    // Of two upstreams that take the caller's key neither gets it; their names are those of the settings.
+    let two = with(vec![named(&urls[0], &["gpt-*", "o3"]), named(&urls[1], &["claude-*", "claude-6"])]);
+    assert_eq!(ids(&list(&in_front(&two, true, 1).await, &key).await), ["o3", "claude-6"]);
+    assert_eq!((openai.take(), anthropic.take()), (vec![], vec![]));
+    // An upstream that fails is represented by its names, and pages are those of Anthropic's API.
+    let failing = with(vec![
+        UpstreamSettings { caller_key: Some(false), ..named(&urls[3], &["x-1", "y-*"]) },
+        named("http://127.0.0.1:1", &[]),
+    ]);
+    assert_eq!(ids(&list(&in_front(&failing, true, 1).await, &key).await), ["x-1"]);
+    let paged = with(vec![named(&urls[1], &["claude-*"])]);
+    let keys = ["x-api-key: mine", "anthropic-version: 2023-06-01"];
+    let answer = list(&in_front(&paged, false, 1).await, &keys).await;
+    let page = ["has_more", "first_id", "last_id"].map(|name| answer[name].clone());
+    assert_eq!(page, [json!(true), json!("claude-5"), json!("claude-5")]);
+    assert_eq!(answer["thresher"], json!([]), "the daemon's own model is still being loaded");
+    assert_eq!(anthropic.take()[0].header("x-api-key"), Some("mine"));
+    // Without upstreams, the daemon's own models are listed.
+    let off = in_front(&MiddlewareSettings::default(), true, 1).await;
+    let answer = get(off.http, "/v1/models").await.json();
+    assert_eq!(answer["data"], answer["thresher"]);
+    assert_eq!(answer["data"].as_array().map(Vec::len), Some(1));
+}
