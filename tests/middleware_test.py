@@ -534,7 +534,7 @@ class TokenCounts(Case):
         messages = [{"role": "user", "content": f"<context>{DOCUMENT}</context> {QUESTION}"}]
         self.assertEqual(client.messages.count_tokens(model="claude-x", messages=messages).input_tokens, 17)
         path, headers, _ = upstream.requests[-1]
-        self.assertEqual((path, headers["x-api-key"]), ("/v1/messages/count_tokens", "k"))
+        self.assertEqual((path, headers["authorization"]), ("/v1/messages/count_tokens", "Bearer k"))
         self.assertEqual(self.sent()["messages"], messages)
 
 

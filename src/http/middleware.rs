@@ -147,6 +147,9 @@ struct ModelRequest {
     too_many: Option<TooMany>,
 }
 
+/// How often a turn is compressed further, if the request is over the cap.
+const STRONGER_COUNT_MAX: usize = 3;
+
 /// How much is kept of the newest turn.
 #[derive(Clone, Copy)]
 enum How {
@@ -369,21 +372,24 @@ impl ModelRequest {
         input_tokens_max: Option<usize>,
         cancel: &Cancel,
     ) -> Result<Rewritten, ApiError> {
-        let rewritten = self.rewrite(service, (Some(How::AsAsked), cancel))?;
-        let (Some(max), Some((_, newest))) = (input_tokens_max, rewritten.newest_tokens) else {
-            return Ok(rewritten);
-        };
-        let body = rewritten.edits().apply(&self.body);
-        let tokens = self.input_tokens(service, (&body, max), cancel)?;
-        let left = max.saturating_sub(tokens.saturating_sub(newest));
-        if tokens <= max || left == 0 {
-            return Ok(rewritten);
+        let mut rewritten = self.rewrite(service, (Some(How::AsAsked), cancel))?;
+        let Some(max) = input_tokens_max else { return Ok(rewritten) };
+        // Marks of what was left out take tokens, too, so one more compression may not be enough.
+        for _ in 0..STRONGER_COUNT_MAX {
+            let body = rewritten.edits().apply(&self.body);
+            let tokens = self.input_tokens(service, (&body, max), cancel)?;
+            let newest = rewritten.newest_tokens.map_or(0, |(_, after)| after);
+            let left = newest.saturating_sub(tokens.saturating_sub(max));
+            if tokens <= max || left == 0 {
+                break;
+            }
+            rewritten = match self.rewrite(service, (Some(How::Within(left)), cancel)) {
+                // Not even one unit fits: the request is refused.
+                Err(error) if error.code.is_callers_fault() => break,
+                stronger => stronger?,
+            };
         }
-        match self.rewrite(service, (Some(How::Within(left)), cancel)) {
-            // Not even one unit fits, or it takes too long: the request is refused.
-            Err(error) if error.code.is_callers_fault() => Ok(rewritten),
-            stronger => stronger,
-        }
+        Ok(rewritten)
     }
 
     /// The tokens of the texts and tools of a body for the upstream. A body of at most `max` bytes is not counted, since a token has at least one

@@ -460,7 +460,7 @@ fn mcp(schemas: &mut Schemas) -> Entry {
     let mut operation = Operation::new(
         "context",
         "mcp",
-        "The tools `compress` and `attribute` of the Model Context Protocol: its streamable HTTP transport, without sessions.",
+        "The tools `compress`, `attribute`, `retrieve` and `search` of the Model Context Protocol: its streamable HTTP transport, without sessions.",
     )
     .body(in_json(message))
     .response(

@@ -38,6 +38,8 @@ def setUpModule():
 class Tools:
     """Tests of both transports."""
 
+    NAMES = {"compress", "attribute"}
+
     def server(self):
         raise NotImplementedError
 
@@ -55,7 +57,7 @@ class Tools:
 
     def test_tools_describe_their_arguments_and_results(self):
         tools = {tool.name: tool for tool in self.ask(lambda client: client.list_tools()).tools}
-        self.assertEqual(set(tools), {"compress", "attribute"})
+        self.assertEqual(set(tools), self.NAMES)
         for tool in tools.values():
             with self.subTest(tool.name):
                 self.assertTrue(tool.annotations.read_only_hint)
@@ -191,8 +193,39 @@ class Stdio(Tools, unittest.TestCase):
 
 
 class Http(Tools, unittest.TestCase):
+    NAMES = {"compress", "attribute", "retrieve", "search"}
+
     def server(self):
         return f"{daemon.url}/mcp"
+
+    def send(self, path, body):
+        request = urllib.request.Request(f"{daemon.url}{path}", json.dumps(body).encode(), {"content-type": "application/json"})
+        with urllib.request.urlopen(request) as answer:
+            return json.load(answer)
+
+    def test_a_model_that_follows_a_mark_gets_the_original(self):
+        original = f"{FILLER}\n{CHUNKS[0]['text']} 🗼 e\u0301\n{FILLER}"
+        messages = [{"role": "user", "content": QUESTION["query"]}, {"role": "tool", "content": original}]
+        text = self.send("/v1/compress", {"messages": messages})["messages"][1]["content"]
+        self.assertLess(len(text), len(original) / 2)
+        (name,) = re.findall(r"\[shortened: left out .* hash=([0-9a-f]{24})\]$", text)
+        result = self.call("retrieve", {"hash": name})
+        self.assertFalse(result.is_error, result)
+        self.assertEqual(result.content[0].text, original)
+        about = self.call("retrieve", {"hash": name, "query": "When was Cape Orrin Light completed?"})
+        self.assertIn("1874", about.content[0].text)
+        self.assertLess(len(about.content[0].text), len(original) / 2)
+        unknown = self.call("retrieve", {"hash": "0" * 24})
+        self.assertTrue(unknown.is_error)
+        self.assertEqual((unknown.structured_content["error"]["code"], unknown.structured_content["error"]["param"]), ("original_unknown", "hash"))
+
+    def test_registered_chunks_are_found(self):
+        self.send("/v1/chunks", {"chunks": [{**chunk, "id": f"mcp-{chunk['id']}"} for chunk in CHUNKS]})
+        result = self.call("search", {"query": "When was Cape Orrin Light completed?", "limit": 1})
+        self.assertFalse(result.is_error, result)
+        self.assertEqual(result.content[0].text, f"[mcp-history] Cape Orrin Light\n{CHUNKS[0]['text']}")
+        self.assertEqual(self.call("search", {"query": "xylophone"}).content[0].text, "No registered chunk has a word of the question.")
+        self.assertTrue(self.call("search", {"query": " "}).is_error)
 
     def test_an_answer_can_be_attributed_to_an_earlier_compression(self):
         async def talk(client):

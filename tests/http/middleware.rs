@@ -333,17 +333,16 @@ async fn no_blank_lines_remain_around_kept_paragraphs() {
     let upstream = Upstream::default();
     let daemon =
         in_front(&settings(format!("http://{}", upstream.listen(200, answer()).await)), true, 1).await;
-    let mut paragraphs: Vec<String> = (0..40).map(|at| format!("Rope {at} is long.")).collect();
-    paragraphs[7] = "The tide is at noon.".to_owned();
-    paragraphs[30] = "The tide is low at six.".to_owned();
+    let paragraphs =
+        ["Ropes are long.", "Gulls are loud.", "The tide is at noon.", "Ships are slow.", "Water is wet."];
     let content = format!("<context>\n{}\n</context>\nWhen is the tide?", paragraphs.join("\n\n"));
     let body = json!({"model": "m-1", "messages": [{"role": "user", "content": content}],
-        "thresher": {"budget": {"tokens": 24}}});
+        "thresher": {"budget": {"tokens": 14}}});
     let response = send_chat(&daemon, &body).await;
     assert_eq!(response.header("x-thresher"), Some("compressed"), "{:?}", response.headers);
     let sent = upstream.last_body()["messages"][0]["content"].as_str().expect("text").to_owned();
     assert!(sent.contains("The tide is at noon."), "{sent:?}");
-    assert!(!sent.contains("\n\n\n") && sent.len() < content.len() / 3, "{sent:?}");
+    assert!(!sent.contains("\n\n\n") && sent.len() < content.len() - 30, "{sent:?}");
     assert!(sent.starts_with("<context>\n") && !sent.starts_with("<context>\n\n"), "{sent:?}");
     assert!(sent.ends_with(".\n</context>\nWhen is the tide?"), "{sent:?}");
 }
@@ -682,7 +681,7 @@ fn cancelled_work_stops_before_the_next_turn() {
     assert_eq!(turns.len(), 100);
     let pipeline = pipeline_of(scripted(), KvStore::without_tiers());
     let (budget, granularity) = (Budget::Auto, Granularity::default());
-    let way = CompressOptions { budget, granularity, prompt_tokens_min: 0, query: None };
+    let way = CompressOptions { budget, granularity, prompt_tokens_min: 0, query: None, marks: false };
     let by = Compressor { options: &way, other_text_bytes: 0, pipeline: &pipeline };
     for (name, how) in [
         ("compressed", NewestTurn::Compress(by)),

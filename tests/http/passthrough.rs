@@ -276,6 +276,9 @@ async fn the_list_of_models_is_that_of_the_upstreams() {
     assert_eq!(page, [json!(true), json!("claude-5"), json!("claude-5")]);
     assert_eq!(answer["thresher"], json!([]), "the daemon's own model is still being loaded");
     assert_eq!(anthropic.take()[0].header("x-api-key"), Some("mine"));
+    // A request may ask for the daemon's own models only.
+    let own_only = get(in_front(&paged, true, 1).await.http, "/v1/models?upstreams=false").await.json();
+    assert_eq!((&own_only["data"], anthropic.take()), (&own_only["thresher"], vec![]));
     // Without upstreams, the daemon's own models are listed.
     let off = in_front(&MiddlewareSettings::default(), true, 1).await;
     let answer = get(off.http, "/v1/models").await.json();

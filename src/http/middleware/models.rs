@@ -20,6 +20,9 @@ use crate::middleware::settings::Credential;
 /// The path of the list.
 const PATH: &str = "/v1/models";
 
+/// The query parameter of a request that wants the daemon's own models only, as the page does again and again.
+const OWN: &str = "upstreams=false";
+
 /// The most bytes of the list of one upstream.
 const LIST_BYTES_MAX: usize = 4 << 20;
 
@@ -37,7 +40,8 @@ struct Listed {
 /// `GET /v1/models`. An upstream that does not answer is represented by the names in its settings.
 pub async fn handle(service: Scope, uri: Uri, headers: HeaderMap) -> Result<Response, ApiError> {
     let middleware = &service.middleware;
-    if middleware.is_off() {
+    let is_own = uri.query().is_some_and(|query| query.split('&').any(|pair| pair == OWN));
+    if middleware.is_off() || is_own {
         return Ok(Json(ModelsAnswer::new(service.ready()?)).into_response());
     }
     middleware.check_hops(&headers)?;

@@ -247,7 +247,7 @@ export async function attributeStream(
 }
 
 export async function models(signal: AbortSignal): Promise<Model[]> {
-  const answer = await json<{ thresher: Model[] }>(await send("v1/models", { signal }));
+  const answer = await json<{ thresher: Model[] }>(await send("v1/models?upstreams=false", { signal }));
   return answer.thresher;
 }
 

@@ -98,6 +98,8 @@ ErrorCode = Literal[
     "registry_stopped",
     "registry_unusable",
     "registry_write_failed",
+    "session_id_invalid",
+    "session_unknown",
     "source_too_many",
     "span_empty",
     "span_inside_character",
@@ -114,6 +116,7 @@ ErrorCode = Literal[
     "unknown_field",
     "unknown_value",
     "upstream_failed",
+    "upstream_loop",
     "upstream_silent",
     "wrong_type",
 ]
