@@ -30,6 +30,12 @@ pub struct MessagesBody {
     /// Options.
     #[schemars(default)]
     config: Option<ConversationConfig>,
+    /// The same as `config.session_id`, which takes precedence.
+    #[schemars(default, length(min = 1, max = 256))]
+    session_id: Option<String>,
+    /// The same as `config.frozen_message_count`, which takes precedence.
+    #[schemars(default)]
+    frozen_message_count: Option<usize>,
 }
 
 /// The schema of the options of a conversation. Other options of Headroom are ignored.

@@ -246,6 +246,8 @@ error_codes! {
     UpstreamLoop = "upstream_loop",
     /// The upstream did not begin to answer in time.
     UpstreamSilent = "upstream_silent",
+    /// The usage of a provider has no count of tokens.
+    UsageEmpty = "usage_empty",
     /// A field has a value of another type than it takes.
     WrongType = "wrong_type",
 }
@@ -383,7 +385,8 @@ impl ErrorCode {
             | Self::SpansUnexpected
             | Self::StreamOptionInvalid
             | Self::TextEmpty
-            | Self::TurnTooMany => Row::caller(StatusCode::UNPROCESSABLE_ENTITY),
+            | Self::TurnTooMany
+            | Self::UsageEmpty => Row::caller(StatusCode::UNPROCESSABLE_ENTITY),
             Self::Overloaded => Row::daemon(StatusCode::TOO_MANY_REQUESTS).retry_after_s(1),
             Self::RateLimited => Row::daemon(StatusCode::TOO_MANY_REQUESTS),
             Self::Internal

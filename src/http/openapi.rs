@@ -407,8 +407,8 @@ fn middleware(schemas: &mut Schemas) -> Vec<Entry> {
         "description": "A body of the API. All fields except `thresher` are passed on.",
     });
     let body = schemas.named("ForwardedBody", body);
-    let boolean =
-        |name, text| parameter("header", name, json!({"type": "string", "enum": ["true", "false"]}), text);
+    let words = json!({"type": "string", "enum": ["true", "1", "yes", "on", "false", "0", "no", "off"]});
+    let boolean = |name, text| parameter("header", name, words.clone(), text);
     let header = |text: &str| json!({"description": text, "schema": {"type": "string"}});
     let headers = json!({
         "x-thresher": header("`compressed` or `whole`."),

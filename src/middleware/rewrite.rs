@@ -1,6 +1,7 @@
 //! Compresses the passages of a conversation: which strings of the body change, and what the model will see of each source.
 
 mod pieces;
+mod strings;
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,11 +18,10 @@ use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{Pipeline, PipelineError};
 use thresher_core::text::outline::Layout;
 
-use self::pieces::Piece;
+use self::strings::{apply, shortened};
 use super::dialect::{Dialect, PartKind};
 use super::find::{self, CitedRecord, Passage, Turn};
 use super::json::{Edits, Located};
-use super::marks::mark;
 use super::records::Names;
 
 /// The text that replaces a passage of which nothing is kept. Some servers refuse an empty text.
@@ -433,61 +433,6 @@ fn add_tokens(tokens: &mut Option<(usize, usize)>, (before, after): (usize, usiz
     *tokens = Some((all_before + before, all_after + after));
 }
 
-/// Adds to `out` the sources of a turn and the strings of the body that `sent` shortens.
-fn apply(body: Located, turn: &Turn, (chunks, sent): (&[Arc<Chunk>], &SentTurn), out: &mut Rewritten) {
-    type InString<'a> = Vec<(&'a Passage, Option<&'a [(usize, usize)]>)>;
-    let mut strings: Vec<(Range<usize>, InString)> = Vec::new();
-    for ((passage, chunk), kept) in turn.passages.iter().zip(chunks).zip(&sent.kept) {
-        let all = [(0, passage.text.len())];
-        let seen = ranges(kept.as_deref().unwrap_or(&all)).collect();
-        out.add_source(Source { chunk: Arc::clone(chunk), kind: Some(passage.kind.clone()), seen });
-        match strings.last_mut() {
-            Some((at, passages)) if *at == passage.string => passages.push((passage, kept.as_deref())),
-            _ => strings.push((passage.string.clone(), vec![(passage, kept.as_deref())])),
-        }
-    }
-    strings.retain(|(_, passages)| passages.iter().any(|(_, kept)| kept.is_some()));
-    let body_start = body.range().start;
-    for (at, passages) in strings {
-        let string = &body.json()[at.start - body_start..at.end - body_start];
-        let original: String = serde_json::from_str(string).expect("a passage is in a JSON string");
-        let is_json = passages.iter().any(|(passage, _)| passage.is_quoted);
-        let is_result =
-            passages.iter().all(|(passage, _)| matches!(passage.kind, PartKind::ToolResult { .. }));
-        let dropped: Vec<Range<usize>> =
-            passages.iter().flat_map(|(passage, kept)| dropped(passage, *kept)).collect();
-        let left_out = if is_json { String::new() } else { pieces::left_out(&original, &dropped) };
-        let piece = |(passage, kept): (&Passage, Option<&[(usize, usize)]>)| {
-            let text = match kept {
-                // What is kept whole is not encoded anew.
-                None => original[passage.range.clone()].to_owned(),
-                Some(kept) if passage.is_quoted => Value::from(shortened(passage, kept)).to_string(),
-                Some(kept) => shortened(passage, kept),
-            };
-            Piece { range: passage.range.clone(), text }
-        };
-        let pieces: Vec<Piece> = passages.into_iter().map(piece).collect();
-        let mut text = pieces::replaced(&original, &pieces);
-        let is_marked = sent.marked && is_result && !is_json;
-        if is_marked {
-            text.push_str(&mark(&original, &left_out));
-        }
-        // A text that is no shorter with its mark is sent whole.
-        if text.len() < original.len() {
-            out.shortened.push(Shortened { at, text, original, is_json, left_out, is_marked });
-        }
-    }
-}
-
-/// The ranges of a passage that are not kept, in bytes of the string around it.
-fn dropped(passage: &Passage, kept: Option<&[(usize, usize)]>) -> Vec<Range<usize>> {
-    let Some(kept) = kept else { return Vec::new() };
-    let (start, len) = (passage.range.start, passage.text.len());
-    let starts = std::iter::once(0).chain(kept.iter().map(|(_, end)| *end));
-    let ends = kept.iter().map(|(start, _)| *start).chain([len]);
-    starts.zip(ends).filter(|(from, to)| from < to).map(|(from, to)| start + from..start + to).collect()
-}
-
 /// Inserts what is kept of the added chunks before the user's last message.
 fn add_context(
     (dialect, body): (Dialect, Located),
@@ -544,29 +489,6 @@ fn after_tool_results(message: &str) -> Option<usize> {
         }
     }
     position
-}
-
-/// The text that replaces a passage.
-fn shortened(passage: &Passage, kept: &[(usize, usize)]) -> String {
-    match (kept.is_empty(), &passage.kind) {
-        // The rest of the message remains, so an empty text is allowed.
-        (true, PartKind::Message) => String::new(),
-        (true, _) => NOTHING_KEPT.to_owned(),
-        (false, _) => {
-            let layout = Layout::of(&passage.text, Kind::Auto);
-            let spans: Vec<ByteRange> = ranges(kept).collect();
-            assemble::joined(&passage.text, &spans, (&layout, omissions_of(&passage.kind)))
-        }
-    }
-}
-
-/// Returns how omissions from a passage are marked. The model takes the result of a tool for the whole result
-/// unless it is told otherwise.
-fn omissions_of(kind: &PartKind) -> Omissions {
-    match kind {
-        PartKind::ToolResult { .. } => Omissions::Range,
-        _ => Omissions::Auto,
-    }
 }
 
 fn ranges(spans: &[(usize, usize)]) -> impl Iterator<Item = ByteRange> {

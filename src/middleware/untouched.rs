@@ -226,7 +226,7 @@ mod tests {
         check(".\n├── Cargo.toml\n├── src\n│   ├── lib.rs\n│   └── main.rs\n└── tests", &[Listing]);
         check("src/main.rs\nsrc/lib.rs\nCargo.toml\ntests/http/main.rs\ndocs/", &[Listing]);
         check(
-            "src/main.rs:12:fn main() {\nsrc/main.rs-13-    run();\nsrc/lib.rs:4:pub fn run() {",
+            "docs/tide.md:12:The tide is at noon.\ndocs/tide.md-13-The moon is far.\ndocs/moon.md:4:The moon is far.",
             &[Matches],
         );
         check("diff --git a/x b/x\nindex 1..2 100644\n--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n-a\n+b", &[Diff]);

@@ -176,11 +176,11 @@ async fn wrong_sessions_counts_and_usages_are_refused_with_their_place() {
     };
     report(json!({"session_id": "none", "usage": {"input_tokens": 1}}), "404 session_unknown session_id")
         .await;
-    report(json!({"session_id": "none", "usage": {}}), "400 missing_field usage").await;
+    report(json!({"session_id": "none", "usage": {}}), "422 usage_empty usage").await;
     report(json!({"session_id": "none"}), "400 missing_field usage").await;
     report(
         json!({"session_id": "none", "usage": {"input_tokens": "1"}}),
-        "400 wrong_type usage.input_tokens",
+        "422 count_out_of_range usage.input_tokens",
     )
     .await;
     let retrieve = post(daemon.http, "/v1/retrieve", r#"{"hash": "00"}"#).await;

@@ -118,6 +118,7 @@ ErrorCode = Literal[
     "upstream_failed",
     "upstream_loop",
     "upstream_silent",
+    "usage_empty",
     "wrong_type",
 ]
 

@@ -41,7 +41,7 @@ impl Config {
             return Err(ApiError::with_param(ErrorCode::WrongType, "config is not an object", "config"));
         }
         let options = Options { config: config.unwrap_or_default(), body };
-        let mode = options.get("mode").and_then(|(_, mode)| mode.text());
+        let mode = options.text("mode")?;
         let frozen_message_count = match options.count("frozen_message_count")? {
             Some(count) if count > message_count => {
                 return Err(ApiError::frozen_too_many(count, message_count));
@@ -96,10 +96,15 @@ impl<'a> Options<'a> {
     }
 
     fn session_id(&self) -> Result<Option<String>, ApiError> {
-        let Some((param, value)) = self.get("session_id") else { return Ok(None) };
-        let id = value.text().ok_or_else(|| wrong_type(&param, value, "a string"))?;
+        let Some(id) = self.text("session_id")? else { return Ok(None) };
+        let param = self.get("session_id").map(|(param, _)| param).unwrap_or_default();
         check_session_id(&id, &param)?;
         Ok(Some(id))
+    }
+
+    fn text(&self, name: &str) -> Result<Option<String>, ApiError> {
+        let Some((param, value)) = self.get(name) else { return Ok(None) };
+        value.text().map(Some).ok_or_else(|| wrong_type(&param, value, "a string"))
     }
 
     fn count(&self, name: &str) -> Result<Option<usize>, ApiError> {
@@ -163,6 +168,7 @@ mod tests {
         let nothing = of(r#"{"session_id": null, "target_ratio": null}"#).expect("options");
         assert_eq!((nothing.session_id, nothing.budget), (None, None));
         fails("3", "wrong_type", "config");
+        fails(r#"{"mode": 3}"#, "wrong_type", "config.mode");
         fails(r#"{"session_id": 3}"#, "wrong_type", "config.session_id");
         fails(r#"{"session_id": " "}"#, "session_id_invalid", "config.session_id");
         fails(
