@@ -18,7 +18,7 @@ use crate::error::{ApiError, ErrorCode};
 use crate::executor::run_blocking;
 use crate::middleware::marks::Hash;
 use crate::middleware::rewrite::{SentTurn, SentTurnStore};
-use crate::middleware::session::{self, SessionKeys, SessionStore};
+use crate::middleware::session::{Entry, Key, SessionKeys, SessionStore};
 use crate::originals::{OriginalError, TenantOriginals};
 
 /// The store of sent turns, within the store of originals. Where a turn cannot be read or stored, the daemon goes on: the turn is then sent
@@ -67,7 +67,7 @@ impl<'a> StoredText<'a> {
 pub struct StoredSessions(pub TenantOriginals);
 
 impl SessionStore for StoredSessions {
-    fn get(&self, key: &session::Key) -> Option<Vec<u8>> {
+    fn get(&self, key: &Key) -> Option<Vec<u8>> {
         self.0.get(key).unwrap_or_else(|error| {
             tracing::debug!(%error, "what a session has returned cannot be read from the store of originals");
             None
@@ -88,7 +88,7 @@ impl StoredSessions {
     pub fn store(
         &self,
         texts: Vec<StoredText>,
-        session: Option<(SessionKeys, Vec<(session::Key, Vec<u8>)>)>,
+        session: Option<(SessionKeys, Vec<Entry>)>,
         change: impl FnOnce(Option<SessionUsage>) -> SessionUsage,
     ) -> Result<(), ApiError> {
         let (keys, values) = session.unzip();

@@ -19,6 +19,9 @@ pub const SESSION_ID_CHARS_MAX: usize = 256;
 /// The key of a value in the store of originals.
 pub type Key = [u8; 32];
 
+/// A value in the store of originals, and its key.
+pub type Entry = (Key, Vec<u8>);
+
 /// A store of what sessions have returned.
 pub trait SessionStore {
     /// Returns the value with this key, if the store has it.
@@ -125,7 +128,7 @@ impl Session {
     }
 
     /// Returns the values to store once the conversation is returned with these texts shortened, in addition to those that are replayed.
-    pub fn entries(mut self, conversation: &Conversation, new: &[Shortened]) -> Vec<(Key, Vec<u8>)> {
+    pub fn entries(mut self, conversation: &Conversation, new: &[Shortened]) -> Vec<Entry> {
         let mut entries = Vec::new();
         let new: HashMap<usize, &Shortened> = new.iter().map(|text| (text.at.start, text)).collect();
         for (index, hash) in self.chain.drain(..).skip(self.known_count) {
