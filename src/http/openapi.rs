@@ -495,8 +495,8 @@ fn daemon(schemas: &mut Schemas) -> Vec<Entry> {
     vec![
         #[cfg(feature = "mcp")]
         mcp(schemas),
-        Operation::new("daemon", "models", "The model that is loaded.")
-            .response("The model.", in_json(schemas.response::<ModelsAnswer>()))
+        Operation::new("daemon", "models", "The models of the upstreams, and the model that is loaded.")
+            .response("The models.", in_json(schemas.response::<ModelsAnswer>()))
             .errors(errors(schemas, ErrorFormat::Native, &[ANY]))
             .at("/v1/models", "get"),
         described,

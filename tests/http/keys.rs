@@ -121,6 +121,12 @@ async fn every_path_refuses_a_missing_unknown_or_revoked_key() {
         ("POST", "/score"),
         ("GET", "/v1/models"),
         ("GET", "/v1/retrieve/a"),
+        ("POST", "/v1/retrieve"),
+        ("GET", "/v1/usage"),
+        ("POST", "/v1/usage"),
+        ("POST", "/v1/compress/"),
+        ("POST", "/v1/embeddings"),
+        ("GET", "/v1/files/a"),
         ("POST", "/mcp"),
         ("GET", "/no/such/path"),
         ("PATCH", "/v1/compress"),
@@ -208,11 +214,14 @@ async fn every_path_refuses_a_missing_unknown_or_revoked_key() {
 }
 
 #[tokio::test]
-async fn the_openapi_document_needs_no_key_and_describes_keys() {
+async fn the_openapi_document_and_probes_need_no_key() {
     let keyed = Keyed::start(&entry("good", ""), scripted(), &registry_settings()).await;
     let answer = get(keyed.daemon.http, "/openapi.json").await;
     assert_eq!(answer.status, 200);
     assert_eq!(answer.json()["components"]["securitySchemes"]["bearer"]["scheme"], "bearer");
+    for probe in ["/health", "/health/"] {
+        assert_eq!(get(keyed.daemon.http, probe).await.status, 200, "{probe}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

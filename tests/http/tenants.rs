@@ -317,3 +317,32 @@ async fn tenants_without_a_key_are_closed_to_make_space_for_others() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_and_usage_belong_to_one_tenant() {
+    let keyed = keyed(&registry_settings()).await;
+    let text =
+        "Water is wet. The tide is at noon. The moon is far. Ships are slow. Gulls are loud. ".repeat(5);
+    let messages =
+        json!([{"role": "user", "content": "When is the tide?"}, {"role": "tool", "content": text}]);
+    let body = json!({"messages": messages, "config": {"session_id": "s"}});
+    let replayed = async |key: &str| {
+        let answer = json_of(&keyed.post(key, "/v1/compress", &body).await);
+        answer["session"]["cached_prefix_replayed"] == true
+    };
+    assert!(!replayed("a").await);
+    assert!(replayed("a2").await, "keys of one tenant share its sessions");
+    let usage = json!({"session_id": "s", "usage": {"input_tokens": 3}});
+    for other in ["b", "c"] {
+        let unknown = keyed.post(other, "/v1/usage", &usage).await;
+        check_error(other, &unknown, "404 session_unknown session_id", "");
+        assert!(!replayed(other).await, "{other} has sessions of its own");
+    }
+    assert_eq!(json_of(&keyed.post("a", "/v1/usage", &usage).await)["applied"], true);
+    let requests = async |key: &str| json_of(&keyed.get(key, "/v1/usage").await);
+    assert_eq!(
+        (requests("a").await["requests"].as_u64(), requests("b").await["requests"].as_u64()),
+        (Some(2), Some(1))
+    );
+    assert_eq!(requests("b").await["provider"]["input_tokens"], 0);
+}
