@@ -208,7 +208,6 @@ fn context(schemas: &mut Schemas) -> Vec<Entry> {
         .at("/v1/retrieve/{hash}", "get"),
         Operation::new("context", "retrievePosted", "The same, with the hash in the body.")
             .body(in_json(schemas.request::<RetrieveBody>()))
-            .examples(&[("hash", r#"{"hash": "5a7c1f0e9b3d2a4c6e8f0a1b"}"#)])
             .response("The text.", in_json(schemas.response::<OriginalAnswer>()))
             .errors(errors(schemas, ErrorFormat::Native, &[ANY, BODY, WORK, &[404]]))
             .at("/v1/retrieve", "post"),
@@ -228,10 +227,6 @@ fn context(schemas: &mut Schemas) -> Vec<Entry> {
             "Report what a provider counted for a request of a session.",
         )
         .body(in_json(schemas.request::<UsageBody>()))
-        .examples(&[(
-            "anthropic",
-            r#"{"session_id": "s", "usage": {"input_tokens": 9, "cache_read_input_tokens": 2048}}"#,
-        )])
         .response("What was added.", in_json(schemas.response::<UsageTaken>()))
         .errors(errors(schemas, ErrorFormat::Native, &[ANY, BODY, &[404, 422]]))
         .at("/v1/usage", "post"),
