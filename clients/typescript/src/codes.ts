@@ -90,6 +90,8 @@ export type ErrorCode =
   | "registry_stopped"
   | "registry_unusable"
   | "registry_write_failed"
+  | "session_id_invalid"
+  | "session_unknown"
   | "source_too_many"
   | "span_empty"
   | "span_inside_character"
@@ -106,7 +108,9 @@ export type ErrorCode =
   | "unknown_field"
   | "unknown_value"
   | "upstream_failed"
+  | "upstream_loop"
   | "upstream_silent"
+  | "usage_empty"
   | "wrong_type";
 
 /** The codes of failures between client and daemon. */
