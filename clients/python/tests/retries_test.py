@@ -238,8 +238,8 @@ class Requests(unittest.TestCase):
             with Client(server.url) as client:
                 client.models()
         first, second, third = server.requests
-        self.assertEqual((first.path, first.headers["Authorization"]), ("/behind/a/proxy/v1/models", "Bearer k"))
-        self.assertEqual((second.path, second.headers["Authorization"]), ("/v1/models", "Bearer e"))
+        self.assertEqual((first.path, first.headers["Authorization"]), ("/behind/a/proxy/v1/models?upstreams=false", "Bearer k"))
+        self.assertEqual((second.path, second.headers["Authorization"]), ("/v1/models?upstreams=false", "Bearer e"))
         self.assertNotIn("Authorization", third.headers)
         for wrong in ("ftp://x", "localhost:8080", "http://", " "):
             with self.subTest(wrong), self.assertRaises(ValueError):

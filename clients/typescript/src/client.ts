@@ -112,7 +112,7 @@ export class Client {
 
   /** Returns the models that are loaded, the one that scores first. */
   async models(options: CallOptions = {}): Promise<Model[]> {
-    const answer = await this.json<{ data: Model[] }>({ method: "GET", path: "/v1/models" }, options);
+    const answer = await this.json<{ data: Model[] }>({ method: "GET", path: "/v1/models", params: { upstreams: "false" } }, options);
     return answer.data;
   }
 

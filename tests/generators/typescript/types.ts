@@ -15,7 +15,7 @@ export const answers: [
   (answer: Schemas["Progress"]) => client.Progress,
   (answer: Schemas["SearchAnswer"]) => client.SearchResults,
   (answer: Schemas["Reranked"]) => Omit<client.Reranking, "related" | "answerable">,
-  (answer: Schemas["Models"]) => { data: client.Model[] },
+  (answer: Schemas["Models"]) => { thresher: client.Model[] },
 ] = [same, same, same, same, same, same, same, same, same];
 
 /** What the client sends is what the daemon takes. */

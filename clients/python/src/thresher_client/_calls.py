@@ -339,4 +339,5 @@ def documents_json(documents: Iterable[str | Mapping[str, Any]]) -> list[Any]:
 
 
 def models() -> Call[Models]:
-    return Call(Models, "GET", "/v1/models")
+    # Without this, a daemon with upstreams lists their models.
+    return Call(Models, "GET", "/v1/models", params=fields(upstreams="false"))
