@@ -266,6 +266,7 @@ pub fn tenants(config: &Config, shared: Option<Shared>) -> Tenants {
         registry: config.registry.clone(),
         handles: config.handles.clone(),
         kv_handles: TtlStoreSettings { bytes_max: kv_export.bytes_max, expire_s: kv_export.expire_s },
+        savings: Arc::new(config.savings.clone()),
         count_max: config.access.tenant_count_max,
         shared,
     })

@@ -11,6 +11,7 @@ mod key;
 #[cfg(feature = "mcp")]
 mod mcp;
 mod pages;
+mod report;
 mod request;
 mod serve;
 mod verify;
@@ -64,6 +65,8 @@ enum Command {
     Eval(eval::Args),
     /// Measure speed: of the model alone, the whole pipeline, HTTP, and a peer in the same run.
     Bench(bench::Args),
+    /// Compute what compression would have saved of recorded traffic, in tokens and money, and which sources of its answers it would have kept.
+    Report(report::Args),
     /// Check the installation and the settings, and say what to do about problems.
     Doctor,
     /// Ask the daemon of these settings whether it is ready: exits with 0 if it is, else with 1.
@@ -117,6 +120,7 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Calibrate(args) => calibrate::run(&config()?, &args),
         Command::Eval(args) => eval::run(&config()?, &args),
         Command::Bench(args) => bench::run(&config()?, &args),
+        Command::Report(args) => report::run(&config()?, &args),
         Command::Doctor => doctor::run(load()),
         Command::Health => health::run(&config()?),
         Command::Completions(args) => pages::completions(&args),

@@ -27,6 +27,7 @@ use crate::access::AccessSettings;
 use crate::kv_export::KvExportSettings;
 use crate::middleware::settings::{MiddlewareSettings, UpstreamSettings};
 use crate::originals::OriginalSettings;
+use crate::savings::settings::SavingsSettings;
 use crate::tenants::ttl_store::TtlStoreSettings;
 
 /// Prefix of environment variables: `THRESHER__HTTP__LISTEN=127.0.0.1:9000` sets `http.listen`.
@@ -69,6 +70,8 @@ pub struct Config {
     pub originals: OriginalSettings,
     /// `[middleware]`: the OpenAI- and Anthropic-compatible proxy.
     pub middleware: MiddlewareSettings,
+    /// `[savings]`: how the savings of the middleware are counted.
+    pub savings: SavingsSettings,
     /// `[receipts]`: signed records of attributions.
     pub receipts: Receipts,
     /// `[auto]`: the budget of requests that set none.

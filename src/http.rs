@@ -21,6 +21,7 @@ mod query;
 mod registry;
 mod request_id;
 mod rerank;
+mod savings;
 mod serve;
 mod service;
 pub mod tls;
@@ -147,6 +148,7 @@ fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
         ("/v1/retrieve", post(originals::retrieve_posted)),
         ("/v1/retrieve/{hash}", get(originals::retrieve)),
         ("/v1/usage", get(usage::show).post(usage::take)),
+        ("/v1/savings", get(savings::show)),
         ("/v1/kv/{handle}", get(compress::fetch_export)),
         ("/v1/models", get(middleware::models::handle)),
         ("/v1/chat/completions", post(middleware::chat)),

@@ -11,6 +11,7 @@ pub mod error;
 pub mod api;
 pub mod originals;
 pub mod middleware;
+pub mod savings;
 pub mod shared_tier;
 pub mod executor;
 pub mod tenants;

@@ -22,6 +22,8 @@ use self::usage::UsageTotals;
 use crate::admission::Admission;
 use crate::executor::PipelineSlot;
 use crate::kv_export::KvExportFile;
+use crate::savings::ledger::Ledger;
+use crate::savings::settings::SavingsSettings;
 use crate::shared_tier::{self, Shared};
 
 /// The number of retries to open a tenant's registry whose folder is in use, and the time between two of them: five seconds in all.
@@ -37,6 +39,8 @@ pub struct TenantSettings {
     pub handles: TtlStoreSettings,
     /// Settings of each tenant's store of KV exports.
     pub kv_handles: TtlStoreSettings,
+    /// How each tenant's savings are counted.
+    pub savings: Arc<SavingsSettings>,
     /// The most tenants whose state is kept, beside the default tenant.
     pub count_max: usize,
     /// The shared tier through which sidecars exchange a tenant's registered chunks, if there is one.
@@ -73,6 +77,7 @@ pub struct TenantState {
     handles: TtlStore<RecentRequest>,
     kv_handles: TtlStore<KvExportFile>,
     usage: UsageTotals,
+    savings: Ledger,
     pipeline: PipelineSlot,
     /// `Err`: the registry cannot be used, and the log says why.
     registry: OnceLock<Result<Registry, ()>>,
@@ -176,6 +181,11 @@ impl Tenants {
         tenants.iter().for_each(|tenant| drop(lock(&tenant.warmer).take()));
     }
 
+    /// Returns all tenants, in the order of their names.
+    pub fn all(&self) -> Vec<Arc<TenantState>> {
+        self.0.read().by_tenant.values().cloned().collect()
+    }
+
     /// Returns the numbers of registered chunks and of those read ahead, summed over all tenants.
     pub fn progress(&self) -> Progress {
         let state = self.0.read();
@@ -251,6 +261,7 @@ impl TenantState {
             handles: TtlStore::new(&settings.handles),
             kv_handles: TtlStore::new(&settings.kv_handles),
             usage: UsageTotals::default(),
+            savings: Ledger::new(Arc::clone(&settings.savings)),
             pipeline: PipelineSlot::default(),
             registry: OnceLock::new(),
             warmer: Mutex::default(),
@@ -275,6 +286,11 @@ impl TenantState {
     /// Returns what was compressed for this tenant since the daemon started.
     pub fn usage(&self) -> &UsageTotals {
         &self.usage
+    }
+
+    /// Returns what the middleware saved for this tenant since the daemon started.
+    pub fn savings(&self) -> &Ledger {
+        &self.savings
     }
 
     /// Returns the pipeline with this tenant's view of the cache, or `None` while the model is being loaded.

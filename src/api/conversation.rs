@@ -168,6 +168,9 @@ pub struct MiddlewareBody {
     /// Whether to add citations; default: as the settings say.
     #[serde(default)]
     cite: Option<bool>,
+    /// Whether to send the request whole and only compute what would have been kept; default: as the settings say.
+    #[serde(default)]
+    shadow: Option<bool>,
     /// The question; default: the user's last message.
     #[serde(default)]
     query: Option<String>,
@@ -193,6 +196,8 @@ pub struct MiddlewareOptions {
     pub compress: Option<bool>,
     /// Whether to add citations; none: as the settings say.
     pub cite: Option<bool>,
+    /// Whether to send the request whole and only compute what would have been kept; none: as the settings say.
+    pub shadow: Option<bool>,
     /// The question; none: the user's last message.
     pub query: Option<String>,
     /// Chunks to put before the user's message.
@@ -252,6 +257,7 @@ impl MiddlewareBody {
         Ok(MiddlewareOptions {
             compress: self.compress,
             cite: self.cite,
+            shadow: self.shadow,
             query: self.query,
             chunks,
             chunk_ids: self.chunk_ids,

@@ -25,6 +25,7 @@ impl Config {
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         let shared = || self.shared.validate().err().map(|error| error.to_string());
         let middleware = || self.middleware.validate().err();
+        let savings = || self.savings.validate().err();
         let broken = self
             .check_keys()
             .or_else(|| self.check_log())
@@ -34,7 +35,8 @@ impl Config {
             .or_else(|| self.check_ranges())
             .or_else(|| self.check_folders())
             .or_else(shared)
-            .or_else(middleware);
+            .or_else(middleware)
+            .or_else(savings);
         match broken {
             Some(message) => Err(ConfigError::Relation(message)),
             None => Ok(()),

@@ -1,4 +1,4 @@
-//! The admin listener: probes for liveness and readiness, metrics, and the page.
+//! The admin listener: probes for liveness and readiness, metrics, the savings of all tenants, and the page.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use axum::routing::get;
 use metrics::gauge;
 
 use super::connections::RequestHandle;
-use super::{OriginPolicy, Service, memory, origin, page};
+use super::{OriginPolicy, Service, memory, origin, page, savings};
 use crate::error::ApiError;
 
 /// The state of the admin routes.
@@ -23,13 +23,14 @@ pub struct Admin {
     pub render: Arc<dyn Fn() -> String + Send + Sync>,
 }
 
-/// The routes `/livez`, `/readyz` and `/metrics`, and the page that shows them, for the hosts that `origins` allows.
+/// The routes `/livez`, `/readyz`, `/metrics` and `/v1/savings`, and the page that shows them, for the hosts that `origins` allows.
 pub fn router(admin: Admin, origins: OriginPolicy) -> Router {
     Router::new()
         .route("/livez", get(async || "ok\n"))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
-        .fallback(async || ApiError::not_found(&["/livez", "/readyz", "/metrics"]))
+        .route("/v1/savings", get(savings::show_all))
+        .fallback(async || ApiError::not_found(&["/livez", "/readyz", "/metrics", "/v1/savings"]))
         .method_not_allowed_fallback(async || ApiError::method_not_allowed())
         .merge(page::router(admin.service.has_page))
         .layer(axum::middleware::from_fn_with_state(origins, origin::guard))

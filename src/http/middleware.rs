@@ -10,6 +10,8 @@ mod forward;
 mod headers;
 pub mod models;
 pub mod passthrough;
+mod shadow;
+mod tally;
 mod upstream;
 
 use std::sync::Arc;
@@ -18,30 +20,36 @@ use std::time::{Duration, Instant};
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use axum::response::Response;
-use thresher_core::domain::{Budget, Granularity, TokenizerName};
+use thresher_core::domain::{Budget, Chunk, Granularity, TokenizerName};
 use thresher_core::pipeline::answerable::Answerable;
 use thresher_core::pipeline::cancel::Cancel;
 
+use self::shadow::Shadowed;
+use self::tally::{LeftOut, Tally};
 pub use self::upstream::{Middleware, UpstreamError};
 use super::compress::named_chunks;
 use super::originals::StoredTurns;
 use super::{Scope, body, observe};
 use crate::api::{self, BodyLimits, MiddlewareBody, MiddlewareOptions};
-use crate::error::ApiError;
+use crate::error::{ApiError, ErrorCode};
 use crate::executor::run_blocking;
 use crate::middleware::cite::Sources;
 use crate::middleware::dialect::Dialect;
 use crate::middleware::find::{self, TooMany};
 use crate::middleware::json::Located;
+use crate::middleware::omissions::{self, AddedBytes};
 use crate::middleware::rewrite::{
-    self, AddedContext, CompressOptions, Compressor, NewestTurn, Rewritten, SentTurn,
+    self, AddedContext, CompressOptions, Compressor, NewestTurn, Rewritten, SentTurn, SentTurnStore,
 };
 use crate::middleware::settings::{MiddlewareSettings, When};
+use crate::middleware::shadow::{NoTurns, ShadowTurns};
 use crate::originals::TenantOriginals;
+use crate::savings::counts::Treatment;
 
 /// Headers of requests.
 const COMPRESS: &str = "x-thresher-compress";
 const CITE: &str = "x-thresher-cite";
+const SHADOW: &str = "x-thresher-shadow";
 
 /// Headers of responses.
 const OUTCOME: &str = "x-thresher";
@@ -81,27 +89,58 @@ async fn pass_on(
         return Err(error);
     }
     let slot = middleware.request_slot(service.claim())?;
-    let request = Arc::new(ModelRequest::read(&service, dialect, &headers, body).await?);
+    let mut request = ModelRequest::read(&service, dialect, &headers, body).await?;
     let upstream = middleware.upstream(&request.model).ok_or_else(|| request.no_upstream())?;
     let always = upstream.settings.compress.unwrap_or(middleware.settings.compress) == When::Always;
     let by_default = always || service.caller().compresses_by_default() || request.asks();
     let compresses = request.compress.unwrap_or(by_default);
-    let cites = request.cite.unwrap_or(compresses && middleware.settings.cite);
+    let shadows = upstream.settings.shadow.unwrap_or(middleware.settings.shadow);
+    request.treatment = request.treated((compresses, shadows), service.savings().settings().holdout);
+    let changes = compresses && request.treatment != Some(Treatment::Shadow);
+    let cites = request.cite.unwrap_or(changes && middleware.settings.cite);
     let input_tokens_max = upstream.settings.input_tokens_max.unwrap_or(middleware.settings.input_tokens_max);
     let input_tokens_max = Some(input_tokens_max).filter(|max| *max > 0);
-    let (body, outcome) = rewrite(&service, &request, (compresses, cites), input_tokens_max).await?;
-    let RewriteOutcome { report, sources, records, marked } = outcome;
-    observe::middleware(report.outcome, report.tokens);
+    let mut request = Arc::new(request);
+    let (body, outcome) = match rewrite(&service, &request, cites, input_tokens_max).await {
+        // A request that is too long as a whole cannot be compared.
+        Err(error) if error.code == ErrorCode::InputTooLong && request.is_held_out() => {
+            request = Arc::new(request.not_held_out());
+            rewrite(&service, &request, cites, input_tokens_max).await?
+        }
+        rewritten => rewritten?,
+    };
+    let RewriteOutcome { report, sources, records, marked, left_out } = outcome;
+    let mut tally = request.tally(&service, (upstream, &report, left_out));
     // The turns are stored while the upstream works, so that storing takes no time of the request.
     let storing = store_turns(service.originals(), records, marked);
-    // From here on only the sources of citations are needed, and the body until it has been sent.
-    let cited_bytes = if sources.is_some() { request.body.len() } else { 0 };
+    let is_shadow = request.treatment == Some(Treatment::Shadow);
+    // From here on only the sources of citations are needed, and the body until it has been sent. In shadow mode it is compressed now.
+    let cited_bytes = if sources.is_some() || is_shadow { request.body.len() } else { 0 };
+    let shadowing = is_shadow.then(|| shadow::shadow(&service, Arc::clone(&request)));
     drop(request);
     let body = service.body_memory().transfer(body, cited_bytes);
-    let sending = upstream.send((dialect, Method::POST, &uri), &headers, body, sources.is_some());
-    let (answer, ()) = tokio::join!(sending, storing);
-    let forwarder = forward::Forwarder { service, dialect, sources, silence_max: upstream.silence_max() };
-    let mut response = forwarder.forward(answer?, slot).await;
+    let reads_answer = sources.is_some() || tally.is_some();
+    let sending = upstream.send((dialect, Method::POST, &uri), &headers, body, reads_answer);
+    let shadowing = futures_util::future::OptionFuture::from(shadowing);
+    let (answer, (), shadowed) = tokio::join!(sending, storing, shadowing);
+    let report = match (shadowed, &mut tally) {
+        (Some(Shadowed { report, left_out, would_keep }), Some(tally)) => {
+            (tally.left_out, tally.would_keep) = (left_out, would_keep);
+            report
+        }
+        _ => report,
+    };
+    observe::middleware(report.outcome, report.tokens.filter(|_| !is_shadow));
+    let answer = match answer {
+        Ok(answer) => answer,
+        Err(error) => {
+            tally.into_iter().for_each(Tally::cancel);
+            return Err(error);
+        }
+    };
+    let forwarder =
+        forward::Forwarder { service, dialect, sources, tally, silence_max: upstream.silence_max() };
+    let mut response = forwarder.forward(answer, slot).await;
     report.add_headers(response.headers_mut());
     Ok(response)
 }
@@ -113,7 +152,8 @@ fn check_headers(middleware: &Middleware, headers: &HeaderMap) -> Result<(), Api
         return Err(ApiError::middleware_off());
     }
     middleware.check_hops(headers)?;
-    body::check_json(headers).and(boolean(headers, COMPRESS)).and(boolean(headers, CITE)).map(drop)
+    body::check_json(headers)?;
+    [COMPRESS, CITE, SHADOW].into_iter().try_for_each(|name| boolean(headers, name).map(drop))
 }
 
 fn has_media_type(headers: &HeaderMap, media_type: &str) -> bool {
@@ -132,6 +172,7 @@ async fn store_turns(originals: TenantOriginals, records: Vec<([u8; 32], SentTur
 }
 
 /// A parsed request to a language model.
+#[derive(Clone)]
 struct ModelRequest {
     dialect: Dialect,
     body: String,
@@ -140,6 +181,13 @@ struct ModelRequest {
     model_is_not_text: bool,
     compress: Option<bool>,
     cite: Option<bool>,
+    shadow: Option<bool>,
+    /// What is done to the request; none: it was not to be compressed.
+    treatment: Option<Treatment>,
+    /// A number that is the same for all requests of the conversation.
+    conversation: u64,
+    /// Whether there are texts that could be compressed.
+    has_texts: bool,
     options: Option<MiddlewareOptions>,
     /// Whether the request turns on citations of the upstream, which are then left to it.
     upstream_cites: bool,
@@ -168,11 +216,13 @@ struct RewriteOutcome {
     records: Vec<([u8; 32], SentTurn)>,
     /// The originals of texts that were sent with a mark, to be stored.
     marked: Vec<String>,
+    /// What was left out, to be counted.
+    left_out: LeftOut,
 }
 
 /// The values of the response headers about compression.
 struct CompressionReport {
-    /// `compressed` or `whole`.
+    /// `compressed`, `whole` or `shadow`.
     outcome: &'static str,
     /// Why the request is whole although it was to be compressed.
     reason: Option<&'static str>,
@@ -191,7 +241,7 @@ struct CompressionReport {
 async fn rewrite(
     service: &Scope,
     request: &Arc<ModelRequest>,
-    (compresses, cites): (bool, bool),
+    cites: bool,
     input_tokens_max: Option<usize>,
 ) -> Result<(Vec<u8>, RewriteOutcome), ApiError> {
     let time = Duration::from_millis(service.middleware.settings.deadline_ms);
@@ -202,10 +252,11 @@ async fn rewrite(
         let work = move |cancel: &Cancel| request.compress(&scope, input_tokens_max, cancel);
         service.executor().run(deadline, work).await
     };
-    let (rewritten, reason) = match (request.too_many, compresses) {
+    let (rewritten, reason) = match (request.too_many, request.treatment) {
         (Some(too_many), _) => (None, Some(too_many.code().as_str())),
-        (None, false) => (None, None),
-        (None, true) => match compressing.await {
+        (None, None | Some(Treatment::Shadow)) => (None, None),
+        (None, Some(Treatment::HoldOut)) => (None, Some("held_out")),
+        (None, Some(Treatment::Compress)) => match compressing.await {
             Ok(rewritten) if rewritten.is_shorter() => (Some(rewritten), None),
             Ok(rewritten) if rewritten.tokens.is_some() => (Some(rewritten), Some("nothing_shortened")),
             Ok(rewritten) => (Some(rewritten), Some("nothing_to_compress")),
@@ -234,6 +285,7 @@ async fn rewrite(
             request.check_input(&scope, (&body, max), cancel)?;
         }
         let body = body.into_bytes();
+        let left_out = request.left_out(&rewritten, false)?;
         let Rewritten { tokens, related, answerable, sources, cited_records, records, marked, .. } =
             rewritten;
         let count_max = scope.pipeline().map_or(0, |pipeline| pipeline.settings().limits.chunk_count_max);
@@ -243,7 +295,9 @@ async fn rewrite(
             None
         };
         let report = CompressionReport { outcome, reason, tokens, related, answerable };
-        Ok((body, RewriteOutcome { report, sources: sources.map(Arc::new), records, marked }))
+        // What is computed in shadow mode is stored apart.
+        let records = if request.treatment == Some(Treatment::Shadow) { Vec::new() } else { records };
+        Ok((body, RewriteOutcome { report, sources: sources.map(Arc::new), records, marked, left_out }))
     };
     service.middleware.workers.run(time, finish).await
 }
@@ -255,7 +309,7 @@ impl ModelRequest {
         headers: &HeaderMap,
         body: Body,
     ) -> Result<Self, ApiError> {
-        let choices = (boolean(headers, COMPRESS)?, boolean(headers, CITE)?);
+        let choices = [boolean(headers, COMPRESS)?, boolean(headers, CITE)?, boolean(headers, SHADOW)?];
         let bytes = service.middleware.settings.body_bytes_max;
         let limit = body::BodyLimit { bytes, setting: "middleware.body_bytes_max" };
         let body = body::whole(service, headers, body, limit).await?;
@@ -264,7 +318,8 @@ impl ModelRequest {
         // The clone keeps the memory of the body until it has been parsed.
         let scope = service.clone();
         let parse = move |_: &Cancel| {
-            let request = Self::parse(dialect, choices, (&middleware.settings, &limits), body);
+            let tenant = scope.tenant().name();
+            let request = Self::parse((dialect, tenant), choices, (&middleware.settings, &limits), body);
             drop(scope);
             request
         };
@@ -295,8 +350,8 @@ impl ModelRequest {
     }
 
     fn parse(
-        dialect: Dialect,
-        (compress, cite): (Option<bool>, Option<bool>),
+        (dialect, tenant): (Dialect, &str),
+        [compress, cite, shadow]: [Option<bool>; 3],
         (settings, limits): (&MiddlewareSettings, &BodyLimits),
         body: Vec<u8>,
     ) -> Result<(Self, Option<String>), ApiError> {
@@ -320,23 +375,30 @@ impl ModelRequest {
         // The body takes precedence over the headers.
         let compress = options.as_ref().and_then(|options| options.compress).or(compress);
         let cite = options.as_ref().and_then(|options| options.cite).or(cite);
+        let shadow = options.as_ref().and_then(|options| options.shadow).or(shadow);
         let conversation = dialect.conversation(located);
         let upstream_cites = conversation.cites_itself;
         let found = find::turns(&conversation, &settings.policy(upstream_cites));
         let question = found.turns.iter().rev().find(|turn| turn.asked_at.is_some());
         let question = question.map(|turn| turn.query.clone());
-        let request = Self {
+        let conversation = omissions::conversation_id(&conversation, tenant);
+        let mut request = Self {
             dialect,
             model: model.unwrap_or_default(),
             model_is_not_text,
             compress,
             cite,
+            shadow,
+            treatment: None,
+            conversation,
+            has_texts: found.turns.iter().any(|turn| !turn.passages.is_empty()),
             options,
             upstream_cites,
             too_many: found.too_many,
             body,
         };
         let names_chunks = request.options.as_ref().is_some_and(|options| options.chunk_ids.is_some());
+        request.has_texts |= request.has_chunks() || names_chunks;
         if (request.has_chunks() || names_chunks) && question.is_none() {
             return Err(ApiError::question_missing());
         }
@@ -359,6 +421,66 @@ impl ModelRequest {
     /// Whether the field `thresher` asks for compression: with chunks, a budget or a question.
     fn asks(&self) -> bool {
         self.options.as_ref().is_some_and(MiddlewareOptions::asks)
+    }
+
+    fn added_chunks(&self) -> &[Arc<Chunk>] {
+        self.options.as_ref().map_or(&[], |options| &options.chunks)
+    }
+
+    /// What is done to the request, if it is to be compressed or not, and if its upstream is in shadow mode or not.
+    fn treated(&self, (compresses, shadows): (bool, bool), holdout: f64) -> Option<Treatment> {
+        match () {
+            () if self.shadow.unwrap_or(compresses && shadows) => Some(Treatment::Shadow),
+            () if !compresses => None,
+            () if self.has_texts && omissions::is_held_out(self.conversation, holdout) => {
+                Some(Treatment::HoldOut)
+            }
+            () => Some(Treatment::Compress),
+        }
+    }
+
+    fn is_held_out(&self) -> bool {
+        self.treatment == Some(Treatment::HoldOut)
+    }
+
+    /// The same request in neither arm of the comparison.
+    fn not_held_out(&self) -> Self {
+        Self { treatment: Some(Treatment::Compress), has_texts: false, ..self.clone() }
+    }
+
+    /// What `rewritten` leaves out, of the request as it is sent, or in shadow mode (`is_whole`) would have left out.
+    fn left_out(&self, rewritten: &Rewritten, is_whole: bool) -> Result<LeftOut, ApiError> {
+        if !rewritten.is_shorter() {
+            return Ok(LeftOut { tokens: rewritten.tokens, omissions: Vec::new() });
+        }
+        let body = self.located()?;
+        let of_added = rewritten.sources.iter().filter(|source| source.kind.is_none());
+        let added = AddedBytes {
+            whole: self.added_chunks().iter().map(|chunk| chunk.text.len()).sum(),
+            kept: of_added.flat_map(|source| &source.seen).map(|range| range.len()).sum(),
+        };
+        let conversation = self.dialect.conversation(body);
+        let omissions = omissions::omissions((&conversation, body), rewritten, added, is_whole);
+        Ok(LeftOut { tokens: rewritten.tokens, omissions })
+    }
+
+    /// What is counted of the request once it has its answer; none if it was not to be compressed.
+    fn tally(
+        &self,
+        service: &Scope,
+        (upstream, report, left_out): (&upstream::Upstream, &CompressionReport, LeftOut),
+    ) -> Option<Tally> {
+        let treatment = self.treatment?;
+        let mut tally = Tally::new(service.clone(), self.dialect, self.model.clone(), treatment);
+        tally.label = upstream.settings.name_of(&self.model).map(str::to_owned);
+        // A conversation whose earlier turns were compressed belongs to no arm once it goes whole.
+        let is_clean = treatment == Treatment::Compress || report.outcome == "whole";
+        let is_compared = service.savings().settings().holdout > 0.0 && self.has_texts && is_clean;
+        tally.conversation = Some(self.conversation).filter(|_| is_compared && self.too_many.is_none());
+        if treatment == Treatment::Compress {
+            tally.left_out = left_out;
+        }
+        Some(tally)
     }
 
     fn located(&self) -> Result<Located<'_>, ApiError> {
@@ -445,7 +567,14 @@ impl ModelRequest {
             query: options.and_then(|options| options.query.as_deref()).map(find::tail),
             marks: settings.retrievable,
         };
-        let sent_turns = StoredTurns(service.originals());
+        let stored = StoredTurns(service.originals());
+        let shadow_turns = ShadowTurns(StoredTurns(service.originals()));
+        // In shadow mode, a conversation is sent whole, and what would have been sent of its turns is stored apart.
+        let sent_turns: &dyn SentTurnStore = match (self.treatment, how) {
+            (Some(Treatment::Shadow), Some(_)) => &shadow_turns,
+            (Some(Treatment::Shadow), None) => &NoTurns,
+            _ => &stored,
+        };
         let newest = match how {
             Some(_) => {
                 let other_text_bytes = find::other_text_bytes(&conversation, &turns);
@@ -455,7 +584,7 @@ impl ModelRequest {
             None if self.compress == Some(false) => NewestTurn::Whole,
             None => NewestTurn::AsSentBefore,
         };
-        Ok(rewrite::newest_turn((self.dialect, body), &turns, &added, &sent_turns, (newest, cancel))?)
+        Ok(rewrite::newest_turn((self.dialect, body), &turns, &added, sent_turns, (newest, cancel))?)
     }
 
     /// Leaves the conversation uncompressed; only the chunks of the request are added.

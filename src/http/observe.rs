@@ -9,11 +9,16 @@ use super::request_id;
 use axum::extract::{MatchedPath, Request};
 use axum::middleware::Next;
 use axum::response::Response;
-use metrics::{counter, gauge, histogram};
+use metrics::{Label, counter, gauge, histogram};
 use thresher_core::model::ModelInfo;
 use thresher_core::pipeline::Compressed;
 use thresher_core::pipeline::clock::Timings;
 use tracing::Instrument;
+
+use crate::middleware::usage::Usage;
+use crate::savings::counts::{Counts, Exchange, Money, SavedAs, Treatment};
+use crate::savings::ledger;
+use crate::savings::report::Coverage;
 
 /// Milliseconds from which on a request is logged as slow (`telemetry.slow_ms`). As for the level of the log, there is one value for the
 /// whole process.
@@ -72,7 +77,74 @@ pub fn compressed(outcome: &Compressed) {
     }
 }
 
-/// Metrics of a request to the middleware: `compressed` or `whole`, and tokens before and after.
+/// The labels of metrics about savings. None of them has text of a request: `model` is a name in the settings.
+pub struct SavingsLabels<'a> {
+    /// The tenant of the caller.
+    pub tenant: String,
+    /// The name of the model's price, or that of its upstream.
+    pub model: String,
+    /// The request.
+    pub exchange: &'a Exchange<'a>,
+}
+
+/// Metrics of what a request saved, and of the money, if its model has a price.
+pub fn savings(labels: &SavingsLabels, counts: &Counts, money: Option<Money>) {
+    let SavingsLabels { tenant, model, exchange } = labels;
+    let outcome = match exchange.treatment {
+        Treatment::Shadow => "shadow",
+        Treatment::HoldOut => "held_out",
+        Treatment::Compress if counts.requests_shortened > 0 => "compressed",
+        Treatment::Compress => "whole",
+    };
+    let base = [
+        Label::new("tenant", tenant.clone()),
+        Label::new("model", model.clone()),
+        Label::new("route", ledger::route(exchange.dialect)),
+        Label::new("outcome", outcome),
+    ];
+    let with = |name: &'static str, value: String| [&base[..], &[Label::new(name, value)]].concat();
+    counter!("savings_requests_total", base.to_vec()).increment(1);
+    counter!("savings_tokens_before_total", base.to_vec()).increment(counts.tokens_before);
+    counter!("savings_tokens_after_total", base.to_vec()).increment(counts.tokens_after);
+    let SavedAs { input, cached_read, cached_write, unknown } = counts.saved_as;
+    let saved = [
+        ("input", input),
+        ("cached_read", cached_read),
+        ("cached_write", cached_write),
+        ("unknown", unknown),
+    ];
+    for (kind, tokens) in saved.into_iter().filter(|(_, tokens)| *tokens > 0) {
+        counter!("savings_tokens_saved_total", with("billed_as", kind.to_owned())).increment(tokens);
+    }
+    let Usage { input, cached_read, cached_write, output } = counts.billed;
+    let billed =
+        [("input", input), ("cached_read", cached_read), ("cached_write", cached_write), ("output", output)];
+    for (kind, tokens) in billed.into_iter().filter(|(_, tokens)| *tokens > 0) {
+        counter!("savings_tokens_billed_total", with("kind", kind.to_owned())).increment(tokens);
+    }
+    if let Some(money) = money {
+        let micros = |amount: f64| (amount * 1e6).round() as u64;
+        counter!("savings_saved_micros_total", with("currency", money.currency.clone()))
+            .increment(micros(money.saved));
+        counter!("savings_billed_micros_total", with("currency", money.currency))
+            .increment(micros(money.billed));
+    }
+}
+
+/// Metrics of how much of the sources of an answer would have been kept, in shadow mode.
+pub fn coverage(tenant: &str, coverage: &Coverage) {
+    let lost = coverage.sentences - coverage.sentences_kept;
+    for (kept, sentences) in [("true", coverage.sentences_kept), ("false", lost)] {
+        counter!("savings_shadow_sentences_total", "tenant" => tenant.to_owned(), "kept" => kept)
+            .increment(sentences);
+    }
+    for (outcome, answers) in [("attributed", coverage.answers), ("skipped", coverage.answers_skipped)] {
+        counter!("savings_shadow_answers_total", "tenant" => tenant.to_owned(), "outcome" => outcome)
+            .increment(answers);
+    }
+}
+
+/// Metrics of a request to the middleware: `compressed`, `whole` or `shadow`, and tokens before and after.
 pub fn middleware(outcome: &'static str, tokens: Option<(usize, usize)>) {
     counter!("middleware_requests_total", "outcome" => outcome).increment(1);
     if let Some((before, after)) = tokens {

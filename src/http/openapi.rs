@@ -18,6 +18,7 @@ use crate::api::{
     PartAnswer, ProgressAnswer, RegisterBody, RegisteredAnswer, RerankAnswer, RerankBody, RetrieveBody,
     ScoreAnswer, ScoreBody, SearchAnswer, SearchBody, UsageAnswer, UsageBody, UsageTaken,
 };
+use crate::savings::report::SavingsReport;
 
 /// The path of the document.
 pub const PATH: &str = "/openapi.json";
@@ -230,6 +231,10 @@ fn context(schemas: &mut Schemas) -> Vec<Entry> {
         .response("What was added.", in_json(schemas.response::<UsageTaken>()))
         .errors(errors(schemas, ErrorFormat::Native, &[ANY, BODY, &[404, 422]]))
         .at("/v1/usage", "post"),
+        Operation::new("middleware", "savings", "What the middleware saved for the tenant: docs/savings.md.")
+            .response("The counts, money and comparison.", in_json(schemas.response::<SavingsReport>()))
+            .errors(errors(schemas, ErrorFormat::Native, &[ANY, &[400]]))
+            .at("/v1/savings", "get"),
         Operation::new(
             "context",
             "kv",
@@ -418,6 +423,10 @@ fn middleware(schemas: &mut Schemas) -> Vec<Entry> {
         let (_, _, mut operation) = Operation::new("middleware", id, summary)
             .parameters(vec![
                 boolean("x-thresher-compress", "Whether to compress this request."),
+                boolean(
+                    "x-thresher-shadow",
+                    "Whether to send this request whole and only compute what would have been kept.",
+                ),
                 boolean("x-thresher-cite", "Whether to add citations to its answer."),
             ])
             .body(in_json(body.clone()))

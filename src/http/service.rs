@@ -22,6 +22,7 @@ use crate::executor::{Executor, TimeLimits};
 use crate::kv_export::KvExportFile;
 use crate::originals::{Originals, TenantOriginals};
 use crate::receipt::{KeyError, SigningKey};
+use crate::savings::ledger::Ledger;
 use crate::tenants::ttl_store::{RecentRequest, TtlStore};
 use crate::tenants::usage::UsageTotals;
 use crate::tenants::{NoRegistry, TenantState, Tenants};
@@ -154,6 +155,11 @@ impl Service {
         self.tenants.progress()
     }
 
+    /// The data of all tenants, for operators.
+    pub(super) fn all_tenants(&self) -> Vec<Arc<TenantState>> {
+        self.tenants.all()
+    }
+
     /// The memory that all request bodies share.
     pub fn bodies(&self) -> &MemoryPool {
         &self.bodies
@@ -224,6 +230,11 @@ impl Scope {
     /// What was compressed for the tenant since the daemon started.
     pub fn usage(&self) -> &UsageTotals {
         self.tenant_state.usage()
+    }
+
+    /// What the middleware saved for the tenant since the daemon started.
+    pub fn savings(&self) -> &Ledger {
+        self.tenant_state.savings()
     }
 
     /// The original texts of the tenant.

@@ -49,6 +49,25 @@ impl Sources {
         })
     }
 
+    /// Returns the text of a source, by its index.
+    pub fn text(&self, index: usize) -> &str {
+        &self.sources[index].chunk.text
+    }
+
+    /// Attributes the sentences of a text to the sources.
+    ///
+    /// # Errors
+    /// Fails as [`Pipeline::attribute`] does.
+    pub fn parts(
+        &self,
+        text: &str,
+        (pipeline, cancel): (&Pipeline, &Cancel),
+    ) -> Result<Vec<PartOutcome>, PipelineError> {
+        pipeline.check_answer_bytes(text.len())?;
+        let candidates = self.candidates(pipeline, cancel)?;
+        pipeline.parts(candidates, &AttributeRequest::new(text, Vec::new()), cancel)
+    }
+
     /// Reads the sources, or returns them as they were read for an earlier text.
     fn candidates(&self, pipeline: &Pipeline, cancel: &Cancel) -> Result<&Candidates, PipelineError> {
         if let Some(candidates) = self.candidates.get() {
@@ -77,9 +96,7 @@ pub fn cited_spans(
     from: &Sources,
     (pipeline, cancel): (&Pipeline, &Cancel),
 ) -> Result<Vec<CitedSpan>, PipelineError> {
-    pipeline.check_answer_bytes(text.len())?;
-    let candidates = from.candidates(pipeline, cancel)?;
-    let parts = pipeline.parts(candidates, &AttributeRequest::new(text, Vec::new()), cancel)?;
+    let parts = from.parts(text, (pipeline, cancel))?;
     Ok(render(dialect, text, from, &parts))
 }
 

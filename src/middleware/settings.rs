@@ -19,6 +19,8 @@ pub struct MiddlewareSettings {
     pub compress: When,
     /// Whether citations are added to answers of compressed requests.
     pub cite: bool,
+    /// Whether requests that would be compressed are sent whole, and what compression would have kept is computed beside them.
+    pub shadow: bool,
     /// Names of tools whose results are compressed; `*`: all tools.
     pub tools: Vec<String>,
     /// Names of tools whose results are not compressed unless `tools` names them: those that list, search, read and change files.
@@ -65,6 +67,9 @@ pub struct UpstreamSettings {
     /// Which requests to this upstream are compressed, if not as `middleware.compress` says.
     #[serde(default)]
     pub compress: Option<When>,
+    /// Whether requests to this upstream are in shadow mode, if not as `middleware.shadow` says.
+    #[serde(default)]
+    pub shadow: Option<bool>,
     /// Tokens of a request to this upstream, if not as `middleware.input_tokens_max` says.
     #[serde(default)]
     pub input_tokens_max: Option<usize>,
@@ -131,6 +136,7 @@ impl Default for MiddlewareSettings {
             upstreams: Vec::new(),
             compress: When::Asked,
             cite: true,
+            shadow: false,
             tools: Vec::new(),
             tools_untouched: untouched::tools(),
             kinds_untouched: TextKind::ALL.into(),
@@ -217,11 +223,16 @@ impl MiddlewareSettings {
 impl UpstreamSettings {
     /// Returns whether the upstream has a model with this name.
     pub fn has(&self, model: &str) -> bool {
-        let is = |name: &String| match name.strip_suffix('*') {
+        self.models.is_empty() || self.name_of(model).is_some()
+    }
+
+    /// Returns the name in `models` that matches a model.
+    pub fn name_of(&self, model: &str) -> Option<&str> {
+        let is = |name: &&String| match name.strip_suffix('*') {
             Some(beginning) => model.starts_with(beginning),
-            None => model == name,
+            None => model == *name,
         };
-        self.models.is_empty() || self.models.iter().any(is)
+        self.models.iter().find(is).map(String::as_str)
     }
 
     /// Returns the key that requests to this upstream carry. An upstream for any model may be one that the caller does not expect, so it gets

@@ -40,7 +40,28 @@ const COUNTERS: &[(&str, &str)] = &[
         "New connections that were closed at once because of a limit, by listener and reason",
     ),
     ("connections_closed_total", "Connections that the daemon closed, by listener and reason"),
-    ("middleware_requests_total", "Conversations, by outcome: compressed, or whole (nothing was compressed)"),
+    (
+        "middleware_requests_total",
+        "Conversations, by outcome: compressed, whole (nothing was compressed), or shadow (what would have been kept was computed)",
+    ),
+    ("savings_requests_total", "Answered requests that were to be compressed, by outcome"),
+    (
+        "savings_tokens_before_total",
+        "Tokens (o200k_base) before compression of the texts of answered requests that could be compressed",
+    ),
+    ("savings_tokens_after_total", "The same tokens after compression"),
+    (
+        "savings_tokens_saved_total",
+        "Tokens (o200k_base) that were left out, by what they would have been billed as",
+    ),
+    ("savings_tokens_billed_total", "Tokens that upstreams counted, by kind"),
+    ("savings_saved_micros_total", "What the saved tokens would have cost, in millionths of the currency"),
+    ("savings_billed_micros_total", "What the billed tokens cost, in millionths of the currency"),
+    (
+        "savings_shadow_sentences_total",
+        "Sentences of answers in shadow mode with a source, by whether it would have been kept",
+    ),
+    ("savings_shadow_answers_total", "Answers in shadow mode, by whether their sources were looked up"),
     (
         "middleware_tokens_before_total",
         "Tokens (o200k_base) of the compressed texts of conversations before compression",

@@ -15,6 +15,7 @@ use metrics::counter;
 use thiserror::Error;
 
 use super::has_media_type;
+use super::tally::Tally;
 use crate::admission::Slot;
 use crate::api::anthropic::CitedSpan;
 use crate::error::ApiError;
@@ -30,12 +31,17 @@ use crate::middleware::stream::{AnswerStream, FinishedText, Step};
 /// The most bytes of JSON that are buffered for each byte of text: JSON writes a letter in up to six bytes, and has fields beside the text.
 const JSON_BYTES_PER_TEXT_BYTE: usize = 8;
 
+/// The most bytes of an answer that are buffered to read how many tokens were billed, and in shadow mode its text.
+const ANSWER_BYTES_MAX: usize = 2 << 20;
+
 /// What is needed to forward an answer.
 pub struct Forwarder {
     pub service: Scope,
     pub dialect: Dialect,
     /// The texts that the answer may cite; none: the answer is forwarded unchanged.
     pub sources: Option<Arc<Sources>>,
+    /// Counts what the request saved.
+    pub tally: Option<Tally>,
     /// The longest time that the upstream may send nothing.
     pub silence_max: Duration,
 }
@@ -51,7 +57,7 @@ enum ForwardError {
 
 impl Forwarder {
     /// The response for the client. `slot` is freed when all of it has been sent.
-    pub async fn forward(self, answer: Response<Incoming>, slot: Slot) -> Response<Body> {
+    pub async fn forward(mut self, answer: Response<Incoming>, slot: Slot) -> Response<Body> {
         let (mut head, body) = answer.into_parts();
         let (is_stream, is_json) = (
             has_media_type(&head.headers, "text/event-stream"),
@@ -64,6 +70,11 @@ impl Forwarder {
         let cites = head.status.is_success() && self.sources.is_some() && is_plain && text_bytes_max > 0;
         if !head.status.is_success() {
             head.extensions.insert(ResponseCode("upstream_error"));
+            self.tally.take().into_iter().for_each(Tally::cancel);
+        }
+        if let Some(tally) = &mut self.tally {
+            let max = self.service.middleware.settings.body_bytes_max.min(ANSWER_BYTES_MAX);
+            tally.begin(is_stream, is_plain && (is_stream || is_json), max);
         }
         let stream = ForwardStream {
             events: Events::new(text_bytes_max.saturating_mul(JSON_BYTES_PER_TEXT_BYTE)),
@@ -194,9 +205,15 @@ impl ForwardStream {
         loop {
             let frame = tokio::time::timeout(self.forwarder.silence_max, self.body.frame());
             match frame.await.map_err(|_elapsed| ForwardError::Silent)?.transpose()? {
-                None => return Ok(None),
+                None => {
+                    self.forwarder.tally.take().into_iter().for_each(Tally::finish);
+                    return Ok(None);
+                }
                 Some(frame) => match frame.into_data() {
-                    Ok(bytes) => return Ok(Some(bytes)),
+                    Ok(bytes) => {
+                        self.forwarder.tally.iter_mut().for_each(|tally| tally.read(&bytes));
+                        return Ok(Some(bytes));
+                    }
                     Err(_trailers) => continue,
                 },
             }

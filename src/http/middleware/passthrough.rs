@@ -60,7 +60,8 @@ async fn pass_on(
     let upstream = choose(&middleware, model.as_deref())?;
     let body = service.body_memory().transfer(body, 0);
     let answer = upstream.send((dialect, method, &uri), &headers, body, false).await?;
-    let forwarder = Forwarder { service, dialect, sources: None, silence_max: upstream.silence_max() };
+    let forwarder =
+        Forwarder { service, dialect, sources: None, tally: None, silence_max: upstream.silence_max() };
     Ok(forwarder.forward(answer, slot).await)
 }
 

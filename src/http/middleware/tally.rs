@@ -1,0 +1,146 @@
+//! Counts what a request saved, once its answer has been forwarded: the answer says how many tokens were billed.
+
+use std::time::Instant;
+
+use crate::http::{Scope, observe};
+use crate::middleware::dialect::Dialect;
+use crate::middleware::omissions::Omission;
+use crate::middleware::shadow::WouldKeep;
+use crate::middleware::usage::AnswerReader;
+use crate::savings::counts::{Exchange, Treatment};
+use crate::savings::ledger::OTHER;
+use crate::savings::report::Coverage;
+
+/// What was left out of a request, or would have been.
+#[derive(Debug, Default)]
+pub struct LeftOut {
+    /// Tokens of the texts that could be compressed, before and after.
+    pub tokens: Option<(usize, usize)>,
+    /// Where text was left out; empty: nothing was.
+    pub omissions: Vec<Omission>,
+}
+
+/// A request that was to be compressed, and whose answer is being forwarded. It is counted once: at the end of the answer, or when it is dropped
+/// because the client or the upstream has gone.
+pub struct Tally {
+    pub scope: Scope,
+    pub dialect: Dialect,
+    /// The model that the request names.
+    pub model: String,
+    /// The name of the model's upstream or price in the settings, for metrics.
+    pub label: Option<String>,
+    pub treatment: Treatment,
+    /// The conversation, if it belongs to an arm of the comparison.
+    pub conversation: Option<u64>,
+    pub left_out: LeftOut,
+    /// In shadow mode, what would have been kept.
+    pub would_keep: Option<WouldKeep>,
+    reader: Option<AnswerReader>,
+    is_counted: bool,
+}
+
+impl Tally {
+    /// A request that was treated like this. `left_out` and the other parts can be set until the answer begins.
+    pub fn new(scope: Scope, dialect: Dialect, model: String, treatment: Treatment) -> Self {
+        Self {
+            scope,
+            dialect,
+            model,
+            label: None,
+            treatment,
+            conversation: None,
+            left_out: LeftOut::default(),
+            would_keep: None,
+            reader: None,
+            is_counted: false,
+        }
+    }
+
+    /// An error of the upstream saves nothing, and is not counted.
+    pub fn cancel(mut self) {
+        self.is_counted = true;
+    }
+
+    /// The answer begins. `is_readable`: it is a stream of events or JSON, and not compressed. At most `bytes_max` bytes of it are buffered.
+    pub fn begin(&mut self, is_stream: bool, is_readable: bool, bytes_max: usize) {
+        let reader = || AnswerReader::new(self.dialect, is_stream, (self.would_keep.is_some(), bytes_max));
+        self.reader = is_readable.then(reader);
+    }
+
+    /// Reads bytes of the answer.
+    pub fn read(&mut self, bytes: &[u8]) {
+        if let Some(reader) = &mut self.reader {
+            reader.push(bytes);
+        }
+    }
+
+    /// The answer has been read to its end. In shadow mode, its sources are looked up in the background.
+    pub fn finish(mut self) {
+        let text = self.count();
+        if let Some(would_keep) = self.would_keep.take() {
+            tokio::spawn(cover(self.scope.clone(), would_keep, text));
+        }
+    }
+
+    /// Counts the request, and returns the text of its answer, as far as that is wanted.
+    fn count(&mut self) -> Option<String> {
+        self.is_counted = true;
+        let (usage, text) = self.reader.take().map_or((None, None), AnswerReader::finish);
+        let (before, after) = self.left_out.tokens.unwrap_or_default();
+        let exchange = Exchange {
+            dialect: self.dialect,
+            model: &self.model,
+            treatment: self.treatment,
+            tokens: (before as u64, after as u64),
+            omissions: &self.left_out.omissions,
+            usage,
+            conversation: self.conversation,
+        };
+        let savings = self.scope.savings();
+        let counts = savings.add(&exchange);
+        let price = savings.settings().price(&self.model);
+        let label = price.map(|price| price.model.clone()).or(self.label.take());
+        let labels = observe::SavingsLabels {
+            tenant: self.scope.tenant().name().to_owned(),
+            model: label.unwrap_or_else(|| OTHER.to_owned()),
+            exchange: &exchange,
+        };
+        observe::savings(&labels, &counts, price.map(|price| counts.money(price)));
+        text
+    }
+}
+
+impl Drop for Tally {
+    fn drop(&mut self) {
+        if !self.is_counted {
+            self.count();
+        }
+    }
+}
+
+/// Counts how much of the sources of an answer would have been kept.
+async fn cover(scope: Scope, would_keep: WouldKeep, text: Option<String>) {
+    let text = text.filter(|text| !text.trim().is_empty());
+    let deadline = Instant::now() + scope.limits.deadline_default;
+    let service = scope.clone();
+    let found = match text {
+        Some(text) => {
+            let work = move |cancel: &_| Ok(would_keep.sources_of(&text, (service.ready()?, cancel))?);
+            scope.executor().run(deadline, work).await.ok()
+        }
+        None => None,
+    };
+    let coverage = match found {
+        Some(found) => Coverage {
+            answers: 1,
+            sentences: found.sentences,
+            sentences_kept: found.sentences_kept,
+            sources: found.sources,
+            sources_kept: found.sources_kept,
+            ..Coverage::default()
+        },
+        None => Coverage { answers_skipped: 1, ..Coverage::default() },
+    };
+    observe::coverage(scope.tenant().name(), &coverage);
+    scope.savings().cover(coverage);
+}

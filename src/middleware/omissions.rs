@@ -1,0 +1,188 @@
+//! Where in a prompt text was left out, which says what the text would have been billed as; and which conversations go whole for comparison.
+
+use std::collections::HashMap;
+
+use blake3::Hasher;
+
+use super::dialect::{Conversation, Message, PartKind, Role};
+use super::json::Located;
+use super::rewrite::{Rewritten, Shortened};
+
+/// A place of the prompt at which text was left out.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Omission {
+    /// The place, as a share of the prompt before it, from 0 to 1.
+    pub at: f64,
+    /// Bytes of the text that was left out.
+    pub bytes: usize,
+}
+
+/// Bytes of the chunks that a request adds to its conversation.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AddedBytes {
+    /// All of them.
+    pub whole: usize,
+    /// What is kept of them.
+    pub kept: usize,
+}
+
+/// Returns where `rewritten` leaves out text of a conversation. The prompt is that which is sent, shortened, or with `is_whole` that of the
+/// request. Places are estimated by bytes of texts and of tools, which stand first in the prompts of all providers; images are not counted.
+pub fn omissions(
+    (conversation, body): (&Conversation, Located),
+    rewritten: &Rewritten,
+    added: AddedBytes,
+    is_whole: bool,
+) -> Vec<Omission> {
+    let shortened: HashMap<usize, &Shortened> =
+        rewritten.shortened.iter().map(|string| (string.at.start, string)).collect();
+    let in_prompt = |whole: usize, kept: usize| if is_whole { whole } else { kept };
+    let asked = conversation.messages.iter().rposition(has_question);
+    let mut at = body.get("tools").map_or(0, |tools| tools.json().len());
+    let mut found: Vec<(f64, usize)> = Vec::new();
+    for (index, message) in conversation.messages.iter().enumerate() {
+        if asked == Some(index) && added.whole > 0 {
+            let len = in_prompt(added.whole, added.kept);
+            found.push((at as f64 + len as f64 / 2.0, added.whole.saturating_sub(added.kept)));
+            at += len;
+        }
+        for part in &message.parts {
+            let Some(string) = shortened.get(&part.at.range().start) else {
+                at += part.text.len();
+                continue;
+            };
+            let len = in_prompt(string.original.len(), string.text.len());
+            found.push((at as f64 + len as f64 / 2.0, string.original.len() - string.text.len()));
+            at += len;
+        }
+    }
+    let all = at.max(1) as f64;
+    let omission = |(at, bytes): (f64, usize)| Omission { at: at / all, bytes };
+    found.into_iter().filter(|(_, bytes)| *bytes > 0).map(omission).collect()
+}
+
+fn has_question(message: &Message) -> bool {
+    message.role == Role::User && message.parts.iter().any(|part| part.kind == PartKind::Message)
+}
+
+/// Returns a number that is the same for all requests of a conversation: a hash of the tenant and of the texts of the first message that is no
+/// instruction. Instructions may change within a conversation, for example with the time.
+pub fn conversation_id(conversation: &Conversation, tenant: &str) -> u64 {
+    let mut hasher = Hasher::new_derive_key("thresher 2026 savings conversation 1");
+    let mut add = |text: &str| {
+        hasher.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
+    };
+    add(tenant);
+    let first = conversation.messages.iter().find(|message| message.role != Role::System);
+    match first.or(conversation.messages.first()) {
+        Some(message) if message.parts.is_empty() => add(message.at.json()),
+        Some(message) => message.parts.iter().for_each(|part| add(&part.text)),
+        None => {}
+    }
+    let hash = hasher.finalize();
+    u64::from_le_bytes(hash.as_bytes()[..8].try_into().expect("a hash has 32 bytes"))
+}
+
+/// Returns whether a conversation is among the share that goes whole. A conversation that does so at one share does so at every greater share.
+pub fn is_held_out(conversation: u64, share: f64) -> bool {
+    // 2^64 numbers are possible.
+    (conversation as f64) < share * 2_f64.powi(64)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::middleware::dialect::Dialect;
+
+    fn shortened(body: &str, original: &str, text: &str) -> Shortened {
+        let quoted = Value::from(original).to_string();
+        let start = body.find(&quoted).expect("a string of the body");
+        Shortened {
+            at: start..start + quoted.len(),
+            original: original.to_owned(),
+            text: text.to_owned(),
+            is_json: false,
+            left_out: String::new(),
+            is_marked: false,
+        }
+    }
+
+    #[test]
+    fn places_are_shares_of_the_prompt() {
+        let (system, first, last) = ("s".repeat(100), "a".repeat(300), "b".repeat(200));
+        let body = json!({"messages": [
+            {"role": "system", "content": system}, {"role": "user", "content": first},
+            {"role": "assistant", "content": "x".repeat(100)}, {"role": "user", "content": last},
+        ]})
+        .to_string();
+        let located = Located::parse(&body).expect("JSON");
+        let conversation = Dialect::Chat.conversation(located);
+        let rewritten = Rewritten {
+            shortened: vec![
+                shortened(&body, &first, &"a".repeat(100)),
+                shortened(&body, &last, &"b".repeat(100)),
+            ],
+            ..Rewritten::default()
+        };
+        let check = |name: &str, added: AddedBytes, is_whole: bool, expect: &[(f64, usize)]| {
+            let found = omissions((&conversation, located), &rewritten, added, is_whole);
+            let found: Vec<(f64, usize)> = found.iter().map(|one| (one.at, one.bytes)).collect();
+            assert_eq!(found, expect, "{name}");
+        };
+        let nothing = AddedBytes::default();
+        check("as sent", nothing, false, &[(150.0 / 400.0, 200), (350.0 / 400.0, 100)]);
+        check("whole", nothing, true, &[(250.0 / 700.0, 200), (600.0 / 700.0, 100)]);
+        let added = AddedBytes { whole: 400, kept: 100 };
+        check("added", added, false, &[(150.0 / 500.0, 200), (350.0 / 500.0, 300), (450.0 / 500.0, 100)]);
+        check(
+            "all of it is kept",
+            AddedBytes { whole: 100, kept: 100 },
+            false,
+            &[(150.0 / 500.0, 200), (450.0 / 500.0, 100)],
+        );
+        let none = omissions((&conversation, located), &Rewritten::default(), nothing, false);
+        assert!(none.is_empty());
+    }
+
+    #[test]
+    fn a_conversation_stays_in_its_arm() {
+        let id = |dialect: Dialect, body: Value, tenant: &str| {
+            let body = body.to_string();
+            conversation_id(&dialect.conversation(Located::parse(&body).expect("JSON")), tenant)
+        };
+        let said = |role: &str, content: &str| json!({"role": role, "content": content});
+        let chat = |messages: &[Value]| id(Dialect::Chat, json!({"messages": messages}), "t");
+        let first = chat(&[said("system", "It is 9."), said("user", "Hello")]);
+        let later = chat(&[
+            said("system", "It is 10."),
+            said("user", "Hello"),
+            said("assistant", "Hi"),
+            said("user", "?"),
+        ]);
+        assert_eq!(first, later);
+        let marked = json!({"role": "user", "content": [
+            {"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}]});
+        let messages = |message: &Value| id(Dialect::Messages, json!({"messages": [message]}), "t");
+        let unmarked = json!({"role": "user", "content": [{"type": "text", "text": "Hello"}]});
+        assert_eq!(messages(&marked), messages(&unmarked));
+        assert_ne!(first, chat(&[said("user", "Hello!")]));
+        assert_ne!(first, id(Dialect::Chat, json!({"messages": [said("user", "Hello")]}), "u"));
+        let image = |url: &str| json!({"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]});
+        assert_ne!(chat(&[image("a")]), chat(&[image("b")]));
+    }
+
+    #[test]
+    fn the_share_of_conversations_is_that_of_the_setting() {
+        let id = |at: u32| {
+            let body = json!({"messages": [{"role": "user", "content": at.to_string()}]}).to_string();
+            conversation_id(&Dialect::Chat.conversation(Located::parse(&body).expect("JSON")), "t")
+        };
+        let ids: Vec<u64> = (0..10_000).map(id).collect();
+        let held = |share: f64| ids.iter().filter(|id| is_held_out(**id, share)).count();
+        assert_eq!((held(0.0), held(1.0)), (0, 10_000));
+        assert!((400..=600).contains(&held(0.05)), "{}", held(0.05));
+        assert!(ids.iter().all(|id| !is_held_out(*id, 0.05) || is_held_out(*id, 0.1)));
+    }
+}

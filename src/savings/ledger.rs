@@ -1,0 +1,254 @@
+//! The savings of one tenant since the daemon started.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::arms::{Arm, Arms};
+use super::counts::{Counts, Exchange, Treatment};
+use super::report::{Coverage, ModelSavings, SavingsReport, ShadowReport, Totals};
+use super::settings::SavingsSettings;
+use crate::middleware::dialect::Dialect;
+
+/// The name under which models are counted together if there are too many.
+pub const OTHER: &str = "other";
+
+/// The most bytes of the name of a model that is counted apart.
+const MODEL_BYTES_MAX: usize = 128;
+
+/// The savings of one tenant. Its memory is bounded by the settings.
+#[derive(Debug)]
+pub struct Ledger {
+    settings: Arc<SavingsSettings>,
+    /// Seconds since 1970.
+    since_unix_s: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    rows: BTreeMap<RowKey, Counts>,
+    /// The models that are counted apart.
+    models: BTreeSet<String>,
+    arms: Arms,
+    coverage: Coverage,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct RowKey {
+    is_shadow: bool,
+    model: String,
+    route: &'static str,
+    /// The index of the price in the settings.
+    price: Option<usize>,
+}
+
+impl Default for Ledger {
+    fn default() -> Self {
+        Self::new(Arc::default())
+    }
+}
+
+impl Ledger {
+    /// Creates an empty ledger.
+    pub fn new(settings: Arc<SavingsSettings>) -> Self {
+        let since_unix_s =
+            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());
+        let state = State {
+            rows: BTreeMap::new(),
+            models: BTreeSet::new(),
+            arms: Arms::new(settings.conversation_count_max),
+            coverage: Coverage::default(),
+        };
+        Self { settings, since_unix_s, state: Mutex::new(state) }
+    }
+
+    /// Returns the settings.
+    pub fn settings(&self) -> &SavingsSettings {
+        &self.settings
+    }
+
+    /// Adds an answered request, and returns its counts.
+    pub fn add(&self, exchange: &Exchange) -> Counts {
+        let counts = Counts::of(exchange);
+        let price = self.settings.price(exchange.model);
+        let index = price.and_then(|price| self.settings.prices.iter().position(|one| one == price));
+        let mut state = self.state();
+        let name =
+            state.name_of(exchange.model, price.map(|price| &*price.model), self.settings.model_count_max);
+        let key = RowKey {
+            is_shadow: exchange.treatment == Treatment::Shadow,
+            model: name,
+            route: route(exchange.dialect),
+            price: index,
+        };
+        let row = state.rows.entry(key).or_default();
+        *row = row.plus(counts);
+        let arm = match exchange.treatment {
+            Treatment::Compress => Some(Arm::Compressed),
+            Treatment::HoldOut => Some(Arm::Whole),
+            Treatment::Shadow => None,
+        };
+        if let Some(((arm, conversation), usage)) = arm.zip(exchange.conversation).zip(exchange.usage) {
+            let cost = price.map(|price| (price.of(usage), &*price.currency));
+            state.arms.add((arm, conversation), usage, cost);
+        }
+        counts
+    }
+
+    /// Adds how much of the sources of an answer would have been kept.
+    pub fn cover(&self, coverage: Coverage) {
+        let mut state = self.state();
+        state.coverage = state.coverage.plus(coverage);
+    }
+
+    /// Returns all counts, with money where there are prices.
+    pub fn report(&self) -> SavingsReport {
+        let state = self.state();
+        let rows = |is_shadow: bool| -> Vec<ModelSavings> {
+            let rows = state.rows.iter().filter(|(key, _)| key.is_shadow == is_shadow);
+            let row = |(key, counts): (&RowKey, &Counts)| {
+                let price = key.price.map(|index| self.settings.prices[index].clone());
+                ModelSavings::new((key.model.clone(), key.route), *counts, price)
+            };
+            rows.map(row).collect()
+        };
+        let (models, shadow) = (rows(false), rows(true));
+        SavingsReport {
+            since_unix_s: self.since_unix_s,
+            totals: Totals::of(&models),
+            models,
+            holdout: (self.settings.holdout > 0.0).then(|| state.arms.report(self.settings.holdout)),
+            shadow: (!shadow.is_empty()).then(|| ShadowReport {
+                totals: Totals::of(&shadow),
+                models: shadow,
+                coverage: state.coverage.with_shares(),
+            }),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// The name under which a model is counted: its own, or that of its price, or [`OTHER`].
+    fn name_of(&mut self, model: &str, price: Option<&str>, count_max: usize) -> String {
+        let is_known = self.models.contains(model);
+        if is_known || model.len() <= MODEL_BYTES_MAX && self.models.len() < count_max {
+            if !is_known {
+                self.models.insert(model.to_owned());
+            }
+            return model.to_owned();
+        }
+        price.unwrap_or(OTHER).to_owned()
+    }
+}
+
+/// The path of the API of a request.
+pub fn route(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::Chat => "/v1/chat/completions",
+        Dialect::Responses => "/v1/responses",
+        Dialect::Messages => "/v1/messages",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::middleware::omissions::Omission;
+    use crate::middleware::usage::Usage;
+    use crate::savings::settings::Price;
+
+    fn settings() -> SavingsSettings {
+        let price = |model: &str, currency: &str, input| Price {
+            model: model.to_owned(),
+            currency: currency.to_owned(),
+            input,
+            cached_read: input / 10.0,
+            cached_write: input * 1.25,
+            output: 5.0 * input,
+        };
+        SavingsSettings {
+            prices: vec![price("gpt-*", "USD", 2.0), price("mistral-*", "EUR", 1.0)],
+            model_count_max: 3,
+            holdout: 0.5,
+            ..SavingsSettings::default()
+        }
+    }
+
+    fn exchange(model: &str, treatment: Treatment) -> Exchange<'_> {
+        Exchange {
+            dialect: Dialect::Chat,
+            model,
+            treatment,
+            tokens: (3_000_000, 1_000_000),
+            omissions: &[Omission { at: 0.9, bytes: 10 }],
+            usage: Some(Usage { input: 1_000_000, cached_read: 1_000_000, cached_write: 0, output: 100_000 }),
+            conversation: Some(1),
+        }
+    }
+
+    #[test]
+    fn money_is_summed_by_currency_and_models_without_a_price_have_tokens_only() {
+        let ledger = Ledger::new(Arc::new(settings()));
+        let models = ["gpt-5", "mistral-large", "llama"];
+        for model in models {
+            ledger.add(&exchange(model, Treatment::Compress));
+        }
+        ledger.add(&Exchange { usage: None, ..exchange("gpt-5", Treatment::Compress) });
+        let report = ledger.report();
+        let found: Vec<(&str, u64, Option<f64>)> = report
+            .models
+            .iter()
+            .map(|row| (&*row.model, row.counts.requests, row.money.as_ref().map(|money| money.saved)))
+            .collect();
+        assert_eq!(found, [("gpt-5", 2, Some(4.0)), ("llama", 1, None), ("mistral-large", 1, Some(2.0))]);
+        assert!(report.models[1].money_missing.as_ref().is_some_and(|why| why.contains("savings.prices")));
+        assert_eq!(report.models[0].tokens_unpriced, 2_000_000, "one answer did not say what was billed");
+        let totals: Vec<(&str, f64)> =
+            report.totals.money.iter().map(|money| (&*money.currency, money.saved)).collect();
+        assert_eq!(totals, [("EUR", 2.0), ("USD", 4.0)]);
+        assert_eq!((report.totals.counts.requests, report.totals.tokens_unpriced), (4, 4_000_000));
+        assert_eq!(report.totals.counts.saved_as.total(), 8_000_000);
+        assert!(report.shadow.is_none());
+    }
+
+    #[test]
+    fn models_are_bounded_and_keep_their_price() {
+        let ledger = Ledger::new(Arc::new(settings()));
+        for at in 0..1_000 {
+            ledger.add(&exchange(&format!("gpt-{at:04}"), Treatment::Compress));
+            ledger.add(&exchange(&format!("llama-{at:04}"), Treatment::Compress));
+        }
+        ledger.add(&exchange(&"x".repeat(1_000), Treatment::Compress));
+        let report = ledger.report();
+        let found: Vec<(&str, u64)> =
+            report.models.iter().map(|row| (&*row.model, row.counts.requests)).collect();
+        assert_eq!(
+            found,
+            [("gpt-*", 998), ("gpt-0000", 1), ("gpt-0001", 1), ("llama-0000", 1), ("other", 1_000)]
+        );
+        assert_eq!(report.totals.counts.requests, 2_001);
+        assert_eq!(report.totals.money[0].saved, 4_000.0);
+    }
+
+    #[test]
+    fn shadow_and_the_comparison_are_apart() {
+        let ledger = Ledger::new(Arc::new(settings()));
+        ledger.add(&exchange("gpt-5", Treatment::Shadow));
+        ledger.cover(Coverage { answers: 1, sentences: 4, sentences_kept: 3, ..Coverage::default() });
+        ledger.add(&Exchange { omissions: &[], ..exchange("gpt-5", Treatment::HoldOut) });
+        let report = ledger.report();
+        assert_eq!(report.totals.counts.saved_as.total(), 0);
+        assert_eq!((report.totals.counts.requests, report.totals.counts.requests_held_out), (1, 1));
+        let shadow = report.shadow.expect("a request");
+        assert_eq!((shadow.totals.counts.saved_as.total(), shadow.totals.money[0].saved), (2_000_000, 4.0));
+        assert_eq!(shadow.coverage.sentences_kept_share, Some(0.75));
+        let holdout = report.holdout.expect("a share");
+        assert_eq!((holdout.whole.requests, holdout.compressed.requests), (1, 0));
+        assert_eq!(holdout.input_tokens.whole, Some(2_000_000.0));
+    }
+}
