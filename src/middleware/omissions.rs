@@ -119,13 +119,9 @@ mod tests {
         .to_string();
         let located = Located::parse(&body).expect("JSON");
         let conversation = Dialect::Chat.conversation(located);
-        let rewritten = Rewritten {
-            shortened: vec![
-                shortened(&body, &first, &"a".repeat(100)),
-                shortened(&body, &last, &"b".repeat(100)),
-            ],
-            ..Rewritten::default()
-        };
+        let mut rewritten = Rewritten::default();
+        rewritten.shortened =
+            vec![shortened(&body, &first, &"a".repeat(100)), shortened(&body, &last, &"b".repeat(100))];
         let check = |name: &str, added: AddedBytes, is_whole: bool, expect: &[(f64, usize)]| {
             let found = omissions((&conversation, located), &rewritten, added, is_whole);
             let found: Vec<(f64, usize)> = found.iter().map(|one| (one.at, one.bytes)).collect();

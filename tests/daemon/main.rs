@@ -6,6 +6,7 @@ mod cli;
 mod config;
 mod originals;
 mod private_files;
+mod savings;
 mod sidecars;
 #[path = "../support/mod.rs"]
 mod support;

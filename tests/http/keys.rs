@@ -113,6 +113,7 @@ async fn every_path_refuses_a_missing_unknown_or_revoked_key() {
         ("DELETE", "/v1/chunks/a"),
         ("POST", "/v1/chunks/delete"),
         ("GET", "/v1/registry"),
+        ("GET", "/v1/savings"),
         ("POST", "/v1/search"),
         ("POST", "/v1/rerank"),
         ("POST", "/v2/rerank"),

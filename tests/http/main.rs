@@ -20,6 +20,7 @@ mod process;
 mod registry;
 mod request_id;
 mod rerank;
+mod savings;
 #[path = "../support/mod.rs"]
 mod support;
 mod tenants;
@@ -40,6 +41,7 @@ use thresher::config::{self, Config};
 use thresher::http::admin::Admin;
 use thresher::http::{self, ConnectionLimits, OriginPolicy, Service, Serving};
 use thresher::originals::OriginalSettings;
+use thresher::savings::settings::SavingsSettings;
 use thresher::telemetry::{self, Prometheus};
 use thresher::tenants::{TenantSettings, Tenants};
 use thresher_core::kv::store::KvStore;
@@ -94,12 +96,23 @@ type Made = (Service, Tenants);
 
 fn keyed_service(
     loaded: Option<Pipeline>,
-    (concurrency, queue): (usize, usize),
+    bounds: (usize, usize),
     settings: &RegistrySettings,
     access: Access,
 ) -> Made {
+    service_that_counts(loaded, bounds, settings, (access, SavingsSettings::default()))
+}
+
+/// The same with these settings of savings.
+fn service_that_counts(
+    loaded: Option<Pipeline>,
+    (concurrency, queue): (usize, usize),
+    settings: &RegistrySettings,
+    (access, savings): (Access, SavingsSettings),
+) -> Made {
     let tenants = Tenants::new(TenantSettings {
         registry: settings.clone(),
+        savings: Arc::new(savings),
         count_max: TENANT_COUNT_MAX,
         ..TenantSettings::default()
     });

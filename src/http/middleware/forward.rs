@@ -206,7 +206,7 @@ impl ForwardStream {
             let frame = tokio::time::timeout(self.forwarder.silence_max, self.body.frame());
             match frame.await.map_err(|_elapsed| ForwardError::Silent)?.transpose()? {
                 None => {
-                    self.forwarder.tally.take().into_iter().for_each(Tally::finish);
+                    drop(self.forwarder.tally.take());
                     return Ok(None);
                 }
                 Some(frame) => match frame.into_data() {

@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use tokio::runtime::Handle;
+
 use crate::http::{Scope, observe};
 use crate::middleware::dialect::Dialect;
 use crate::middleware::omissions::Omission;
@@ -20,8 +22,8 @@ pub struct LeftOut {
     pub omissions: Vec<Omission>,
 }
 
-/// A request that was to be compressed, and whose answer is being forwarded. It is counted once: at the end of the answer, or when it is dropped
-/// because the client or the upstream has gone.
+/// A request that was to be compressed, and whose answer is being forwarded. It is counted when it is dropped: at the end of the answer, or when
+/// the client or the upstream has gone. In shadow mode, the sources of the answer are then looked up in the background.
 pub struct Tally {
     pub scope: Scope,
     pub dialect: Dialect,
@@ -74,14 +76,6 @@ impl Tally {
         }
     }
 
-    /// The answer has been read to its end. In shadow mode, its sources are looked up in the background.
-    pub fn finish(mut self) {
-        let text = self.count();
-        if let Some(would_keep) = self.would_keep.take() {
-            tokio::spawn(cover(self.scope.clone(), would_keep, text));
-        }
-    }
-
     /// Counts the request, and returns the text of its answer, as far as that is wanted.
     fn count(&mut self) -> Option<String> {
         self.is_counted = true;
@@ -112,8 +106,13 @@ impl Tally {
 
 impl Drop for Tally {
     fn drop(&mut self) {
-        if !self.is_counted {
-            self.count();
+        if self.is_counted {
+            return;
+        }
+        let text = self.count();
+        // Of an answer that ends early, the part that arrived is looked up.
+        if let Some((would_keep, runtime)) = self.would_keep.take().zip(Handle::try_current().ok()) {
+            runtime.spawn(cover(self.scope.clone(), would_keep, text));
         }
     }
 }

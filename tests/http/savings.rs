@@ -1,0 +1,451 @@
+//! What the middleware saves: `GET /v1/savings`, its metrics, conversations that go whole for comparison, and shadow mode.
+//! `tests/daemon/savings.rs` runs the real binary with the real model.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::extract::Request;
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use thresher::access::{Access, AccessSettings};
+use thresher::http::Middleware;
+use thresher::middleware::settings::{MiddlewareSettings, When};
+use thresher::savings::settings::{Price, SavingsSettings};
+use thresher_core::kv::store::KvStore;
+use tokio::net::TcpListener;
+
+use crate::keys::entry;
+use crate::middleware::settings;
+use crate::support::wait::eventually;
+use crate::support::wire::{Response, ask_with, get};
+use crate::{Daemon, SECRET, TENANT_COUNT_MAX, check_error, pipeline_of, registry_settings, scripted, serve};
+
+const DOCUMENT: &str =
+    "Water is wet. The tide is at noon. The moon is far. Ships are slow. Gulls are loud. Ropes are long.";
+const CHAT: &str = "/v1/chat/completions";
+
+/// An upstream that answers with what `answer` makes of the request: status, content type and body.
+#[derive(Clone)]
+struct Upstream {
+    answer: Arc<dyn Fn(&str) -> (u16, &'static str, String) + Send + Sync>,
+    bodies: Arc<Mutex<Vec<String>>>,
+}
+
+impl Upstream {
+    fn new(answer: impl Fn(&str) -> (u16, &'static str, String) + Send + Sync + 'static) -> Self {
+        Self { answer: Arc::new(answer), bodies: Arc::default() }
+    }
+
+    /// Answers every request with this JSON.
+    fn json(answer: Value) -> Self {
+        Self::new(move |_| (200, "application/json", answer.to_string()))
+    }
+
+    async fn listen(&self) -> SocketAddr {
+        let upstream = self.clone();
+        let handle = async move |request: Request| {
+            let body = request.into_body().collect().await.expect("a body").to_bytes();
+            let body = String::from_utf8(body.to_vec()).expect("UTF-8");
+            let (status, kind, answer) = (upstream.answer)(&body);
+            upstream.bodies.lock().expect("no panic").push(body);
+            (StatusCode::from_u16(status).expect("a status"), [(header::CONTENT_TYPE, kind)], answer)
+                .into_response()
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        tokio::spawn(axum::serve(listener, Router::new().fallback(handle)).into_future());
+        address
+    }
+
+    fn last_body(&self) -> String {
+        self.bodies.lock().expect("no panic").last().expect("a request").clone()
+    }
+}
+
+fn usage(prompt: u64, cached: u64, output: u64) -> Value {
+    json!({"prompt_tokens": prompt, "completion_tokens": output, "prompt_tokens_details": {"cached_tokens": cached}})
+}
+
+fn answer(usage: &Value) -> Value {
+    let message = json!({"role": "assistant", "content": "The tide is at noon."});
+    json!({"choices": [{"index": 0, "message": message}], "usage": usage})
+}
+
+fn prices() -> SavingsSettings {
+    let price = Price {
+        model: "m-*".to_owned(),
+        currency: "USD".to_owned(),
+        input: 2.0,
+        cached_read: 0.2,
+        cached_write: 2.5,
+        output: 8.0,
+    };
+    SavingsSettings { prices: vec![price], ..SavingsSettings::default() }
+}
+
+async fn in_front_of(upstream: &Upstream, savings: SavingsSettings) -> Daemon {
+    let url = format!("http://{}", upstream.listen().await);
+    with(&settings(url), savings, Access::open_to_all()).await
+}
+
+async fn with(middleware: &MiddlewareSettings, savings: SavingsSettings, access: Access) -> Daemon {
+    let pipeline = pipeline_of(scripted(), KvStore::without_tiers());
+    let made = crate::service_that_counts(Some(pipeline), (4, 64), &registry_settings(), (access, savings));
+    let (mut service, tenants) = made;
+    service.middleware = Arc::new(Middleware::new(middleware).expect("an upstream"));
+    serve((service, tenants)).await
+}
+
+fn asked(model: &str, more: &str) -> Value {
+    let content = format!("<context>{DOCUMENT} {more}</context> When is the tide?");
+    json!({"model": model, "messages": [{"role": "user", "content": content}]})
+}
+
+async fn send(daemon: &Daemon, headers: &[&str], body: &Value) -> Response {
+    let headers = [&["content-type: application/json"], headers].concat();
+    ask_with(daemon.http, ("POST", CHAT), &headers, body.to_string()).await
+}
+
+/// The savings once `count` requests have been counted, which is after their answers have been sent.
+async fn savings_after(daemon: &Daemon, count: u64) -> Value {
+    let requests = |savings: &Value| {
+        let of = |totals: &Value| totals["requests"].as_u64().unwrap_or(0);
+        of(&savings["totals"]) + of(&savings["shadow"]["totals"])
+    };
+    eventually("the requests are counted", async || {
+        requests(&get(daemon.http, "/v1/savings").await.json()) >= count
+    })
+    .await;
+    let savings = get(daemon.http, "/v1/savings").await.json();
+    assert_eq!(requests(&savings), count, "{savings}");
+    savings
+}
+
+fn number(response: &Response, header: &str) -> u64 {
+    response.header(header).and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{header}"))
+}
+
+#[track_caller]
+fn assert_close(found: &Value, expect: f64) {
+    let found = found.as_f64().expect("a number");
+    assert!((found - expect).abs() < 1e-9, "{found} is not {expect}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn saved_tokens_are_priced_as_they_would_have_been_billed() {
+    // The text that is left out stands in the middle of the prompt.
+    for (cached, kind, price) in [(0, "input", 2.0), (900, "cached_read", 0.2)] {
+        let upstream = Upstream::json(answer(&usage(1_000, cached, 50)));
+        let daemon = in_front_of(&upstream, prices()).await;
+        let response = send(&daemon, &[], &asked("m-1", "")).await;
+        let (before, after) =
+            (number(&response, "x-thresher-tokens-before"), number(&response, "x-thresher-tokens-after"));
+        assert!(after < before);
+        let savings = savings_after(&daemon, 1).await;
+        let row = &savings["models"][0];
+        assert_eq!((&row["model"], &row["route"]), (&json!("m-1"), &json!(CHAT)));
+        assert_eq!((&row["tokens_before"], &row["tokens_after"]), (&json!(before), &json!(after)));
+        assert_eq!(row["saved_as"][kind], before - after, "{row}");
+        assert_eq!(
+            row["billed"],
+            json!({"input": 1_000 - cached, "cached_read": cached, "cached_write": 0, "output": 50})
+        );
+        let saved = (before - after) as f64 * price / 1e6;
+        let billed = ((1_000 - cached) as f64 * 2.0 + cached as f64 * 0.2 + 50.0 * 8.0) / 1e6;
+        for money in [&row["money"], &savings["totals"]["money"][0]] {
+            assert_eq!(money["currency"], "USD");
+            assert_close(&money["saved"], saved);
+            assert_close(&money["billed"], billed);
+            assert_close(&money["share"], saved / (saved + billed));
+        }
+        assert_eq!((&savings["holdout"], &savings["shadow"]), (&Value::Null, &Value::Null));
+        assert!(savings["since_unix_s"].as_u64().is_some_and(|since| since > 1_600_000_000));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_price_or_a_usage_there_are_tokens_only() {
+    let upstream = Upstream::new(|body| {
+        let no_usage = body.contains("no usage");
+        let usage = if no_usage { Value::Null } else { usage(1_000, 0, 50) };
+        (200, "application/json", answer(&usage).to_string())
+    });
+    let daemon = in_front_of(&upstream, SavingsSettings::default()).await;
+    send(&daemon, &[], &asked("m-1", "")).await;
+    let savings = savings_after(&daemon, 1).await;
+    let row = &savings["models"][0];
+    assert_eq!(row["money"], Value::Null);
+    assert!(row["money_missing"].as_str().is_some_and(|why| why.contains("savings.prices")), "{row}");
+    assert_eq!(row["tokens_unpriced"], row["saved_as"]["input"]);
+    assert_eq!(savings["totals"]["money"], json!([]));
+    let daemon = in_front_of(&upstream, prices()).await;
+    send(&daemon, &[], &asked("m-1", "no usage")).await;
+    let savings = savings_after(&daemon, 1).await;
+    let row = &savings["models"][0];
+    assert_eq!((&row["requests_without_usage"], &row["money"]["saved"]), (&json!(1), &json!(0.0)), "{row}");
+    assert_eq!(row["saved_as"]["unknown"], row["tokens_unpriced"]);
+    assert!(row["tokens_unpriced"].as_u64().is_some_and(|tokens| tokens > 0), "{row}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn counts_of_streams_are_read_and_errors_are_not_counted() {
+    let upstream = Upstream::new(|body| match () {
+        () if body.contains("fail") => (429, "application/json", answer(&usage(1_000, 0, 50)).to_string()),
+        () => {
+            let delta = json!({"choices": [{"index": 0, "delta": {"content": "The tide is at noon."}, "finish_reason": null}]});
+            let end = json!({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]});
+            let counts = json!({"choices": [], "usage": usage(700, 0, 9)});
+            let events = [delta, end, counts].map(|event| format!("data: {event}\n\n")).concat();
+            (200, "text/event-stream", format!("{events}data: [DONE]\n\n"))
+        }
+    });
+    let daemon = in_front_of(&upstream, prices()).await;
+    assert_eq!(send(&daemon, &[], &asked("m-1", "fail")).await.status, 429);
+    for cites in ["x-thresher-cite: true", "x-thresher-cite: false"] {
+        let response = send(&daemon, &[cites], &asked("m-1", "")).await;
+        assert_eq!(response.header("x-thresher"), Some("compressed"));
+    }
+    let savings = savings_after(&daemon, 2).await;
+    assert_eq!(savings["totals"]["billed"]["input"], 1_400, "{savings}");
+    assert_eq!(savings["totals"]["billed"]["output"], 18);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_requests_that_were_to_be_compressed_are_counted() {
+    let upstream = Upstream::json(answer(&usage(1_000, 0, 50)));
+    let url = format!("http://{}", upstream.listen().await);
+    let asks = MiddlewareSettings { compress: When::Asked, ..settings(url) };
+    let daemon = with(&asks, prices(), Access::open_to_all()).await;
+    send(&daemon, &[], &asked("m-1", "")).await;
+    send(&daemon, &["x-thresher-compress: true"], &asked("m-1", "")).await;
+    // A request with nothing to compress is counted, and saves nothing.
+    let nothing = json!({"model": "m-1", "messages": [{"role": "user", "content": "Hello"}]});
+    send(&daemon, &["x-thresher-compress: true"], &nothing).await;
+    let savings = savings_after(&daemon, 2).await;
+    assert_eq!(savings["totals"]["requests_shortened"], 1, "{savings}");
+    let check = async |path: &str, expect: &str| {
+        check_error(path, &get(daemon.http, path).await, expect, "");
+    };
+    check("/v1/savings?tenant=b", "400 query_string_invalid tenant").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_sees_its_own_savings_and_the_operator_sees_all() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let keys_file = folder.path().join("keys.toml");
+    let keys = entry("a", "tenant = \"a\"") + &entry("b", "tenant = \"b\"");
+    std::fs::write(&keys_file, keys).expect("written");
+    let (access, _) =
+        Access::open(&AccessSettings { keys_file, tenant_count_max: TENANT_COUNT_MAX }).expect("keys");
+    let upstream = Upstream::json(answer(&usage(1_000, 0, 50)));
+    let url = format!("http://{}", upstream.listen().await);
+    let daemon = with(&settings(url), prices(), access).await;
+    let key = |name: &str| format!("x-thresher-key: thr_{name}");
+    let of = async |name: &str| ask_with(daemon.http, ("GET", "/v1/savings"), &[&key(name)], "").await.json();
+    for _ in 0..2 {
+        assert_eq!(send(&daemon, &[&key("a")], &asked("m-1", "")).await.status, 200);
+    }
+    // The name of a model is not in a label: only what the settings name.
+    assert_eq!(send(&daemon, &[&key("b")], &asked(&format!("m-{SECRET}"), "")).await.status, 200);
+    eventually("a and b are counted", async || {
+        of("a").await["totals"]["requests"] == 2 && of("b").await["totals"]["requests"] == 1
+    })
+    .await;
+    assert_eq!(of("a").await["models"].as_array().map(Vec::len), Some(1));
+    assert!(!of("a").await.to_string().contains(SECRET));
+    let all = get(daemon.admin, "/v1/savings").await.json();
+    let found: Vec<(&str, u64)> = all["tenants"]
+        .as_array()
+        .expect("tenants")
+        .iter()
+        .map(|one| {
+            (one["tenant"].as_str().expect("a name"), one["totals"]["requests"].as_u64().expect("a count"))
+        })
+        .collect();
+    assert!(found.contains(&("a", 2)) && found.contains(&("b", 1)), "{found:?}");
+    let metrics = get(daemon.admin, "/metrics").await.body;
+    let labels = format!("{{tenant=\"a\",model=\"m-*\",route=\"{CHAT}\",outcome=\"compressed\"");
+    assert!(metrics.contains(&format!("savings_requests_total{labels}}} 2")), "{metrics}");
+    for name in ["savings_tokens_saved_total", "savings_saved_micros_total", "savings_tokens_billed_total"] {
+        assert!(metrics.contains(&format!("{name}{labels}")), "{name}");
+    }
+    assert!(!metrics.contains(SECRET));
+}
+
+/// The upstream counts a token for every four bytes of the request.
+fn counting() -> Upstream {
+    Upstream::new(|body| (200, "application/json", answer(&usage(body.len() as u64 / 4, 0, 9)).to_string()))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_conversation_is_whole_or_compressed_for_its_whole_life() {
+    let upstream = counting();
+    let settings = SavingsSettings { holdout: 0.5, ..prices() };
+    let daemon = in_front_of(&upstream, settings).await;
+    let mut arms = [0_u64; 2];
+    for at in 0..90 {
+        let mut body = asked("m-1", &format!("Boat {at} is here."));
+        let mut found = Vec::new();
+        for _ in 0..2 {
+            let response = send(&daemon, &[], &body).await;
+            found.push((
+                response.header("x-thresher").map(str::to_owned),
+                response.header("x-thresher-reason").map(str::to_owned),
+            ));
+            let is_whole = found[0].0.as_deref() == Some("whole");
+            if is_whole {
+                assert_eq!(upstream.last_body(), body.to_string());
+            }
+            let messages = body["messages"].as_array_mut().expect("messages");
+            messages.push(json!({"role": "assistant", "content": "The tide is at noon."}));
+            messages.push(
+                json!({"role": "user", "content": format!("<context>{DOCUMENT}</context> And ships?")}),
+            );
+        }
+        let expect = match found[0].0.as_deref() {
+            Some("whole") => (Some("whole".to_owned()), Some("held_out".to_owned())),
+            _ => (Some("compressed".to_owned()), None),
+        };
+        assert!(found.iter().all(|one| *one == expect), "{found:?}");
+        arms[usize::from(expect.1.is_none())] += 1;
+        if at == 9 {
+            let savings = savings_after(&daemon, 20).await;
+            let early = &savings["holdout"];
+            assert_eq!(
+                (&early["is_enough"], &early["input_tokens"]["saved_low"]),
+                (&json!(false), &Value::Null)
+            );
+            assert!(early["conclusion"].as_str().is_some_and(|text| text.starts_with("too few")), "{early}");
+        }
+    }
+    let savings = savings_after(&daemon, 180).await;
+    let holdout = &savings["holdout"];
+    assert_eq!(savings["totals"]["requests_held_out"], 2 * arms[0]);
+    assert_eq!(holdout["whole"], json!({"requests": 2 * arms[0], "conversations": arms[0]}));
+    assert_eq!(holdout["compressed"], json!({"requests": 2 * arms[1], "conversations": arms[1]}));
+    assert!(arms.iter().all(|count| *count >= 30), "{arms:?}");
+    let input = |name: &str| holdout["input_tokens"][name].as_f64().expect("a number");
+    assert!(0.0 < input("saved_low") && input("saved_low") <= input("saved"), "{holdout}");
+    assert!(input("saved") <= input("saved_high") && input("saved_high") < input("whole"), "{holdout}");
+    assert!((input("whole") - input("compressed") - input("saved")).abs() < 1e-9);
+    assert_eq!((&holdout["output_tokens"]["saved"], &holdout["currency"]), (&json!(0.0), &json!("USD")));
+    assert!(holdout["cost"]["saved"].as_f64().is_some_and(|saved| saved > 0.0), "{holdout}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_is_too_long_as_a_whole_is_not_held_out() {
+    let upstream = counting();
+    let url = format!("http://{}", upstream.listen().await);
+    let capped = MiddlewareSettings { input_tokens_max: 60, ..settings(url) };
+    let all = SavingsSettings { holdout: 1.0, ..prices() };
+    let daemon = with(&capped, all, Access::open_to_all()).await;
+    let response = send(&daemon, &[], &asked("m-1", &DOCUMENT.repeat(3))).await;
+    assert_eq!(
+        (response.status, response.header("x-thresher")),
+        (200, Some("compressed")),
+        "{}",
+        response.body
+    );
+    let savings = savings_after(&daemon, 1).await;
+    assert_eq!(savings["totals"]["requests_held_out"], 0);
+    assert_eq!(savings["holdout"]["compressed"]["requests"], 0, "it is in neither arm: {savings}");
+    let short = json!({"model": "m-1", "messages": [{"role": "user", "content": "<context>The tide is at noon.</context> When?"}]});
+    assert_eq!(send(&daemon, &[], &short).await.header("x-thresher-reason"), Some("held_out"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shadow_mode_changes_nothing_and_says_what_would_have_been_kept() {
+    let upstream = Upstream::new(|body| {
+        let about_ropes = body.contains("Gulls again");
+        let text = if about_ropes { "Gulls are loud." } else { "The tide is at noon." };
+        let message = json!({"role": "assistant", "content": text});
+        let answer = json!({"choices": [{"index": 0, "message": message}], "usage": usage(1_000, 900, 50)});
+        (200, "application/json", answer.to_string())
+    });
+    let url = format!("http://{}", upstream.listen().await);
+    let shadow = MiddlewareSettings { shadow: true, ..settings(url.clone()) };
+    let daemon = with(&shadow, prices(), Access::open_to_all()).await;
+    let mut body = asked("m-1", "");
+    let first = send(&daemon, &[], &body).await;
+    assert_eq!(
+        (first.status, first.header("x-thresher"), first.header("x-thresher-reason")),
+        (200, Some("shadow"), None)
+    );
+    assert_eq!(upstream.last_body(), body.to_string());
+    assert!(!first.body.contains("annotations"), "{}", first.body);
+    let tokens = |response: &Response| {
+        (number(response, "x-thresher-tokens-before"), number(response, "x-thresher-tokens-after"))
+    };
+    assert!(tokens(&first).1 < tokens(&first).0);
+    // In the second turn, the first one would have been sent again as it was compressed.
+    let messages = body["messages"].as_array_mut().expect("messages");
+    messages.push(json!({"role": "assistant", "content": "The tide is at noon."}));
+    messages.push(json!({"role": "user", "content": "Gulls again?"}));
+    let second = send(&daemon, &[], &body).await;
+    assert_eq!(upstream.last_body(), body.to_string());
+    assert_eq!(tokens(&second), tokens(&first));
+    let savings = savings_after(&daemon, 2).await;
+    assert_eq!((&savings["totals"]["requests"], &savings["models"]), (&json!(0), &json!([])));
+    let totals = &savings["shadow"]["totals"];
+    let saved = 2 * (tokens(&first).0 - tokens(&first).1);
+    assert_eq!(
+        (&totals["requests_shortened"], &totals["saved_as"]["cached_read"]),
+        (&json!(2), &json!(saved))
+    );
+    assert_close(&totals["money"][0]["saved"], saved as f64 * 0.2 / 1e6);
+    // The first answer's source would have been kept, the second one's not.
+    let coverage = async || get(daemon.http, "/v1/savings").await.json()["shadow"]["coverage"].clone();
+    eventually("both answers are attributed", async || coverage().await["answers"] == 2).await;
+    let found = coverage().await;
+    assert_eq!((&found["sentences"], &found["sentences_kept"]), (&json!(2), &json!(1)), "{found}");
+    assert_close(&found["sentences_kept_share"], 0.5);
+    let metrics = get(daemon.admin, "/metrics").await.body;
+    assert!(
+        metrics.contains("savings_shadow_sentences_total{tenant=\"default\",kept=\"false\"} "),
+        "{metrics}"
+    );
+    // A request can leave shadow mode and enter it.
+    let response = send(&daemon, &["x-thresher-shadow: false"], &asked("m-1", "A")).await;
+    assert_eq!(response.header("x-thresher"), Some("compressed"));
+    let daemon = with(&settings(url), prices(), Access::open_to_all()).await;
+    let mut body = asked("m-1", "B");
+    body["thresher"] = json!({"shadow": true});
+    let response = send(&daemon, &["x-thresher-shadow: false"], &body).await;
+    assert_eq!(response.header("x-thresher"), Some("shadow"), "the body takes precedence");
+    assert_eq!(upstream.last_body(), asked("m-1", "B").to_string());
+    let maybe = send(&daemon, &["x-thresher-shadow: maybe"], &body).await;
+    assert_eq!((maybe.status, &maybe.json()["error"]["param"]), (422, &json!("x-thresher-shadow")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shadow_mode_of_an_upstream_and_chunks_of_a_request() {
+    let upstream = Upstream::json(answer(&usage(1_000, 0, 50)));
+    let url = format!("http://{}", upstream.listen().await);
+    let mut middleware = settings(url);
+    middleware.upstreams[0].shadow = Some(true);
+    let daemon = with(&middleware, prices(), Access::open_to_all()).await;
+    let question = json!({"role": "user", "content": "When is the tide?"});
+    let body = json!({"model": "m-1", "messages": [question], "thresher": {"chunks": [DOCUMENT, "Ropes are short."]}});
+    let response = send(&daemon, &[], &body).await;
+    assert_eq!(response.header("x-thresher"), Some("shadow"));
+    let sent = upstream.last_body();
+    assert!(
+        sent.contains(DOCUMENT) && sent.contains("Ropes are short.") && !sent.contains("thresher"),
+        "{sent}"
+    );
+    let savings = savings_after(&daemon, 1).await;
+    assert!(
+        savings["shadow"]["totals"]["saved_as"]["input"].as_u64().is_some_and(|tokens| tokens > 0),
+        "{savings}"
+    );
+    // While the model is being loaded, the request goes on, and the header says why nothing was computed.
+    let (service, tenants) = crate::service(None, 1, 1, &registry_settings());
+    let mut service = service;
+    service.middleware = Arc::new(Middleware::new(&middleware).expect("an upstream"));
+    let loading = serve((service, tenants)).await;
+    let response = send(&loading, &[], &asked("m-1", "")).await;
+    assert_eq!((response.status, response.header("x-thresher-reason")), (200, Some("not_ready")));
+}
