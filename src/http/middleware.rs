@@ -25,7 +25,7 @@ use thresher_core::pipeline::answerable::Answerable;
 use thresher_core::pipeline::cancel::Cancel;
 
 use self::shadow::Shadowed;
-use self::tally::{LeftOut, Tally};
+use self::tally::LeftOut;
 pub use self::upstream::{Middleware, UpstreamError};
 use super::compress::named_chunks;
 use super::originals::StoredTurns;
@@ -37,7 +37,7 @@ use crate::middleware::cite::Sources;
 use crate::middleware::dialect::Dialect;
 use crate::middleware::find::{self, TooMany};
 use crate::middleware::json::Located;
-use crate::middleware::omissions::{self, AddedBytes};
+use crate::middleware::omissions;
 use crate::middleware::rewrite::{
     self, AddedContext, CompressOptions, Compressor, NewestTurn, Rewritten, SentTurn, SentTurnStore,
 };
@@ -104,7 +104,8 @@ async fn pass_on(
     let (body, outcome) = match rewrite(&service, &request, cites, input_tokens_max).await {
         // A request that is too long as a whole cannot be compared.
         Err(error) if error.code == ErrorCode::InputTooLong && request.is_held_out() => {
-            request = Arc::new(request.not_held_out());
+            let changed = Arc::make_mut(&mut request);
+            (changed.treatment, changed.is_comparable) = (Some(Treatment::Compress), false);
             rewrite(&service, &request, cites, input_tokens_max).await?
         }
         rewritten => rewritten?,
@@ -114,6 +115,8 @@ async fn pass_on(
     // The turns are stored while the upstream works, so that storing takes no time of the request.
     let storing = store_turns(service.originals(), records, marked);
     let is_shadow = request.treatment == Some(Treatment::Shadow);
+    let outcome = if is_shadow { "shadow" } else { report.outcome };
+    observe::middleware(outcome, report.tokens);
     // From here on only the sources of citations are needed, and the body until it has been sent. In shadow mode it is compressed now.
     let cited_bytes = if sources.is_some() || is_shadow { request.body.len() } else { 0 };
     let shadowing = is_shadow.then(|| shadow::shadow(&service, Arc::clone(&request)));
@@ -130,17 +133,9 @@ async fn pass_on(
         }
         _ => report,
     };
-    observe::middleware(report.outcome, report.tokens.filter(|_| !is_shadow));
-    let answer = match answer {
-        Ok(answer) => answer,
-        Err(error) => {
-            tally.into_iter().for_each(Tally::cancel);
-            return Err(error);
-        }
-    };
     let forwarder =
         forward::Forwarder { service, dialect, sources, tally, silence_max: upstream.silence_max() };
-    let mut response = forwarder.forward(answer, slot).await;
+    let mut response = forwarder.forward(answer?, slot).await;
     report.add_headers(response.headers_mut());
     Ok(response)
 }
@@ -186,8 +181,8 @@ struct ModelRequest {
     treatment: Option<Treatment>,
     /// A number that is the same for all requests of the conversation.
     conversation: u64,
-    /// Whether there are texts that could be compressed.
-    has_texts: bool,
+    /// Whether the request may belong to an arm of the comparison: it has texts that could be compressed.
+    is_comparable: bool,
     options: Option<MiddlewareOptions>,
     /// Whether the request turns on citations of the upstream, which are then left to it.
     upstream_cites: bool,
@@ -391,14 +386,14 @@ impl ModelRequest {
             shadow,
             treatment: None,
             conversation,
-            has_texts: found.turns.iter().any(|turn| !turn.passages.is_empty()),
+            is_comparable: found.turns.iter().any(|turn| !turn.passages.is_empty()),
             options,
             upstream_cites,
             too_many: found.too_many,
             body,
         };
         let names_chunks = request.options.as_ref().is_some_and(|options| options.chunk_ids.is_some());
-        request.has_texts |= request.has_chunks() || names_chunks;
+        request.is_comparable |= request.has_chunks() || names_chunks;
         if (request.has_chunks() || names_chunks) && question.is_none() {
             return Err(ApiError::question_missing());
         }
@@ -425,62 +420,6 @@ impl ModelRequest {
 
     fn added_chunks(&self) -> &[Arc<Chunk>] {
         self.options.as_ref().map_or(&[], |options| &options.chunks)
-    }
-
-    /// What is done to the request, if it is to be compressed or not, and if its upstream is in shadow mode or not.
-    fn treated(&self, (compresses, shadows): (bool, bool), holdout: f64) -> Option<Treatment> {
-        match () {
-            () if self.shadow.unwrap_or(compresses && shadows) => Some(Treatment::Shadow),
-            () if !compresses => None,
-            () if self.has_texts && omissions::is_held_out(self.conversation, holdout) => {
-                Some(Treatment::HoldOut)
-            }
-            () => Some(Treatment::Compress),
-        }
-    }
-
-    fn is_held_out(&self) -> bool {
-        self.treatment == Some(Treatment::HoldOut)
-    }
-
-    /// The same request in neither arm of the comparison.
-    fn not_held_out(&self) -> Self {
-        Self { treatment: Some(Treatment::Compress), has_texts: false, ..self.clone() }
-    }
-
-    /// What `rewritten` leaves out, of the request as it is sent, or in shadow mode (`is_whole`) would have left out.
-    fn left_out(&self, rewritten: &Rewritten, is_whole: bool) -> Result<LeftOut, ApiError> {
-        if !rewritten.is_shorter() {
-            return Ok(LeftOut { tokens: rewritten.tokens, omissions: Vec::new() });
-        }
-        let body = self.located()?;
-        let of_added = rewritten.sources.iter().filter(|source| source.kind.is_none());
-        let added = AddedBytes {
-            whole: self.added_chunks().iter().map(|chunk| chunk.text.len()).sum(),
-            kept: of_added.flat_map(|source| &source.seen).map(|range| range.len()).sum(),
-        };
-        let conversation = self.dialect.conversation(body);
-        let omissions = omissions::omissions((&conversation, body), rewritten, added, is_whole);
-        Ok(LeftOut { tokens: rewritten.tokens, omissions })
-    }
-
-    /// What is counted of the request once it has its answer; none if it was not to be compressed.
-    fn tally(
-        &self,
-        service: &Scope,
-        (upstream, report, left_out): (&upstream::Upstream, &CompressionReport, LeftOut),
-    ) -> Option<Tally> {
-        let treatment = self.treatment?;
-        let mut tally = Tally::new(service.clone(), self.dialect, self.model.clone(), treatment);
-        tally.label = upstream.settings.name_of(&self.model).map(str::to_owned);
-        // A conversation whose earlier turns were compressed belongs to no arm once it goes whole.
-        let is_clean = treatment == Treatment::Compress || report.outcome == "whole";
-        let is_compared = service.savings().settings().holdout > 0.0 && self.has_texts && is_clean;
-        tally.conversation = Some(self.conversation).filter(|_| is_compared && self.too_many.is_none());
-        if treatment == Treatment::Compress {
-            tally.left_out = left_out;
-        }
-        Some(tally)
     }
 
     fn located(&self) -> Result<Located<'_>, ApiError> {

@@ -86,7 +86,7 @@ pub fn conversation_id(conversation: &Conversation, tenant: &str) -> u64 {
 /// Returns whether a conversation is among the share that goes whole. A conversation that does so at one share does so at every greater share.
 pub fn is_held_out(conversation: u64, share: f64) -> bool {
     // 2^64 numbers are possible.
-    (conversation as f64) < share * 2_f64.powi(64)
+    share >= 1.0 || (conversation as f64) < share * 2_f64.powi(64)
 }
 
 #[cfg(test)]

@@ -220,5 +220,5 @@ async fn a_daemon_in_shadow_mode_counts_the_sources_that_it_would_have_kept() {
     assert!(shadow["totals"]["money"][0]["saved"].as_f64().is_some_and(|saved| saved > 0.0), "{shadow}");
     assert_eq!(found["totals"]["requests"], 0);
     let metrics = get(admin, "/metrics").await.body;
-    assert!(metrics.contains("savings_requests_total{tenant=\"default\",model=\"gpt-*\""), "{metrics}");
+    assert!(metrics.contains("savings_requests_total{tenant=\"\",model=\"gpt-*\""), "{metrics}");
 }

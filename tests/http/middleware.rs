@@ -508,7 +508,7 @@ async fn with_headers() -> (SocketAddr, Arc<Mutex<Received>>) {
 }
 
 /// Headers that a client may send, allowed ones and others.
-const SENT: [&str; 20] = [
+const SENT: [&str; 21] = [
     "accept: application/json",
     "accept-encoding: gzip",
     "anthropic-beta: b",
@@ -529,6 +529,8 @@ const SENT: [&str; 20] = [
     "x-mine: 1",
     "x-stainless-lang: python",
     "x-thresher-cite: false",
+    // Answers to requests that are compressed or cited are read, and so are not encoded.
+    "x-thresher-compress: false",
 ];
 
 /// Those of [`SENT`] that are passed on by default.

@@ -70,7 +70,7 @@ impl Forwarder {
         let cites = head.status.is_success() && self.sources.is_some() && is_plain && text_bytes_max > 0;
         if !head.status.is_success() {
             head.extensions.insert(ResponseCode("upstream_error"));
-            self.tally.take().into_iter().for_each(Tally::cancel);
+            self.tally = None;
         }
         if let Some(tally) = &mut self.tally {
             let max = self.service.middleware.settings.body_bytes_max.min(ANSWER_BYTES_MAX);

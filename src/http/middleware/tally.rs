@@ -4,9 +4,13 @@ use std::time::Instant;
 
 use tokio::runtime::Handle;
 
+use super::upstream::Upstream;
+use super::{CompressionReport, ModelRequest};
+use crate::error::ApiError;
 use crate::http::{Scope, observe};
 use crate::middleware::dialect::Dialect;
-use crate::middleware::omissions::Omission;
+use crate::middleware::omissions::{self, AddedBytes, Omission};
+use crate::middleware::rewrite::Rewritten;
 use crate::middleware::shadow::WouldKeep;
 use crate::middleware::usage::AnswerReader;
 use crate::savings::counts::{Exchange, Treatment};
@@ -23,7 +27,7 @@ pub struct LeftOut {
 }
 
 /// A request that was to be compressed, and whose answer is being forwarded. It is counted when it is dropped: at the end of the answer, or when
-/// the client or the upstream has gone. In shadow mode, the sources of the answer are then looked up in the background.
+/// the client or the upstream has gone. A request without an answer, or with an error of the upstream, is not counted. In shadow mode, the sources of the answer are then looked up in the background.
 pub struct Tally {
     pub scope: Scope,
     pub dialect: Dialect,
@@ -38,7 +42,8 @@ pub struct Tally {
     /// In shadow mode, what would have been kept.
     pub would_keep: Option<WouldKeep>,
     reader: Option<AnswerReader>,
-    is_counted: bool,
+    /// Whether the answer has begun, and the request is not yet counted.
+    is_open: bool,
 }
 
 impl Tally {
@@ -54,19 +59,15 @@ impl Tally {
             left_out: LeftOut::default(),
             would_keep: None,
             reader: None,
-            is_counted: false,
+            is_open: false,
         }
-    }
-
-    /// An error of the upstream saves nothing, and is not counted.
-    pub fn cancel(mut self) {
-        self.is_counted = true;
     }
 
     /// The answer begins. `is_readable`: it is a stream of events or JSON, and not compressed. At most `bytes_max` bytes of it are buffered.
     pub fn begin(&mut self, is_stream: bool, is_readable: bool, bytes_max: usize) {
         let reader = || AnswerReader::new(self.dialect, is_stream, (self.would_keep.is_some(), bytes_max));
         self.reader = is_readable.then(reader);
+        self.is_open = true;
     }
 
     /// Reads bytes of the answer.
@@ -78,7 +79,7 @@ impl Tally {
 
     /// Counts the request, and returns the text of its answer, as far as that is wanted.
     fn count(&mut self) -> Option<String> {
-        self.is_counted = true;
+        self.is_open = false;
         let (usage, text) = self.reader.take().map_or((None, None), AnswerReader::finish);
         let (before, after) = self.left_out.tokens.unwrap_or_default();
         let exchange = Exchange {
@@ -104,9 +105,62 @@ impl Tally {
     }
 }
 
+impl ModelRequest {
+    /// What is done to the request, if it is to be compressed or not, and if its upstream is in shadow mode or not.
+    pub(super) fn treated(&self, (compresses, shadows): (bool, bool), holdout: f64) -> Option<Treatment> {
+        match () {
+            () if self.shadow.unwrap_or(compresses && shadows) => Some(Treatment::Shadow),
+            () if !compresses => None,
+            () if self.is_comparable && omissions::is_held_out(self.conversation, holdout) => {
+                Some(Treatment::HoldOut)
+            }
+            () => Some(Treatment::Compress),
+        }
+    }
+
+    pub(super) fn is_held_out(&self) -> bool {
+        self.treatment == Some(Treatment::HoldOut)
+    }
+
+    /// What `rewritten` leaves out, of the request as it is sent, or in shadow mode (`is_whole`) would have left out.
+    pub(super) fn left_out(&self, rewritten: &Rewritten, is_whole: bool) -> Result<LeftOut, ApiError> {
+        if !rewritten.is_shorter() {
+            return Ok(LeftOut { tokens: rewritten.tokens, omissions: Vec::new() });
+        }
+        let body = self.located()?;
+        let of_added = rewritten.sources.iter().filter(|source| source.kind.is_none());
+        let added = AddedBytes {
+            whole: self.added_chunks().iter().map(|chunk| chunk.text.len()).sum(),
+            kept: of_added.flat_map(|source| &source.seen).map(|range| range.len()).sum(),
+        };
+        let conversation = self.dialect.conversation(body);
+        let omissions = omissions::omissions((&conversation, body), rewritten, added, is_whole);
+        Ok(LeftOut { tokens: rewritten.tokens, omissions })
+    }
+
+    /// What is counted of the request once it has its answer; none if it was not to be compressed.
+    pub(super) fn tally(
+        &self,
+        service: &Scope,
+        (upstream, report, left_out): (&Upstream, &CompressionReport, LeftOut),
+    ) -> Option<Tally> {
+        let treatment = self.treatment?;
+        let mut tally = Tally::new(service.clone(), self.dialect, self.model.clone(), treatment);
+        tally.label = upstream.settings.name_of(&self.model).map(str::to_owned);
+        // A conversation whose earlier turns were compressed belongs to no arm once it goes whole.
+        let is_clean = treatment == Treatment::Compress || report.outcome == "whole";
+        let is_compared = service.savings().settings().holdout > 0.0 && self.is_comparable && is_clean;
+        tally.conversation = Some(self.conversation).filter(|_| is_compared && self.too_many.is_none());
+        if treatment == Treatment::Compress {
+            tally.left_out = left_out;
+        }
+        Some(tally)
+    }
+}
+
 impl Drop for Tally {
     fn drop(&mut self) {
-        if self.is_counted {
+        if !self.is_open {
             return;
         }
         let text = self.count();
