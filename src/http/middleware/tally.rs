@@ -27,7 +27,8 @@ pub struct LeftOut {
 }
 
 /// A request that was to be compressed, and whose answer is being forwarded. It is counted when it is dropped: at the end of the answer, or when
-/// the client or the upstream has gone. A request without an answer, or with an error of the upstream, is not counted. In shadow mode, the sources of the answer are then looked up in the background.
+/// the client or the upstream has gone. A request without an answer, or with an error of the upstream, is not counted. In shadow mode, the sources
+/// of the answer are then looked up in the background.
 pub struct Tally {
     pub scope: Scope,
     pub dialect: Dialect,
