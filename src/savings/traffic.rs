@@ -141,10 +141,10 @@ impl Turns {
             if self.sent.insert(key, sent).is_none() {
                 self.order.push_back(key);
             }
-            if self.order.len() > TURN_COUNT_MAX {
-                if let Some(oldest) = self.order.pop_front() {
-                    self.sent.remove(&oldest);
-                }
+            if self.order.len() > TURN_COUNT_MAX
+                && let Some(oldest) = self.order.pop_front()
+            {
+                self.sent.remove(&oldest);
             }
         }
     }
