@@ -27,15 +27,18 @@ const DOCUMENT: &str =
     "Water is wet. The tide is at noon. The moon is far. Ships are slow. Gulls are loud. Ropes are long.";
 const CHAT: &str = "/v1/chat/completions";
 
-/// An upstream that answers with what `answer` makes of the request: status, content type and body.
+/// Status, content type and body of an answer.
+type Answer = (u16, &'static str, String);
+
+/// An upstream that answers with what `answer` makes of the request.
 #[derive(Clone)]
 struct Upstream {
-    answer: Arc<dyn Fn(&str) -> (u16, &'static str, String) + Send + Sync>,
+    answer: Arc<dyn Fn(&str) -> Answer + Send + Sync>,
     bodies: Arc<Mutex<Vec<String>>>,
 }
 
 impl Upstream {
-    fn new(answer: impl Fn(&str) -> (u16, &'static str, String) + Send + Sync + 'static) -> Self {
+    fn new(answer: impl Fn(&str) -> Answer + Send + Sync + 'static) -> Self {
         Self { answer: Arc::new(answer), bodies: Arc::default() }
     }
 
