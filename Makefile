@@ -25,6 +25,7 @@ DECODER_DIR    := models/smollm2-135m
 SDK            := models/.cache/sdk
 FRAMEWORKS     := models/.cache/frameworks
 LITELLM        := models/.cache/litellm
+TRACES         := models/.cache/traces
 CONTRACT       := models/.cache/contract
 GENERATORS     := models/.cache/generators
 KV_EXPORT      := models/.cache/kv_export
@@ -51,7 +52,7 @@ BYTECODE    := PYTHONPYCACHEPREFIX="$(CURDIR)/target/pycache"
 OURS := find . \( -path ./target -o -name node_modules -o -path ./models/.cache -o -name .venv -o -name .git \) -prune -o -type f
 
 .PHONY: help provision build model install docs operate deploy demo decoder serve test client lint audit fuzz bench soak hostile web typescript screenshots eval clean distclean \
-  python recent-python cargo redis packages sdk frameworks litellm contract generators kv_export audit-tools
+  python recent-python cargo redis packages sdk frameworks litellm traces contract generators kv_export audit-tools
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | awk -F '\t' '{ printf "  make %-11s %s\n", $$1, $$2 }'
@@ -89,7 +90,7 @@ test: provision redis cargo recent-python ## run all tests; installs everything 
 	@RUNTIME_LIB="$(RUNTIME_LIB)" GPU="$(GPU)" MODEL_SOURCE="$(MODEL_SOURCE)" MODEL_DIR="$(MODEL_DIR)" SDK="$(SDK)" \
 	  MAKE_COMMAND="$(MAKE_COMMAND)" CARGO="$(CARGO)" CARGOFLAGS="$(CARGOFLAGS)" PYTHON="$(PYTHON)" scripts/test.sh
 
-client: provision frameworks litellm contract generators kv_export ## run the tests of Python clients and of the OpenAPI document; needs target/debug/thresher
+client: provision frameworks litellm traces contract generators kv_export ## run the tests of Python clients and of the OpenAPI document; needs target/debug/thresher
 	@cd clients/python && PYTHONPATH="$(CURDIR)/$(FRAMEWORKS)" $(STAGE) "Python client: types" "30 seconds" \
 	  $(PYTHON) -m mypy --cache-dir "$(CURDIR)/target/mypy"
 	@$(WITH_RUNTIME) $(BYTECODE) PYTHONPATH="$(CURDIR)/$(FRAMEWORKS):$(CURDIR)/clients/python/src:$(CURDIR)/tests" \
@@ -98,6 +99,8 @@ client: provision frameworks litellm contract generators kv_export ## run the te
 	  $(STAGE) "rerankers of LangChain, LlamaIndex and Haystack" "20 seconds" $(UNITTEST) tests/frameworks
 	@$(WITH_RUNTIME) $(BYTECODE) PYTHONPATH="$(CURDIR)/$(LITELLM):$(CURDIR)/tests" \
 	  $(STAGE) "LiteLLM's guardrail" "20 seconds" $(UNITTEST) tests/litellm
+	@$(WITH_RUNTIME) $(BYTECODE) PYTHONPATH="$(CURDIR)/$(TRACES):$(CURDIR)/tests" \
+	  $(STAGE) "traces in a collector" "30 seconds" $(UNITTEST) tests/traces
 	@$(WITH_RUNTIME) $(BYTECODE) PYTHONPATH="$(CURDIR)/$(CONTRACT):$(CURDIR)/tests" \
 	  $(STAGE) "OpenAPI document and Model Context Protocol" "2 minutes" $(UNITTEST) tests/contract
 	@$(WITH_RUNTIME) $(BYTECODE) PYTHONPATH="$(CURDIR)/$(GENERATORS):$(CURDIR)/tests" \
@@ -188,7 +191,7 @@ define fetched
 endef
 
 # All packages of the Python tests.
-packages: sdk frameworks litellm contract generators kv_export
+packages: sdk frameworks litellm traces contract generators kv_export
 
 # The official Python clients that parse the daemon's citations.
 sdk: python
@@ -197,6 +200,10 @@ sdk: python
 # LiteLLM, whose guardrail calls the daemon.
 litellm: python
 	$(call fetched,tests/litellm/requirements.txt,$(LITELLM))
+
+# A collector of OpenTelemetry, and the names of its semantic conventions.
+traces: recent-python
+	$(call fetched,tests/traces/requirements.txt,$(TRACES))
 
 # schemathesis, and the official client of the Model Context Protocol.
 contract: python

@@ -148,9 +148,9 @@ impl Executor {
     ) -> Result<T, ApiError> {
         let cancel = Cancel::at(Some(deadline));
         let charge = ChargeOnDrop { cancel: cancel.clone(), caller: self.caller.clone() };
-        let span = tracing::Span::current();
+        let (span, traced) = (tracing::Span::current(), opentelemetry::Context::current());
         let running = run_cancellable(cancel, (permit, charge), move |cancel| {
-            let _span = span.entered();
+            let (_span, _traced) = (span.entered(), traced.attach());
             work(cancel)
         });
         let outcome = match tokio::time::timeout_at(deadline.into(), running).await {

@@ -25,6 +25,7 @@ mod savings;
 mod serve;
 mod service;
 pub mod tls;
+pub mod traces;
 mod usage;
 
 use std::time::Duration;

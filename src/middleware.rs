@@ -17,6 +17,7 @@ pub mod json;
 pub mod marks;
 pub mod omissions;
 pub mod records;
+pub mod reported;
 pub mod rewrite;
 pub mod session;
 pub mod settings;

@@ -15,7 +15,7 @@ use opentelemetry::trace::TracerProvider;
 use opentelemetry_http::{HttpClient, HttpError, Request, Response};
 use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::trace::SdkTracerProvider;
+use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
 use thiserror::Error;
 use tokio::runtime::{Builder, Runtime};
 use tracing::Level;
@@ -51,6 +51,13 @@ pub enum TelemetryError {
 #[must_use = "dropping it ends the export of traces"]
 pub struct TraceGuard(Option<SdkTracerProvider>);
 
+impl TraceGuard {
+    /// Whether traces are exported.
+    pub fn is_exporting(&self) -> bool {
+        self.0.is_some()
+    }
+}
+
 impl Drop for TraceGuard {
     fn drop(&mut self) {
         if let Some(Err(error)) = self.0.as_ref().map(SdkTracerProvider::shutdown) {
@@ -73,26 +80,37 @@ pub fn install_tracing(settings: &Telemetry) -> Result<TraceGuard, TelemetryErro
         }
         LogFormat::Text => fmt::layer().with_writer(std::io::stderr).boxed(),
     };
-    let provider = trace_provider(&settings.otlp_endpoint)?;
-    // Traces hold the spans of this crate, whatever `telemetry.log` says: a quiet log does not turn traces off.
-    let targets = Targets::new().with_target(env!("CARGO_PKG_NAME"), Level::INFO);
+    let provider = trace_provider(settings)?;
+    // The stages of the pipeline become spans, whatever `telemetry.log` says: a quiet log does not turn traces off. The other spans are made by
+    // `http::traces`.
+    let targets = Targets::new().with_target("thresher_core", Level::INFO);
     let spans = provider.as_ref().map(|provider| {
-        tracing_opentelemetry::layer().with_tracer(provider.tracer("thresher")).with_filter(targets)
+        let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("thresher"));
+        // Where in the code a stage is, and on which thread it ran, helps nobody who reads traces.
+        let layer = layer.with_location(false).with_threads(false).with_target(false);
+        layer.with_tracked_inactivity(false).with_filter(targets)
     });
     std::panic::set_hook(Box::new(log_panic));
     tracing_subscriber::registry().with(lines.with_filter(filter)).with(spans).try_init()?;
+    if let Some(provider) = &provider {
+        opentelemetry::global::set_tracer_provider(provider.clone());
+    }
     Ok(TraceGuard(provider))
 }
 
-fn trace_provider(endpoint: &str) -> Result<Option<SdkTracerProvider>, TelemetryError> {
+fn trace_provider(settings: &Telemetry) -> Result<Option<SdkTracerProvider>, TelemetryError> {
+    let endpoint = &settings.otlp_endpoint;
     if endpoint.is_empty() {
         return Ok(None);
     }
     let client = CollectorClient::new().map_err(TelemetryError::Client)?;
     let exporter =
         SpanExporter::builder().with_http().with_http_client(client).with_endpoint(endpoint).build()?;
-    let resource = Resource::builder().with_service_name("thresher").build();
-    Ok(Some(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build()))
+    let version = opentelemetry::KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));
+    let resource = Resource::builder().with_service_name("thresher").with_attribute(version).build();
+    let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(settings.trace_share)));
+    let provider = SdkTracerProvider::builder().with_sampler(sampler).with_batch_exporter(exporter);
+    Ok(Some(provider.with_resource(resource).build()))
 }
 
 /// Logs where a panic happened, but not its message: the message can quote a text of a request, as that of string slicing does.

@@ -174,6 +174,17 @@ const OWNED: &[(&str, &[&str])] = &[
             "crates/core/src/kv/",
         ],
     ),
+    (
+        "opentelemetry",
+        &[
+            "src/telemetry.rs",
+            "src/http/traces.rs",
+            "src/http/traces/",
+            "src/http/attribute/stream.rs",
+            "src/executor.rs",
+        ],
+    ),
+    ("opentelemetry_sdk", &["src/telemetry.rs", "src/http/traces/context.rs"]),
     ("uuid", &["src/tenants/ttl_store.rs"]),
     ("ring", &["src/receipt/key.rs", "src/access/issue.rs"]),
     ("sse_stream", &["src/http/attribute/stream.rs"]),

@@ -276,6 +276,11 @@ impl RerankRequest {
         if self.spans.is_some() { Granularity::Sentence } else { Granularity::Chunk }
     }
 
+    /// The most results; none if the request asks for all.
+    pub fn result_count_max(&self) -> Option<usize> {
+        Some(self.top_n).filter(|&top_n| top_n < usize::MAX)
+    }
+
     /// The answer, best first. `id` is the id of the answer, `model` the name of the model.
     pub fn answer(&self, ranked: &Ranked, id: String, model: &str) -> RerankAnswer {
         let mut order: Vec<usize> = (0..self.chunks.len()).collect();

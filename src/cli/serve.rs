@@ -7,7 +7,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use thresher_core::model::contract::Contract;
 
 use crate::config::Config;
-use crate::{app, process, telemetry};
+use crate::{app, http, process, telemetry};
 
 /// Threads for blocking work that needs no permit: parsing, files and lookups of host names.
 const THREADS_WITHOUT_PERMIT: usize = 256;
@@ -18,6 +18,9 @@ pub fn run(config: Config) -> anyhow::Result<ExitCode> {
     // Before the folders of the data are created: without a model, the daemon cannot start.
     Contract::load(&config.model.dir)?;
     let traces = telemetry::install_tracing(&config.telemetry)?;
+    if traces.is_exporting() {
+        http::traces::start();
+    }
     config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     // Work with a permit occupies a thread while it waits for the model.
     let threads = config.admission.concurrency_max() + THREADS_WITHOUT_PERMIT;

@@ -87,9 +87,14 @@ impl Config {
         }
         let endpoint = &self.telemetry.otlp_endpoint;
         let is_http = endpoint.is_empty() || endpoint.starts_with("http://");
-        (!is_http).then(|| {
-            format!("telemetry.otlp_endpoint is {endpoint:?}; it must start with http://, or be empty for no traces")
-        })
+        if !is_http {
+            return Some(format!(
+                "telemetry.otlp_endpoint is {endpoint:?}; it must start with http://, or be empty for no traces"
+            ));
+        }
+        let share = self.telemetry.trace_share;
+        (!(0.0..=1.0).contains(&share))
+            .then(|| format!("telemetry.trace_share is {share}; it must be from 0 to 1"))
     }
 
     /// Settings that must be at least 1, with what 0 would mean.

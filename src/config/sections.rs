@@ -173,6 +173,9 @@ pub struct Telemetry {
     pub slow_ms: u64,
     /// OTLP endpoint for traces over HTTP, such as `http://127.0.0.1:4318/v1/traces`. Empty: no traces.
     pub otlp_endpoint: String,
+    /// The share of the traces that begin at the daemon that are exported, from 0 to 1. A request with `traceparent` says itself whether its trace
+    /// is recorded.
+    pub trace_share: f64,
 }
 
 /// The format of log lines (`telemetry.log_format`).
@@ -262,6 +265,7 @@ impl Default for Telemetry {
             log_format: LogFormat::Json,
             slow_ms: 2000,
             otlp_endpoint: String::new(),
+            trace_share: 1.0,
         }
     }
 }

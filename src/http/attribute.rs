@@ -12,6 +12,7 @@ use thresher_core::domain::{AttributeRequest, Chunk};
 use thresher_core::pipeline::cancel::Cancel;
 
 use super::registry::{ChunkLookup, check_ids};
+use super::traces::Retrieval;
 use super::{Scope, body, observe};
 use crate::admission::Permit;
 use crate::api::{
@@ -52,22 +53,28 @@ async fn attribute(
 ) -> Result<AttributeAnswer, ApiError> {
     let deadline = service.executor().deadline(arrived, request.body.deadline_ms())?;
     service.ready()?;
-    let permit = service.executor().permit(deadline).await?;
+    let is_from_registry = matches!(request.chunk_reference, Some(ChunkReference::Registered(_)));
+    let retrieval = Retrieval { is_from_registry, ..Retrieval::of("attribute") };
     let read = AttributeBody::into_domain;
-    let answer = request.run(&service, (permit, deadline), read, |service, loaded, cancel| {
-        let LoadedRequest { request, options, chunks } = loaded;
-        let pipeline = service.ready()?;
-        let attributed = pipeline.attribute(&request, cancel)?;
-        observe::stages(&attributed.timings);
-        let numbers = chunks.as_ref().map(ReferencedChunks::numbers).unwrap_or_default();
-        let answer = AttributeAnswer::new(&request, &attributed, &options, pipeline, numbers);
-        let receipt = options.receipt.then(|| {
-            let key = service.signing_key()?;
-            Ok::<_, ApiError>(Receipt::of(&request, &attributed, pipeline, key))
+    let scope = service.clone();
+    let answer = async move {
+        let permit = service.executor().permit(deadline).await?;
+        let answer = request.run(&service, (permit, deadline), read, |service, loaded, cancel| {
+            let LoadedRequest { request, options, chunks } = loaded;
+            let pipeline = service.ready()?;
+            let attributed = pipeline.attribute(&request, cancel)?;
+            observe::stages(&attributed.timings);
+            let numbers = chunks.as_ref().map(ReferencedChunks::numbers).unwrap_or_default();
+            let answer = AttributeAnswer::new(&request, &attributed, &options, pipeline, numbers);
+            let receipt = options.receipt.then(|| {
+                let key = service.signing_key()?;
+                Ok::<_, ApiError>(Receipt::of(&request, &attributed, pipeline, key))
+            });
+            Ok(answer.with_receipt(receipt.transpose()?))
         });
-        Ok(answer.with_receipt(receipt.transpose()?))
-    });
-    answer.await
+        answer.await
+    };
+    retrieval.run(scope.model_name(), answer).await
 }
 
 /// A parsed body, and the chunks that it names instead of sending them.

@@ -22,6 +22,7 @@ use thresher_core::pipeline::{self, Compressed, Pipeline, PipelineError, kv_expo
 
 use self::conversation::ConversationRequest;
 use super::registry::{ChunkLookup, check_ids};
+use super::traces::Retrieval;
 use super::{Scope, body, observe, query};
 use crate::api::{self, CompressAnswer, CompressBody, KvAnswer, KvWanted, Prefiltered, ServeOptions};
 use crate::error::ApiError;
@@ -86,7 +87,8 @@ async fn compress_chunks(
     let deadline = service.executor().deadline(arrived, request.options.deadline_ms)?;
     let request = Arc::new(request);
     let are_registered = request.chunk_ids.is_some();
-    match run(&service, &request, deadline).await {
+    let retrieval = Retrieval { is_from_registry: are_registered, ..Retrieval::of("compress") };
+    match retrieval.run(service.model_name(), run(&service, &request, deadline)).await {
         Err(error) if executor::passes_through(&error, request.options.on_error, are_registered) => {
             pass_through(&service, request, error, arrived).await
         }

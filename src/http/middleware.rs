@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use axum::response::Response;
+use futures_util::TryFutureExt as _;
 use thresher_core::domain::{Budget, Chunk, Granularity, TokenizerName};
 use thresher_core::pipeline::answerable::Answerable;
 use thresher_core::pipeline::cancel::Cancel;
@@ -29,6 +30,8 @@ use self::tally::LeftOut;
 pub use self::upstream::{Middleware, UpstreamError};
 use super::compress::named_chunks;
 use super::originals::StoredTurns;
+use super::traces::model_call::{Call, ModelCall};
+use super::traces::{self, Retrieval};
 use super::{Scope, body, observe};
 use crate::api::{self, BodyLimits, MiddlewareBody, MiddlewareOptions};
 use crate::error::{ApiError, ErrorCode};
@@ -101,14 +104,20 @@ async fn pass_on(
     let input_tokens_max = upstream.settings.input_tokens_max.unwrap_or(middleware.settings.input_tokens_max);
     let input_tokens_max = Some(input_tokens_max).filter(|max| *max > 0);
     let mut request = Arc::new(request);
-    let (body, outcome) = match rewrite(&service, &request, cites, input_tokens_max).await {
-        // A request that is too long as a whole cannot be compared.
-        Err(error) if error.code == ErrorCode::InputTooLong && request.is_held_out() => {
-            let changed = Arc::make_mut(&mut request);
-            (changed.treatment, changed.is_comparable) = (Some(Treatment::Compress), false);
-            rewrite(&service, &request, cites, input_tokens_max).await?
+    let rewriting = async {
+        match rewrite(&service, &request, cites, input_tokens_max).await {
+            // A request that is too long as a whole cannot be compared.
+            Err(error) if error.code == ErrorCode::InputTooLong && request.is_held_out() => {
+                let changed = Arc::make_mut(&mut request);
+                (changed.treatment, changed.is_comparable) = (Some(Treatment::Compress), false);
+                rewrite(&service, &request, cites, input_tokens_max).await
+            }
+            rewritten => rewritten,
         }
-        rewritten => rewritten?,
+    };
+    let (body, outcome) = match changes {
+        true => Retrieval::of("compress").run(service.model_name(), rewriting.inspect_ok(record)).await?,
+        false => rewriting.await?,
     };
     let RewriteOutcome { report, sources, records, marked, left_out } = outcome;
     let mut tally = request.tally(&service, (upstream, &report, left_out));
@@ -120,12 +129,20 @@ async fn pass_on(
     // From here on only the sources of citations are needed, and the body until it has been sent. In shadow mode it is compressed now.
     let cited_bytes = if sources.is_some() || is_shadow { request.body.len() } else { 0 };
     let shadowing = is_shadow.then(|| shadow::shadow(&service, Arc::clone(&request)));
+    let mut call = ModelCall::begin(&Call {
+        dialect,
+        method: Method::POST.as_str(),
+        path: uri.path(),
+        model: &request.model,
+        upstream: upstream.base(),
+        body: &body,
+    });
     drop(request);
     let body = service.body_memory().transfer(body, cited_bytes);
-    let reads_answer = sources.is_some() || tally.is_some();
+    let reads_answer = sources.is_some() || tally.is_some() || call.is_recording();
     let sending = upstream.send((dialect, Method::POST, &uri), &headers, body, reads_answer);
     let shadowing = futures_util::future::OptionFuture::from(shadowing);
-    let (answer, (), shadowed) = tokio::join!(sending, storing, shadowing);
+    let (answer, (), shadowed) = tokio::join!(call.send(sending), storing, shadowing);
     let report = match (shadowed, &mut tally) {
         (Some(Shadowed { report, left_out, would_keep }), Some(tally)) => {
             (tally.left_out, tally.would_keep) = (left_out, would_keep);
@@ -134,10 +151,19 @@ async fn pass_on(
         _ => report,
     };
     let forwarder =
-        forward::Forwarder { service, dialect, sources, tally, silence_max: upstream.silence_max() };
+        forward::Forwarder { service, dialect, sources, tally, silence_max: upstream.silence_max(), call };
     let mut response = forwarder.forward(answer?, slot).await;
     report.add_headers(response.headers_mut());
     Ok(response)
+}
+
+/// Records a compression in the current span.
+fn record((_, outcome): &(Vec<u8>, RewriteOutcome)) {
+    let report = &outcome.report;
+    if let Some((before, after)) = report.tokens {
+        traces::tokens(before, after);
+    }
+    traces::related(report.related, report.answerable);
 }
 
 /// Checks what can be checked before the body is read. A web page can send a body to another origin without a preflight request unless the

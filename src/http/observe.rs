@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::error::ResponseCode;
 use super::request_id;
+use super::traces::{self, ServerSpan};
 use axum::extract::{MatchedPath, Request};
 use axum::middleware::Next;
 use axum::response::Response;
@@ -48,14 +49,17 @@ pub async fn request(request: Request, next: Next) -> Response {
     // A span below the level of a line would be missing in it.
     let (key, stages) = (tracing::field::Empty, tracing::field::Empty);
     let span = tracing::warn_span!("request", %method, endpoint, request_id, key, stages);
-    let mut guard = RequestGuard::start(started, endpoint.clone(), span.clone());
-    let mut response = next.run(request).instrument(span.clone()).await;
+    let traced = ServerSpan::begin((&method, &endpoint), &request_id, request.headers());
+    let mut guard = RequestGuard::start(started, endpoint.clone(), (span.clone(), traced.clone()));
+    let mut response = traced.run(next.run(request).instrument(span.clone())).await;
     guard.answered = true;
     request_id::add(response.headers_mut(), &request_id);
     let code = response.extensions().get::<ResponseCode>().map_or("ok", |code| code.0);
+    let key = response.extensions().get::<KeyName>().map(|KeyName(key)| &**key);
+    traced.answered(response.status(), code, key);
     let status = response.status().as_u16();
     counter!("requests_total", "endpoint" => endpoint.clone(), "code" => code).increment(1);
-    if let Some(KeyName(key)) = response.extensions().get() {
+    if let Some(key) = key {
         counter!("key_requests_total", "key" => key.to_string(), "code" => code).increment(1);
     }
     let took = started.elapsed();
@@ -71,6 +75,7 @@ pub async fn request(request: Request, next: Next) -> Response {
 /// Metrics of one compression.
 pub fn compressed(outcome: &Compressed) {
     stages(&outcome.timings);
+    traces::compressed(outcome);
     if let Some(usage) = outcome.usage {
         counter!("tokens_in_total").increment(usage.tokens_in as u64);
         counter!("tokens_out_total").increment(usage.tokens_out as u64);
@@ -213,13 +218,14 @@ struct RequestGuard {
     started: Instant,
     endpoint: String,
     span: tracing::Span,
+    traced: ServerSpan,
     answered: bool,
 }
 
 impl RequestGuard {
-    fn start(started: Instant, endpoint: String, span: tracing::Span) -> Self {
+    fn start(started: Instant, endpoint: String, (span, traced): (tracing::Span, ServerSpan)) -> Self {
         gauge!("requests_in_flight").increment(1.0);
-        Self { started, endpoint, span, answered: false }
+        Self { started, endpoint, span, traced, answered: false }
     }
 }
 
@@ -231,6 +237,7 @@ impl Drop for RequestGuard {
             counter!("requests_total", "endpoint" => endpoint, "code" => code).increment(1);
             let ms = self.started.elapsed().as_secs_f64() * 1e3;
             self.span.in_scope(|| tracing::info!(code, ms, "not answered"));
+            self.traced.client_gone();
         }
     }
 }

@@ -15,6 +15,7 @@ use thresher_core::pipeline::clock::Clock;
 use thresher_registry::filter::Filter;
 use thresher_registry::{Change, Outcome, Registry};
 
+use super::traces::{self, Retrieval};
 use super::{Scope, body, observe, query};
 use crate::api::{
     self, ChangesAnswer, DeleteBody, PageAnswer, ProgressAnswer, Rank, RegisterBody, RegisteredAnswer,
@@ -181,33 +182,33 @@ async fn found(service: Scope, request: SearchRequest, arrived: Instant) -> Resu
     if request.rank == Rank::Rc {
         service.ready()?;
     }
-    let scope = service.clone();
+    let (scope, is_ranked) = (service.clone(), request.rank == Rank::Rc);
     let bytes_max = service.limits.registry.named_bytes_max;
-    service
-        .executor()
-        .run(deadline, move |cancel| {
-            cancel.check()?;
-            let registry = scope.registry()?;
-            let mut clock = Clock::start();
-            let hits = clock.stage("search", || {
-                registry.search(&request.query, request.filter.as_ref(), request.candidates, bytes_max)
-            })?;
-            let scores = match request.rank {
-                Rank::Rc if !hits.is_empty() => {
-                    let chunks: Vec<_> = hits.iter().map(|hit| Arc::clone(&hit.chunk)).collect();
-                    let pipeline = scope.ready()?;
-                    let ranked = clock
-                        .stage("rank", || pipeline.rank(&request.query, &chunks, Granularity::Chunk, cancel));
-                    let ranked = ranked.map(|ranked| ranked.chunks);
-                    Some(ranked.map_err(|error| ApiError::from(error).of_chunks_in("candidates"))?)
-                }
-                _ => None,
-            };
-            let timings = clock.finish();
-            observe::stages(&timings);
-            Ok(SearchAnswer::new(&request, hits, scores, (&timings).into()))
-        })
-        .await
+    let retrieval = Retrieval { operation: "search", is_from_registry: true, top_k: Some(request.limit) };
+    let work = service.executor().run(deadline, move |cancel| {
+        cancel.check()?;
+        let registry = scope.registry()?;
+        let mut clock = Clock::start();
+        let hits = clock.stage("search", || {
+            registry.search(&request.query, request.filter.as_ref(), request.candidates, bytes_max)
+        })?;
+        let scores = match request.rank {
+            Rank::Rc if !hits.is_empty() => {
+                let chunks: Vec<_> = hits.iter().map(|hit| Arc::clone(&hit.chunk)).collect();
+                let pipeline = scope.ready()?;
+                let ranked = clock
+                    .stage("rank", || pipeline.rank(&request.query, &chunks, Granularity::Chunk, cancel));
+                let ranked = ranked.map(|ranked| ranked.chunks);
+                Some(ranked.map_err(|error| ApiError::from(error).of_chunks_in("candidates"))?)
+            }
+            _ => None,
+        };
+        let timings = clock.finish();
+        observe::stages(&timings);
+        traces::chunks(hits.len(), Some(hits.len().min(request.limit)));
+        Ok(SearchAnswer::new(&request, hits, scores, (&timings).into()))
+    });
+    retrieval.run(service.model_name().filter(|_| is_ranked), work).await
 }
 
 /// The number of chunks that are looked up at once.

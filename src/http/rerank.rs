@@ -13,6 +13,7 @@ use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
 use thresher_core::pipeline::{Pipeline, PipelineError, Ranked};
 
+use super::traces::{self, Retrieval};
 use super::{Scope, body, observe};
 use crate::api::{self, RerankBody, RerankDialect, ScoreAnswer, ScoreBody, Scored};
 use crate::error::ApiError;
@@ -56,7 +57,7 @@ async fn rerank(
         Ok(Err((error, true))) => return error.tei_response(),
         Ok(Err((error, false))) | Err(error) => return error_response(error),
     };
-    let dialect = request.dialect;
+    let (dialect, top_k) = (request.dialect, request.result_count_max());
     let request = Arc::new(request);
     let ranked_request = Arc::clone(&request);
     let rank = move |pipeline: &Pipeline, cancel: &Cancel| {
@@ -73,7 +74,8 @@ async fn rerank(
         let headers = [(super::RELATED, related), (super::ANSWERABLE, answerable)];
         (request.answer(&ranked[0], ttl_store::new_id("rerank"), model), headers)
     };
-    let answer = ranked(service, deadline, rank, answer);
+    let retrieval = Retrieval { top_k, ..Retrieval::of("rerank") };
+    let answer = retrieval.run(service.model_name(), ranked(service, deadline, rank, answer));
     match (answer.await, dialect) {
         (Ok((answer, headers)), _) => {
             let headers = headers.into_iter().filter_map(|(name, value)| Some((name, value?)));
@@ -100,6 +102,8 @@ async fn ranked<T: Send + 'static>(
             let mut clock = Clock::start();
             let ranked = clock.stage("rank", || rank(pipeline, cancel))?;
             observe::stages(&clock.finish());
+            let count = ranked.iter().map(|ranked| ranked.chunks.len()).sum();
+            traces::chunks(count, None);
             Ok(answer(&ranked, &pipeline.model().name))
         })
         .await
@@ -120,7 +124,8 @@ pub async fn score(service: Scope, headers: HeaderMap, body: Body) -> Response {
         let answer = move |ranked: &[Ranked], model: &str| {
             ScoreAnswer::new(ranked, ttl_store::new_id("score"), model, created)
         };
-        ranked(&service, deadline, rank, answer).await
+        let work = ranked(&service, deadline, rank, answer);
+        Retrieval::of("score").run(service.model_name(), work).await
     };
     match answer.await {
         Ok(answer) => Json(answer).into_response(),

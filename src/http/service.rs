@@ -206,6 +206,11 @@ impl Scope {
         self.executor.pipeline()
     }
 
+    /// The name of the model that scores; none while it is being loaded.
+    pub fn model_name(&self) -> Option<&str> {
+        self.pipeline().map(|pipeline| &*pipeline.model().name)
+    }
+
     /// The registry of the tenant.
     ///
     /// # Errors

@@ -12,6 +12,7 @@ use axum::http::HeaderMap;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, Stream, StreamExt as _};
+use opentelemetry::context::FutureExt as _;
 use serde_json::json;
 use sse_stream::SseByteStream;
 use thresher_core::domain::ByteRange;
@@ -68,7 +69,7 @@ pub async fn handle(
     let (sender, receiver) = mpsc::channel(1);
     let arriving = Arriving::default();
     let task = StreamTask { service, admitted, deadline_ms, context, sender, arriving, parts: 0 };
-    tokio::spawn(task.run(events).in_current_span());
+    tokio::spawn(task.run(events).in_current_span().with_current_context());
     let outgoing = stream::unfold(receiver, async |mut receiver| {
         let event: Event = receiver.recv().await?;
         Some((Ok(event), receiver))

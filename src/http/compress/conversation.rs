@@ -15,6 +15,7 @@ use self::config::Config;
 use crate::api::{BodyLimits, MessagesAnswer, SessionAnswer};
 use crate::error::ApiError;
 use crate::http::originals::{StoredSessions, StoredText};
+use crate::http::traces::{self, Retrieval};
 use crate::http::usage::SessionUsage;
 use crate::http::{Scope, observe};
 use crate::middleware::dialect::{Conversation, Dialect};
@@ -115,6 +116,7 @@ impl ConversationRequest {
             .store(new_texts, session, |before| SessionUsage::after(before, counts, Some(message_count)))?;
         let hashes: Vec<String> =
             rewritten.shortened.iter().map(|string| Hash::of(&string.original).to_string()).collect();
+        traces::tokens(tokens.before, tokens.after);
         observe::middleware(
             if hashes.is_empty() { "whole" } else { "compressed" },
             Some((tokens.before, tokens.after)),
@@ -196,5 +198,6 @@ pub async fn compress(
     let deadline = service.executor().deadline(arrived, None)?;
     service.ready()?;
     let scope = service.clone();
-    service.executor().run(deadline, move |cancel| Ok(Json(request.compress(&scope, cancel)?))).await
+    let work = service.executor().run(deadline, move |cancel| Ok(Json(request.compress(&scope, cancel)?)));
+    Retrieval::of("compress").run(service.model_name(), work).await
 }

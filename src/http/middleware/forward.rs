@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::body::{Body, Bytes};
+use axum::body::{Body, Bytes, HttpBody as _};
 use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
 use axum::http::response::Parts;
 use axum::http::{HeaderValue, Response};
@@ -21,6 +21,8 @@ use crate::api::anthropic::CitedSpan;
 use crate::error::ApiError;
 use crate::http::Scope;
 use crate::http::error::ResponseCode;
+use crate::http::traces::Retrieval;
+use crate::http::traces::model_call::ModelCall;
 use crate::middleware::answer;
 use crate::middleware::cite::{self, Sources};
 use crate::middleware::dialect::Dialect;
@@ -44,6 +46,8 @@ pub struct Forwarder {
     pub tally: Option<Tally>,
     /// The longest time that the upstream may send nothing.
     pub silence_max: Duration,
+    /// The span of the request to the upstream, which ends with the answer.
+    pub call: ModelCall,
 }
 
 /// Why an answer ends early. The connection to the client is then closed without the end of the body, so that the client notices.
@@ -111,7 +115,8 @@ impl Forwarder {
         let cited = self.service.executor().run(deadline, move |cancel| {
             Ok(cite::cited_spans(dialect, &text, &sources, (scope.ready()?, cancel))?)
         });
-        match cited.await {
+        let cited = Retrieval::of("attribute").run(self.service.model_name(), cited);
+        match self.call.beside(cited).await {
             Ok(cited) => Some(cited),
             Err(error) => {
                 tracing::warn!(code = error.code.as_str(), "an answer is forwarded without citations");
@@ -201,7 +206,26 @@ impl ForwardStream {
         }
     }
 
+    /// The next bytes of the upstream, which the span of the request gets to know, too.
     async fn frame(&mut self) -> Result<Option<Bytes>, ForwardError> {
+        let frame = self.data_frame().await;
+        let call = &mut self.forwarder.call;
+        match &frame {
+            Ok(Some(bytes)) => {
+                call.read(bytes);
+                // If the length of the answer is known, nobody asks for bytes after the last ones.
+                if self.body.is_end_stream() {
+                    call.ended();
+                }
+            }
+            Ok(None) => call.ended(),
+            Err(ForwardError::Silent) => call.failed("upstream_silent"),
+            Err(ForwardError::Upstream(_)) => call.failed("upstream_failed"),
+        }
+        frame
+    }
+
+    async fn data_frame(&mut self) -> Result<Option<Bytes>, ForwardError> {
         loop {
             let frame = tokio::time::timeout(self.forwarder.silence_max, self.body.frame());
             match frame.await.map_err(|_elapsed| ForwardError::Silent)?.transpose()? {

@@ -12,6 +12,7 @@ use super::forward::Forwarder;
 use super::upstream::Upstream;
 use super::{Middleware, Scope, body};
 use crate::error::ApiError;
+use crate::http::traces::model_call::{Call, ModelCall};
 use crate::middleware::dialect::Dialect;
 use crate::middleware::json::Located;
 
@@ -59,9 +60,18 @@ async fn pass_on(
     };
     let upstream = choose(&middleware, model.as_deref())?;
     let body = service.body_memory().transfer(body, 0);
-    let answer = upstream.send((dialect, method, &uri), &headers, body, false).await?;
+    let mut call = ModelCall::begin(&Call {
+        dialect,
+        method: method.as_str(),
+        path: uri.path(),
+        model: model.as_deref().unwrap_or_default(),
+        upstream: upstream.base(),
+        body: &body,
+    });
+    let reads_answer = call.is_recording();
+    let answer = call.send(upstream.send((dialect, method, &uri), &headers, body, reads_answer)).await?;
     let forwarder =
-        Forwarder { service, dialect, sources: None, tally: None, silence_max: upstream.silence_max() };
+        Forwarder { service, dialect, sources: None, tally: None, silence_max: upstream.silence_max(), call };
     Ok(forwarder.forward(answer, slot).await)
 }
 

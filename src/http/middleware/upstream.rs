@@ -24,6 +24,7 @@ use super::headers::{self, Allowed};
 use crate::admission::{Claim, Shares, Slot};
 use crate::error::ApiError;
 use crate::executor::WorkerSlots;
+use crate::http::traces;
 use crate::middleware::dialect::Dialect;
 use crate::middleware::settings::{Credential, MiddlewareSettings, UpstreamSettings};
 
@@ -196,6 +197,11 @@ impl Upstream {
         })
     }
 
+    /// The URL of the upstream.
+    pub fn base(&self) -> &Uri {
+        &self.base
+    }
+
     /// The longest time that the upstream may send nothing.
     pub fn silence_max(&self) -> Duration {
         self.silence_max
@@ -222,6 +228,7 @@ impl Upstream {
         let hops: Vec<&str> = hops(headers).chain([&*self.name]).collect();
         let hops = HeaderValue::from_str(&hops.join(",")).map_err(|_| ApiError::internal())?;
         request.headers_mut().insert(HOPS, hops);
+        traces::inject(request.headers_mut());
         request.headers_mut().extend(self.key(dialect, headers)?);
         let answer = tokio::time::timeout(self.silence_max, self.client.request(request));
         match answer.await {
