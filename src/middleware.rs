@@ -16,6 +16,7 @@ pub mod find;
 pub mod json;
 pub mod marks;
 pub mod omissions;
+pub mod paths;
 pub mod records;
 pub mod reported;
 pub mod rewrite;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use thresher_core::domain::Budget;
 
 use super::find::{Bounds, Policy};
+use super::paths;
 use super::untouched::{self, TextKind};
 
 /// `[middleware]`: the OpenAI- and Anthropic-compatible proxy.
@@ -79,6 +80,9 @@ pub struct UpstreamSettings {
     /// Whether the caller's own key is forwarded. The default is true only if `models` names the models.
     #[serde(default)]
     pub caller_key: Option<bool>,
+    /// Paths that are forwarded with the key of `key_file` in addition to those that store nothing; a `*` at the end of a path matches any ending.
+    #[serde(default)]
+    pub paths: Vec<String>,
     /// Names of request headers that are forwarded in addition to the usual ones.
     #[serde(default)]
     pub request_headers: Vec<String>,
@@ -249,6 +253,19 @@ impl UpstreamSettings {
         self.models.is_empty() || self.models.iter().any(|model| model == "*")
     }
 
+    /// Returns whether a request that the middleware does not read may be sent to this upstream. With a key that all tenants share, only those
+    /// may that cannot reach what another tenant has stored, and those that `paths` names.
+    pub fn forwards(&self, method: &str, path: &str) -> bool {
+        self.credential() != Credential::KeyFile || paths::may_use_key(method, path, &self.paths)
+    }
+
+    /// Returns whether `name` is the URL of this upstream, or its host with or without the port.
+    pub fn is_named(&self, name: &str) -> bool {
+        let authority = self.url.split('/').nth(2).unwrap_or_default();
+        let is_host = [authority, self.host()].iter().any(|host| host.eq_ignore_ascii_case(name));
+        is_host || self.url.trim_end_matches('/') == name.trim_end_matches('/')
+    }
+
     /// Describes the key that requests to this upstream carry, and what to change to use another one. The text completes "the upstream is".
     pub fn credential_description(&self) -> String {
         match self.credential() {
@@ -292,6 +309,16 @@ impl UpstreamSettings {
         if self.caller_key == Some(true) && self.credential() == Credential::KeyFile {
             return Err(format!(
                 "middleware.upstreams, {url}: key_file and caller_key = true exclude each other; remove one of them"
+            ));
+        }
+        if let Some(path) = self.paths.iter().find(|path| *path != "*" && !path.starts_with("/v1/")) {
+            return Err(format!(
+                "middleware.upstreams, {url}: paths contains {path:?}; write \"*\" or a path that starts with /v1/, such as \"/v1/files*\""
+            ));
+        }
+        if !self.paths.is_empty() && self.credential() != Credential::KeyFile {
+            return Err(format!(
+                "middleware.upstreams, {url}: paths is set without key_file; without it all paths are forwarded, so remove paths"
             ));
         }
         let lists =
@@ -358,6 +385,22 @@ mod tests {
     }
 
     #[test]
+    fn an_upstream_is_named_by_its_url_or_host() {
+        let check = |url: &str, name: &str, expect: bool| {
+            let upstream = UpstreamSettings { url: url.to_owned(), ..UpstreamSettings::default() };
+            assert_eq!(upstream.is_named(name), expect, "{url} {name}");
+        };
+        check("https://api.openai.com/v1", "api.openai.com", true);
+        check("https://api.openai.com/v1", "API.OpenAI.com", true);
+        check("https://api.openai.com/v1/", "https://api.openai.com/v1", true);
+        check("http://127.0.0.1:8000", "127.0.0.1:8000", true);
+        check("http://127.0.0.1:8000", "127.0.0.1", true);
+        check("http://127.0.0.1:8000", "127.0.0.1:8001", false);
+        check("http://[::1]:8000", "[::1]:8000", true);
+        check("https://api.openai.com", "", false);
+    }
+
+    #[test]
     fn a_key_that_crosses_the_network_unencrypted_gets_a_warning() {
         let check = |url: &str, expect: bool| {
             let mut upstream = UpstreamSettings { url: url.to_owned(), ..UpstreamSettings::default() };
@@ -403,6 +446,13 @@ mod tests {
         let response = |settings: &mut MiddlewareSettings| {
             settings.upstreams[0].response_headers = vec!["a b".to_owned()];
         };
+        let path = |settings: &mut MiddlewareSettings| {
+            settings.upstreams[0].key_file = "key".into();
+            settings.upstreams[0].paths = vec!["*".to_owned(), "files".to_owned()];
+        };
+        check("a path", path, &["paths", "\"files\"", "/v1/"]);
+        let paths = |settings: &mut MiddlewareSettings| settings.upstreams[0].paths = vec!["*".to_owned()];
+        check("paths without a key", paths, &["paths", "key_file"]);
         check("no name", response, &["response_headers", "\"a b\"", "not a name"]);
     }
 }

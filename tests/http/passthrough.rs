@@ -11,10 +11,11 @@ use axum::{Json, Router};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use thresher::middleware::settings::{MiddlewareSettings, UpstreamSettings};
-use tokio::net::TcpListener;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::middleware::{in_front, settings};
-use crate::support::wire::{Response, ask_with, get};
+use crate::support::wire::{Response, ask_with, get, parse};
 use crate::{Daemon, check_error};
 
 /// A request that an upstream has received.
@@ -73,6 +74,19 @@ async fn send(daemon: &Daemon, call: (&str, &str), headers: &[&str], body: &str)
     ask_with(daemon.http, call, headers, body).await
 }
 
+/// Sends a request without a content type.
+async fn send_untyped(daemon: &Daemon, (method, path): (&str, &str), body: &str) -> Response {
+    let (address, length) = (daemon.http, body.len());
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+    );
+    let mut stream = TcpStream::connect(address).await.expect("the daemon listens");
+    stream.write_all(request.as_bytes()).await.expect("the daemon reads");
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await.expect("a response");
+    parse(&response)
+}
+
 fn named(url: &str, models: &[&str]) -> UpstreamSettings {
     let models = models.iter().map(|&model| model.to_owned()).collect();
     UpstreamSettings { url: url.to_owned(), models, ..UpstreamSettings::default() }
@@ -83,37 +97,57 @@ async fn other_paths_go_to_the_upstream_as_they_are() {
     let upstream = Upstream::default();
     let answer = json!({"data": [{"embedding": [0.25]}]});
     let daemon = in_front(&settings(upstream.listen(201, answer.clone()).await), true, 1).await;
-    let check = async |call: (&str, &str), headers: &[&str], body: &str| {
+    let changed = async |call: (&str, &str), headers: &[&str], (body, sent): (&str, &str)| {
         let response = send(&daemon, call, headers, body).await;
         assert_eq!((response.status, response.json()), (201, answer.clone()), "{call:?}");
         assert_eq!((response.header("x-request-id"), response.header("set-cookie")), (Some("r1"), None));
         assert_eq!(response.header("x-thresher"), None, "{call:?}");
         let received = upstream.take().pop().expect("a request");
         assert_eq!((&*received.method, &*received.path), call);
-        assert_eq!(received.body, body.as_bytes(), "{call:?}");
+        assert_eq!(received.body, sent.as_bytes(), "{call:?}");
         received
     };
+    let check =
+        async |call: (&str, &str), headers: &[&str], body: &str| changed(call, headers, (body, body)).await;
     let json = "content-type: application/json";
     let spaced = r#"{ "model": "m-1",  "input": "The tide" }"#;
     let received = check(("POST", "/v1/embeddings"), &[json, "authorization: Bearer mine"], spaced).await;
     assert_eq!(received.header("authorization"), Some("Bearer mine"));
     assert_eq!(received.header("content-type"), Some("application/json"));
-    let counted = r#"{"model": "m-1", "messages": [], "thresher": {"compress": true}}"#;
+    // The field of the daemon is removed where a client may send it.
+    let counted = r#"{"model": "m-1",  "messages": [], "thresher": {"compress": true}}"#;
+    let sent = r#"{"model": "m-1",  "messages": []}"#;
     let keys = [json, "x-api-key: mine", "anthropic-version: 2023-06-01", "cookie: a=b"];
-    let received = check(("POST", "/v1/messages/count_tokens?beta=true"), &keys, counted).await;
+    let call = ("POST", "/v1/messages/count_tokens?beta=true");
+    let received = changed(call, &keys, (counted, sent)).await;
     assert_eq!((received.header("x-api-key"), received.header("cookie")), (Some("mine"), None));
+    changed(("POST", "/v1/responses/input_tokens"), &[json], (counted, sent)).await;
+    check(("POST", "/v1/embeddings"), &[json], counted).await;
     check(("POST", "/v1/moderations"), &[json], "not JSON").await;
     check(("GET", "/v1/files/f1/content"), &[json], "").await;
     check(("DELETE", "/v1/responses/r1"), &[json], "").await;
     check(("GET", "/v1/models/m-1"), &[json], "").await;
+    check(("GET", "/v1/models/m-a%2Fb"), &[json], "").await;
     check(("PUT", "/v1/anything/"), &[json], "{}").await;
     let response = send(&daemon, ("POST", "/v1/embeddings?key=thr_0123&a=b"), &[json], "{}").await;
     assert_eq!((response.status, &*upstream.take()[0].path), (201, "/v1/embeddings?a=b"));
     assert_eq!(send(&daemon, ("PROPFIND", "/v1/embeddings"), &[json], "").await.status, 405);
     // The daemon's own paths, and what looks like one of them, are never passed on.
-    for path in
-        ["/v1/compress/x", "/v1/attribute/strem", "/v1/kv", "/v1/chunks/a/b", "/v2/embeddings", "/embeddings"]
-    {
+    for path in [
+        "/v1/compress/x",
+        "/v1/attribute/strem",
+        "/v1/kv",
+        "/v1/chunks/a/b",
+        "/v1/v1/compress",
+        "/v1//compress",
+        "/v1/./compress",
+        "/v1/%63ompress",
+        "/v1/../admin/keys",
+        "/v1/%2e%2e/admin/keys",
+        "/v1/files/..%2F..%2Fadmin",
+        "/v2/embeddings",
+        "/embeddings",
+    ] {
         let response = send(&daemon, ("POST", path), &[json], "{}").await;
         check_error(path, &response, "404 not_found -", "");
     }
@@ -123,7 +157,7 @@ async fn other_paths_go_to_the_upstream_as_they_are() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_without_a_model_goes_to_the_only_upstream_or_to_one_for_any_model() {
+async fn a_request_without_a_model_goes_to_the_only_upstream_or_to_the_one_it_names() {
     let (first, second) = (Upstream::default(), Upstream::default());
     let urls = [first.listen(200, json!({})).await, second.listen(200, json!({})).await];
     let with = |upstreams: Vec<UpstreamSettings>| MiddlewareSettings { upstreams, ..settings(String::new()) };
@@ -141,11 +175,86 @@ async fn a_request_without_a_model_goes_to_the_only_upstream_or_to_one_for_any_m
     assert_eq!(error(("GET", "/v1/models/c"), "").await, "404 model_unknown model");
     assert_eq!(error(("GET", "/v1/files"), "").await, "400 missing_field model");
     assert_eq!((first.take(), second.take()), (vec![], vec![]));
-    // An upstream for any model gets no caller's key.
+    let host = |url: &str| url.strip_prefix("http://").expect("a URL").to_owned();
+    for (at, name) in [(0, host(&urls[0])), (1, host(&urls[1])), (1, urls[1].clone())] {
+        let headers = [json[0], json[1], &format!("x-thresher-upstream: {name}")];
+        let response = send(&daemon, ("GET", "/v1/files"), &headers, "").await;
+        let received = [first.take(), second.take()];
+        assert_eq!((response.status, received[at].len(), received[1 - at].len()), (200, 1, 0), "{name}");
+        assert_eq!(received[at][0].header("x-thresher-upstream"), None);
+    }
+    let unknown = [json[0], json[1], "x-thresher-upstream: elsewhere.example"];
+    let unknown = send(&daemon, ("GET", "/v1/files"), &unknown, "").await;
+    assert_eq!((unknown.status, &unknown.json()["error"]["code"]), (422, &json!("header_invalid")));
+    // A file is not sent to an upstream only because that one is for any model.
     let any = with(vec![named(&urls[0], &["a-*"]), named(&urls[1], &[])]);
-    let response = send(&in_front(&any, true, 1).await, ("GET", "/v1/files"), &json, "").await;
+    let any = in_front(&any, true, 1).await;
+    let form = ["content-type: multipart/form-data; boundary=x", json[1]];
+    let refused = send(&any, ("POST", "/v1/files"), &form, "--x--").await;
+    let error = &refused.json()["error"];
+    assert_eq!((refused.status, &error["code"]), (400, &json!("missing_field")));
+    assert!(error["message"].as_str().expect("a message").contains("x-thresher-upstream"), "{error}");
+    assert_eq!((first.take(), second.take()), (vec![], vec![]));
+    // An upstream for any model gets no caller's key.
+    let headers = [json[0], json[1], &format!("x-thresher-upstream: {}", host(&urls[1]))];
+    let response = send(&any, ("GET", "/v1/files"), &headers, "").await;
     let received = second.take();
     assert_eq!((response.status, received.len(), received[0].header("authorization")), (200, 1, None));
+}
+
+/// With the operator's key, a tenant must not reach what another tenant has stored at the provider.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operators_key_is_used_for_stateless_paths_only() {
+    let upstream = Upstream::default();
+    let folder = tempfile::tempdir().expect("a folder");
+    let key_file = folder.path().join("key");
+    std::fs::write(&key_file, "sk-operator").expect("a file");
+    let with_paths = |url: String, paths: &[&str]| {
+        let mut settings = settings(url);
+        let paths = paths.iter().map(|&path| path.to_owned()).collect();
+        settings.upstreams[0] =
+            UpstreamSettings { key_file: key_file.clone(), paths, ..settings.upstreams[0].clone() };
+        settings
+    };
+    let url = upstream.listen(200, json!({})).await;
+    let json = ["content-type: application/json"];
+    let check = async |daemon: &Daemon, call: (&str, &str), body: &str, is_sent: bool| {
+        let response = send(daemon, call, &json, body).await;
+        let received = upstream.take();
+        if is_sent {
+            assert_eq!((response.status, received.len()), (200, 1), "{call:?}");
+            assert_eq!(received[0].header("authorization"), Some("Bearer sk-operator"), "{call:?}");
+        } else {
+            let error = &response.json()["error"];
+            let found = (response.status, &error["code"], received.len());
+            assert_eq!(found, (404, &json!("not_found"), 0), "{call:?}");
+            let message = error["message"].as_str().expect("a message");
+            assert!(message.contains("key_file") && message.contains("`paths`"), "{message}");
+        }
+    };
+    let daemon = in_front(&with_paths(url.clone(), &[]), true, 1).await;
+    check(&daemon, ("POST", "/v1/embeddings"), r#"{"model": "m-1"}"#, true).await;
+    check(&daemon, ("POST", "/v1/moderations"), "{}", true).await;
+    check(&daemon, ("GET", "/v1/models/m-1"), "", true).await;
+    let stored = [
+        ("GET", "/v1/files"),
+        ("GET", "/v1/files/f1/content"),
+        ("DELETE", "/v1/files/f1"),
+        ("POST", "/v1/batches"),
+        ("GET", "/v1/responses/r1"),
+        ("DELETE", "/v1/models/m-1"),
+        ("POST", "/v1/%66iles"),
+    ];
+    for call in stored {
+        check(&daemon, call, "", false).await;
+    }
+    let files = in_front(&with_paths(url.clone(), &["/v1/files*"]), true, 1).await;
+    check(&files, ("DELETE", "/v1/files/f1"), "", true).await;
+    check(&files, ("POST", "/v1/batches"), "{}", false).await;
+    let all = in_front(&with_paths(url, &["*"]), true, 1).await;
+    for call in stored {
+        check(&all, call, "", true).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -162,7 +271,13 @@ async fn bodies_that_a_page_could_send_need_a_key() {
             (415, &json!("content_type_unsupported"))
         );
     }
+    // A page may also send bytes without a type.
+    for call in [("POST", "/v1/files"), ("DELETE", "/v1/files/f1")] {
+        assert_eq!(send_untyped(&daemon, call, "--x--").await.status, 415, "{call:?}");
+    }
     assert_eq!(upstream.take(), []);
+    assert_eq!(send_untyped(&daemon, ("GET", "/v1/files"), "").await.status, 200);
+    assert_eq!(upstream.take().len(), 1);
     for key in ["authorization: Bearer mine", "x-api-key: mine"] {
         assert_eq!(send(&daemon, ("POST", "/v1/files"), &[form, key], "--x--").await.status, 200, "{key}");
         assert_eq!(upstream.take()[0].body, b"--x--");

@@ -314,6 +314,32 @@ impl ApiError {
         Self::with_param(ErrorCode::MissingField, message, "model")
     }
 
+    /// For a request that names neither a model nor an upstream, if there are several upstreams.
+    pub(in crate::http) fn upstream_unclear(header: &str) -> Self {
+        let message = format!(
+            "missing field `model`: it chooses the upstream. A request that has no model in a JSON body or in its path names the upstream's host or \
+             URL in the header {header}"
+        );
+        Self::with_param(ErrorCode::MissingField, message, "model")
+    }
+
+    pub(in crate::http) fn upstream_unknown(header: &'static str, name: &str) -> Self {
+        let message = format!(
+            "the header {header} names {}, which is no upstream (middleware.upstreams)",
+            Quoted(name)
+        );
+        Self::with_param(ErrorCode::HeaderInvalid, message, header)
+    }
+
+    pub(in crate::http) fn path_not_forwarded(method: &str, path: &str) -> Self {
+        let message = format!(
+            "{method} {} is not forwarded, because the upstream is called with a key of the operator (key_file), with which tenants could reach \
+             what others have stored; the setting `paths` of the upstream allows it",
+            Quoted(path)
+        );
+        Self::new(ErrorCode::NotFound, message)
+    }
+
     pub(in crate::http) fn model_not_text() -> Self {
         let message = "model is not a string; it names the model that chooses the upstream";
         Self::with_param(ErrorCode::WrongType, message, "model")

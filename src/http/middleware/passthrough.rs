@@ -7,6 +7,7 @@ use axum::body::Body;
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
 use axum::http::{HeaderMap, Method, Uri};
 use axum::response::{IntoResponse, Response};
+use thresher_core::pipeline::cancel::Cancel;
 
 use super::forward::Forwarder;
 use super::upstream::Upstream;
@@ -14,7 +15,8 @@ use super::{Middleware, Scope, body};
 use crate::error::ApiError;
 use crate::http::traces::model_call::{Call, ModelCall};
 use crate::middleware::dialect::Dialect;
-use crate::middleware::json::Located;
+use crate::middleware::json::{Edits, Located};
+use crate::middleware::paths;
 
 /// The route of all paths below `/v1` that no other route has.
 pub const ROUTE: &str = "/v1/{*path}";
@@ -22,30 +24,45 @@ pub const ROUTE: &str = "/v1/{*path}";
 /// The paths of Anthropic's Messages.
 const MESSAGES: &str = "/v1/messages";
 
-/// The path of models, which the id of one may follow.
-const MODELS: &str = "/v1/models/";
+/// The paths of conversations: a body for a path below one of them may have the field `thresher`.
+const CONVERSATIONS: [&str; 3] = ["/v1/chat/completions", "/v1/responses", MESSAGES];
 
-/// Passes a request on to the upstream that has its model. A request that names no model goes to the only upstream, or to the first one that has
-/// any model.
+/// The header with the host or URL of the upstream, for requests without a model.
+const UPSTREAM: &str = "x-thresher-upstream";
+
+/// A request that is passed on.
+struct Forwarded {
+    dialect: Dialect,
+    method: Method,
+    uri: Uri,
+    /// The path, decoded and without a slash at its end.
+    path: String,
+}
+
+/// Passes a request on to the upstream that has its model. A request that names no model goes to the upstream that [`UPSTREAM`] names, or to the
+/// only one.
 pub async fn handle(service: Scope, method: Method, uri: Uri, headers: HeaderMap, body: Body) -> Response {
-    // A mistake in one of the daemon's own paths must not reach another server.
-    if service.middleware.is_off() || is_ours(uri.path()) {
+    // A mistake in one of the daemon's own paths must not reach another server, and no path may leave the base path of an upstream.
+    let path = paths::decoded(uri.path()).filter(|path| !service.middleware.is_off() && !is_ours(path));
+    let Some(path) = path else {
         return ApiError::not_found(&crate::http::paths()).into_response();
-    }
-    let dialect = dialect_of(uri.path(), &headers);
-    let response = pass_on(service, (dialect, method, uri), headers, body).await;
+    };
+    let dialect = dialect_of(&path, &headers);
+    let response = pass_on(service, Forwarded { dialect, method, uri, path }, headers, body).await;
     response.unwrap_or_else(|error| error.dialect_response(dialect))
 }
 
 async fn pass_on(
     service: Scope,
-    (dialect, method, uri): (Dialect, Method, Uri),
+    request: Forwarded,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
     let middleware = Arc::clone(&service.middleware);
     let is_json = body::check_json(&headers).is_ok();
-    if let Err(error) = middleware.check_hops(&headers).and_then(|()| check_sender(&service, &headers)) {
+    let checked =
+        middleware.check_hops(&headers).and_then(|()| check_sender(&service, &request.method, &headers));
+    if let Err(error) = checked {
         body::discard(body, &service).await;
         return Err(error);
     }
@@ -53,13 +70,27 @@ async fn pass_on(
     let limit =
         body::BodyLimit { bytes: middleware.settings.body_bytes_max, setting: "middleware.body_bytes_max" };
     let body = body::collect(body, limit, &service).await?;
-    let model = match uri.path().strip_prefix(MODELS) {
-        Some(model) => Some(percent_encoding::percent_decode_str(model).decode_utf8_lossy().into_owned()),
-        None if is_json => model_in(&body),
-        None => None,
+    let (model, body) = match (request.path.strip_prefix(paths::MODELS), is_json && !body.is_empty()) {
+        (Some(model), _) => (Some(model.to_owned()), body),
+        (None, true) => {
+            let is_below = CONVERSATIONS.iter().any(|path| is_below(&request.path, path));
+            // The clone keeps the memory of the body until it has been parsed.
+            let scope = service.clone();
+            let parse = move |_: &Cancel| {
+                let parsed = model_and_body(body, is_below);
+                drop(scope);
+                Ok(parsed)
+            };
+            middleware.workers.run(service.limits.deadline_max, parse).await?
+        }
+        (None, false) => (None, body),
     };
-    let upstream = choose(&middleware, model.as_deref())?;
+    let upstream = choose(&middleware, model.as_deref(), &headers)?;
+    if !upstream.settings.forwards(request.method.as_str(), &request.path) {
+        return Err(ApiError::path_not_forwarded(request.method.as_str(), &request.path));
+    }
     let body = service.body_memory().transfer(body, 0);
+    let Forwarded { dialect, method, uri, .. } = request;
     let mut call = ModelCall::begin(&Call {
         dialect,
         method: method.as_str(),
@@ -75,44 +106,67 @@ async fn pass_on(
     Ok(forwarder.forward(answer, slot).await)
 }
 
-/// The upstream for a model, or for a request without one.
-fn choose<'a>(middleware: &'a Middleware, model: Option<&str>) -> Result<&'a Upstream, ApiError> {
-    match model {
-        Some(model) => middleware.upstream(model).ok_or_else(|| ApiError::model_unknown(model)),
-        None => {
-            middleware.only_upstream().or_else(|| middleware.upstream("")).ok_or_else(ApiError::model_missing)
-        }
+/// The upstream for a model, or for a request without one. Such a request is not guessed to be for any of several upstreams: it may hold a
+/// file that only one of them may get.
+fn choose<'a>(
+    middleware: &'a Middleware,
+    model: Option<&str>,
+    headers: &HeaderMap,
+) -> Result<&'a Upstream, ApiError> {
+    if let Some(model) = model {
+        return middleware.upstream(model).ok_or_else(|| ApiError::model_unknown(model));
     }
+    let Some(name) = headers.get(UPSTREAM).map(|name| String::from_utf8_lossy(name.as_bytes())) else {
+        return middleware.only_upstream().ok_or_else(|| ApiError::upstream_unclear(UPSTREAM));
+    };
+    let named = middleware.upstreams().iter().find(|upstream| upstream.settings.is_named(&name));
+    named.ok_or_else(|| ApiError::upstream_unknown(UPSTREAM, &name))
 }
 
-/// Checks that no web page can have sent the request without asking first: a page may send forms and plain text to any server, but no JSON and
-/// no keys.
-fn check_sender(service: &Scope, headers: &HeaderMap) -> Result<(), ApiError> {
+/// Checks that no web page can have sent the request without asking first: a page may send forms, plain text and bytes without a type to any
+/// server, but no JSON and no keys.
+fn check_sender(service: &Scope, method: &Method, headers: &HeaderMap) -> Result<(), ApiError> {
     let has_key = headers.contains_key(AUTHORIZATION) || headers.contains_key("x-api-key");
-    match headers.contains_key(CONTENT_TYPE) && !has_key && !service.is_keyed() {
-        true => body::check_json(headers),
-        false => Ok(()),
+    let only_reads = [Method::GET, Method::HEAD].contains(method) && !headers.contains_key(CONTENT_TYPE);
+    match only_reads || has_key || service.is_keyed() {
+        true => Ok(()),
+        false => body::check_json(headers),
     }
 }
 
-/// Whether a path begins as one of the daemon's own paths does, apart from those of the middleware.
+/// Whether a decoded path begins as one of the daemon's own paths does, apart from those of the middleware. A version that is there twice is
+/// the mistake of a client whose base URL ends with it.
 fn is_ours(path: &str) -> bool {
     let first = |path: &str| path.trim_start_matches("/v1/").split('/').next().unwrap_or_default().to_owned();
     let of_models = ["chat", "responses", "messages", "models"];
-    let name = first(path);
+    let name = first(path).to_ascii_lowercase();
     let ours = crate::http::paths().into_iter().filter(|path| path.starts_with("/v1/")).map(first);
-    !of_models.contains(&&*name) && ours.into_iter().any(|ours| ours == name)
+    ["v1", "v2"].contains(&&*name)
+        || !of_models.contains(&&*name) && ours.into_iter().any(|ours| ours == name)
 }
 
 fn dialect_of(path: &str, headers: &HeaderMap) -> Dialect {
-    let below = path.strip_prefix(MESSAGES).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-    if below || headers.contains_key("anthropic-version") { Dialect::Messages } else { Dialect::Chat }
+    let is_messages = path == MESSAGES || is_below(path, MESSAGES);
+    if is_messages || headers.contains_key("anthropic-version") { Dialect::Messages } else { Dialect::Chat }
 }
 
-/// The model that a JSON body names.
-fn model_in(body: &[u8]) -> Option<String> {
-    let body = std::str::from_utf8(body).ok()?;
-    Located::parse(body).ok()?.text_of("model")
+fn is_below(path: &str, parent: &str) -> bool {
+    path.strip_prefix(parent).is_some_and(|rest| rest.starts_with('/'))
+}
+
+/// The model that a JSON body names, and the body for the upstream. Below a path of conversations, it loses the field `thresher`.
+fn model_and_body(body: Vec<u8>, removes_field: bool) -> (Option<String>, Vec<u8>) {
+    let read = || {
+        let text = std::str::from_utf8(&body).ok()?;
+        let located = Located::parse(text).ok()?;
+        let mut edits = Edits::default();
+        if removes_field {
+            edits.remove_field(located, "thresher");
+        }
+        Some((located.text_of("model"), (!edits.is_empty()).then(|| edits.apply(text).into_bytes())))
+    };
+    let (model, changed) = read().unwrap_or_default();
+    (model, changed.unwrap_or(body))
 }
 
 #[cfg(test)]
@@ -121,7 +175,10 @@ mod tests {
 
     #[test]
     fn paths_that_begin_as_the_daemons_own_are_not_passed_on() {
-        let check = |path: &str, expect: bool| assert_eq!(is_ours(path), expect, "{path}");
+        let check = |path: &str, expect: bool| {
+            let found = paths::decoded(path).is_none_or(|path| is_ours(&path));
+            assert_eq!(found, expect, "{path}");
+        };
         check("/v1/compress/x", true);
         check("/v1/attribute/strem", true);
         check("/v1/chunks/a/b", true);
@@ -130,7 +187,13 @@ mod tests {
         check("/v1/messages/count_tokens", false);
         check("/v1/chat/completions/x", false);
         check("/v1/models/gpt-5", false);
-        check("/v1/", false);
+        check("/v1/v1/compress", true);
+        check("/v1/v2/rerank", true);
+        check("/v1//compress", true);
+        check("/v1/./compress", true);
+        check("/v1/%63ompress", true);
+        check("/v1/Compress", true);
+        check("/v1/%63ompletions", false);
     }
 
     #[test]
