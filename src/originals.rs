@@ -362,18 +362,24 @@ impl TenantOriginals {
     }
 
     /// As [`Self::put`], and in the same transaction replaces the value of `key` by what `change` makes of it. No other change of the value
-    /// is lost.
+    /// is lost. `absent` are entries that are stored only if their keys have no value.
     ///
     /// # Errors
     /// Fails if the store cannot be written. Then nothing is stored.
     pub fn put_and_change(
         &self,
-        entries: &[(&[u8], &[u8])],
+        (entries, absent): (&[(&[u8], &[u8])], &[(&[u8], &[u8])]),
         key: &[u8],
         change: impl FnOnce(Option<&[u8]>) -> Vec<u8>,
     ) -> Result<(), OriginalError> {
         self.store.write(|write| {
             entries.iter().try_for_each(|(key, value)| self.put_one(write, key, value))?;
+            for (key, value) in absent {
+                let is_absent = write.open_table(VALUES)?.get((&*self.tenant, *key))?.is_none();
+                if is_absent {
+                    self.put_one(write, key, value)?;
+                }
+            }
             let before = {
                 let values = write.open_table(VALUES)?;
                 values.get((&*self.tenant, key))?.map(|found| found.value().1.to_vec())

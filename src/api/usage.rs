@@ -111,7 +111,7 @@ impl UsageBody {
         let count = |names: &[&str]| -> Result<Option<u64>, ApiError> {
             names.iter().find_map(|name| count_of(usage, name, path).transpose()).transpose()
         };
-        let input = count(&["input_tokens", "prompt_tokens"])?;
+        let input = count(&["prompt_tokens", "input_tokens"])?;
         let output = count(&["output_tokens", "completion_tokens"])?;
         let (read, written) = (count(CACHE_READ)?, count(&["cache_creation_input_tokens"])?);
         if [input, output, read, written].iter().all(Option::is_none) {
@@ -119,10 +119,10 @@ impl UsageBody {
             return Err(ApiError::with_param(ErrorCode::UsageEmpty, message, path));
         }
         let (read, written) = (read.unwrap_or(0), written.unwrap_or(0));
-        // Anthropic counts cached tokens apart, OpenAI among the others.
-        let is_apart = ["cache_read_input_tokens", "cache_creation_input_tokens"]
-            .iter()
-            .any(|name| usage.contains_key(*name));
+        // Anthropic counts cached tokens apart, OpenAI among the others. Gateways write both fields into usage in OpenAI's format.
+        let has = |name: &str| usage.get(name).is_some_and(|count| !count.is_null());
+        let is_apart =
+            !has("prompt_tokens") && (has("cache_read_input_tokens") || has("cache_creation_input_tokens"));
         let cached = if is_apart { read.saturating_add(written) } else { 0 };
         let counts = ProviderUsage {
             input_tokens: input.unwrap_or(0).saturating_add(cached),
@@ -176,6 +176,14 @@ mod tests {
             r#"{"input_tokens": 120, "output_tokens": 7, "input_tokens_details": {"cached_tokens": 100}}"#;
         check(responses, [120, 7, 100, 0]);
         check(&format!(r#"{{"id": "answer", "usage": {chat}}}"#), [120, 7, 100, 0]);
+        // LiteLLM adds Anthropic's counts to those in OpenAI's format.
+        let litellm = r#"{"prompt_tokens": 125, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 100},
+            "cache_read_input_tokens": 100, "cache_creation_input_tokens": 20}"#;
+        check(litellm, [125, 7, 100, 20]);
+        check(
+            r#"{"input_tokens": 5, "prompt_tokens": null, "cache_read_input_tokens": 100}"#,
+            [105, 0, 100, 0],
+        );
         check(r#"{"cached_tokens": 0, "prompt_tokens": null}"#, [0, 0, 0, 0]);
         let fails = |usage: &str, param: &str| assert_eq!(read(usage), Err(param.to_owned()), "{usage}");
         fails("{}", "usage");

@@ -14,7 +14,7 @@ use super::{Scope, body, query};
 use crate::api::{self, ProviderUsage, SessionUsageAnswer, TokensAnswer, UsageAnswer, UsageBody, UsageTaken};
 use crate::error::ApiError;
 use crate::executor::run_blocking;
-use crate::middleware::session::SessionKeys;
+use crate::middleware::session::{ReturnedEntries, SessionKeys};
 use crate::tenants::usage::UsageCounts;
 
 /// What was compressed in a session, and when it was last used.
@@ -23,8 +23,20 @@ pub struct SessionUsage {
     counts: UsageCounts,
     /// How many messages were returned last.
     message_count: usize,
+    /// How many of them come back unchanged.
+    #[serde(default)]
+    unchanged_count: usize,
     /// Seconds since 1970.
     used_at_s: u64,
+}
+
+/// The messages of an answer.
+#[derive(Debug, Clone, Copy)]
+pub struct ReturnedMessages {
+    /// How many there are.
+    pub all: usize,
+    /// How many of them come back unchanged in later answers.
+    pub unchanged: usize,
 }
 
 impl SessionUsage {
@@ -35,12 +47,13 @@ impl SessionUsage {
         (!is_over).then_some(usage)
     }
 
-    /// The usage after one more request, which returned `message_count` messages if it was about a conversation.
-    pub fn after(before: Option<Self>, more: UsageCounts, message_count: Option<usize>) -> Self {
+    /// The usage after one more request, which returned `messages` if it was about a conversation.
+    pub fn after(before: Option<Self>, more: UsageCounts, messages: Option<ReturnedMessages>) -> Self {
         let before = before.unwrap_or_default();
         Self {
             counts: before.counts.plus(more),
-            message_count: message_count.unwrap_or(before.message_count),
+            message_count: messages.map_or(before.message_count, |messages| messages.all),
+            unchanged_count: messages.map_or(before.unchanged_count, |messages| messages.unchanged),
             used_at_s: now_s(),
         }
     }
@@ -87,11 +100,13 @@ pub async fn take(service: Scope, headers: HeaderMap, body: Body) -> Result<Json
     };
     let (store, keys) = (StoredSessions(service.originals()), SessionKeys::of(&session_id));
     run_blocking(move || {
-        store.store(Vec::new(), Some((keys, Vec::new())), |before| SessionUsage::after(before, more, None))
+        store.store(Vec::new(), Some((keys, ReturnedEntries::default())), |before| {
+            SessionUsage::after(before, more, None)
+        })
     })
     .await?;
     service.usage().add(more);
-    let frozen_message_count = before.message_count;
+    let frozen_message_count = before.unchanged_count;
     Ok(Json(UsageTaken { session_id, frozen_message_count, applied: true }))
 }
 
@@ -139,11 +154,13 @@ mod tests {
         check(100, Some(60), false);
         check(100, Some(3_600), true);
         check(1_000_000, None, true);
+        let messages = ReturnedMessages { all: 4, unchanged: 3 };
         let old = SessionUsage { used_at_s: 1, ..SessionUsage::default() };
-        let used = SessionUsage::after(Some(old), UsageCounts::of_request(9, 3), Some(4));
+        let used = SessionUsage::after(Some(old), UsageCounts::of_request(9, 3), Some(messages));
         let used = SessionUsage::read(&used.written(), Some(60)).expect("it was just used");
         assert_eq!((used.message_count, used.counts), (4, UsageCounts::of_request(9, 3)));
-        assert_eq!(SessionUsage::after(Some(used), UsageCounts::default(), None).message_count, 4);
+        let reported = SessionUsage::after(Some(used), UsageCounts::default(), None);
+        assert_eq!((reported.message_count, reported.unchanged_count), (4, 3));
         assert!(SessionUsage::read(b"not JSON", None).is_none());
     }
 }

@@ -2,7 +2,8 @@
 //! for byte, so that the provider's prompt cache keeps hitting.
 //!
 //! A gateway sends the whole conversation in every turn, and forwards what it gets. A message is known by the texts up to its end, as a turn
-//! is: the session goes on up to the first message that differs, and what follows is new.
+//! is: the session goes on up to the first message that differs, and what follows is new. Several conversations may take turns in one session,
+//! such as those of an agent and its helpers.
 
 use std::collections::HashMap;
 
@@ -31,19 +32,19 @@ pub trait SessionStore {
 /// Where a session keeps what belongs to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionKeys {
-    /// Which messages were returned.
-    pub messages: Key,
+    /// What the keys of its messages are made of.
+    messages: Key,
     /// How much was compressed, and when the session was last used.
     pub usage: Key,
 }
 
-/// A message with text that was returned.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Returned {
-    /// The hash of the conversation up to the end of the message.
-    chain: String,
-    /// Whether a text of it was shortened.
-    is_shortened: bool,
+/// What a session has returned, to be stored.
+#[derive(Debug, Default)]
+pub struct ReturnedEntries {
+    /// The shortened texts of each message with text; none for a message that came back whole.
+    pub entries: Vec<Entry>,
+    /// Whether they take the place of entries that are stored: those of a session that has expired.
+    pub replace: bool,
 }
 
 /// A text of a message that was returned shortened.
@@ -59,15 +60,24 @@ struct ReturnedText {
 #[derive(Debug)]
 pub struct Session {
     keys: SessionKeys,
-    /// For each message with text: its index in the conversation, and the hash of the conversation up to its end.
-    chain: Vec<(usize, String)>,
-    /// How many of these messages were returned before.
-    known_count: usize,
-    /// How many messages of the conversation come back as they were returned before.
+    /// The messages with text.
+    chain: Vec<Link>,
+    /// How many messages at the beginning of the conversation come back as they were returned before.
     pub returned_count: usize,
-    /// The texts of these messages that were returned shortened.
+    /// The texts that come back as they were returned before, shortened.
     pub replayed: Vec<Shortened>,
-    returned: Vec<Returned>,
+    is_new: bool,
+}
+
+/// A message with text.
+#[derive(Debug)]
+struct Link {
+    /// The index of the message in the conversation.
+    index: usize,
+    /// The hash of the conversation up to the end of the message.
+    hash: String,
+    /// Whether the message was returned before.
+    is_returned: bool,
 }
 
 impl SessionKeys {
@@ -90,73 +100,70 @@ impl SessionKeys {
 }
 
 impl Session {
-    /// Starts a session of which nothing was returned.
+    /// Starts a session of which nothing was returned, or which has expired.
     pub fn start(keys: SessionKeys, conversation: &Conversation) -> Self {
-        Self {
-            keys,
-            chain: chain(conversation),
-            known_count: 0,
-            returned_count: 0,
-            replayed: Vec::new(),
-            returned: Vec::new(),
-        }
+        Self { keys, chain: chain(conversation), returned_count: 0, replayed: Vec::new(), is_new: true }
     }
 
-    /// Starts a session, or goes on with the one of which the store knows what was returned. A message whose shortened texts are no longer in
-    /// the store is new, and so is all that follows it.
+    /// Goes on with a session of which the store knows what was returned. Every message that was returned in the same conversation comes back
+    /// as it was, whatever else was returned since. A message that the store no longer knows is new.
     pub fn resume(keys: SessionKeys, conversation: &Conversation, store: &dyn SessionStore) -> Self {
-        let mut session = Self::start(keys, conversation);
-        let before: Vec<Returned> = read(store, &keys.messages).unwrap_or_default();
-        for ((index, hash), before) in session.chain.iter().zip(before) {
-            let texts: Option<Vec<ReturnedText>> = match before.is_shortened {
-                true => read(store, &keys.message(hash)),
-                false => Some(Vec::new()),
-            };
-            let message = &conversation.messages[*index];
-            let texts = texts.filter(|_| before.chain == *hash).and_then(|texts| shortened(message, texts));
-            let Some(texts) = texts else { break };
-            session.replayed.extend(texts);
-            session.returned.push(before);
+        let mut session = Self { is_new: false, ..Self::start(keys, conversation) };
+        for link in &mut session.chain {
+            let texts: Option<Vec<ReturnedText>> = read(store, &keys.message(&link.hash));
+            let texts = texts.and_then(|texts| shortened(&conversation.messages[link.index], texts));
+            link.is_returned = texts.is_some();
+            session.replayed.extend(texts.unwrap_or_default());
         }
-        session.known_count = session.returned.len();
         // A message without text, such as a call of a tool, changes nothing.
-        session.returned_count = match session.known_count {
-            0 => 0,
-            known => session.chain.get(known).map_or(conversation.messages.len(), |(index, _)| *index),
+        session.returned_count = match session.chain.iter().position(|link| !link.is_returned) {
+            Some(0) => 0,
+            Some(new) => session.chain[new].index,
+            None if session.chain.is_empty() => 0,
+            None => conversation.messages.len(),
         };
         session
     }
 
-    /// Returns the values to store once the conversation is returned with these texts shortened, in addition to those that are replayed.
-    pub fn entries(mut self, conversation: &Conversation, new: &[Shortened]) -> Vec<Entry> {
-        let mut entries = Vec::new();
+    /// Returns whether the message at `index` comes back as it was returned before.
+    pub fn has_returned(&self, index: usize) -> bool {
+        let found = self.chain.binary_search_by_key(&index, |link| link.index);
+        found.map_or(index < self.returned_count, |at| self.chain[at].is_returned)
+    }
+
+    /// Returns what to store once the conversation is returned with these texts shortened, in addition to those that are replayed. Messages from
+    /// `protected_from` on were not to be shortened yet: they are not remembered, so that a later turn may shorten them.
+    pub fn entries(
+        self,
+        conversation: &Conversation,
+        new: &[Shortened],
+        protected_from: usize,
+    ) -> ReturnedEntries {
         let new: HashMap<usize, &Shortened> = new.iter().map(|text| (text.at.start, text)).collect();
-        for (index, hash) in self.chain.drain(..).skip(self.known_count) {
+        let links = self.chain.iter().filter(|link| !link.is_returned && link.index < protected_from);
+        let entry = |link: &Link| {
             let text_of = |(part, of): (usize, &Part)| {
                 let Shortened { text, is_json, .. } = *new.get(&of.at.range().start)?;
                 Some(ReturnedText { part, text: text.clone(), is_json: *is_json })
             };
-            let parts = conversation.messages[index].parts.iter().enumerate();
+            let parts = conversation.messages[link.index].parts.iter().enumerate();
             let texts: Vec<ReturnedText> = parts.filter_map(text_of).collect();
-            if !texts.is_empty() {
-                entries.push((self.keys.message(&hash), written(&texts)));
-            }
-            self.returned.push(Returned { chain: hash, is_shortened: !texts.is_empty() });
-        }
-        entries.push((self.keys.messages, written(&self.returned)));
-        entries
+            (self.keys.message(&link.hash), serde_json::to_vec(&texts).expect("it is JSON"))
+        };
+        ReturnedEntries { entries: links.map(entry).collect(), replace: self.is_new }
     }
 }
 
 /// The hash of the conversation up to the end of each message with text, with the index of the message. Fields that clients change between
 /// turns, such as cache marks, do not change it.
-fn chain(conversation: &Conversation) -> Vec<(usize, String)> {
+fn chain(conversation: &Conversation) -> Vec<Link> {
     let mut hasher = Hasher::new_derive_key("thresher 2026 session chain 1");
     let mut chain = Vec::new();
     for (index, message) in conversation.messages.iter().enumerate() {
         find::hash(&mut hasher, message);
         if !message.parts.is_empty() {
-            chain.push((index, hex::encode(&hasher.finalize().as_bytes()[..16])));
+            let hash = hex::encode(&hasher.finalize().as_bytes()[..16]);
+            chain.push(Link { index, hash, is_returned: false });
         }
     }
     chain
@@ -176,10 +183,6 @@ fn read<T: for<'de> Deserialize<'de>>(store: &dyn SessionStore, key: &Key) -> Op
     serde_json::from_slice(&store.get(key)?).ok()
 }
 
-fn written(value: &impl Serialize) -> Vec<u8> {
-    serde_json::to_vec(value).expect("it is JSON")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -192,6 +195,14 @@ mod tests {
     impl SessionStore for Stored {
         fn get(&self, key: &Key) -> Option<Vec<u8>> {
             self.0.get(key).cloned()
+        }
+    }
+
+    impl Stored {
+        fn put(&mut self, returned: ReturnedEntries) {
+            for (key, value) in returned.entries {
+                self.0.entry(key).or_insert(value);
+            }
         }
     }
 
@@ -210,7 +221,9 @@ mod tests {
             session.returned_count,
             session.replayed.iter().map(|shortened| shortened.text.clone()).collect::<Vec<_>>(),
         );
-        let new = conversation.messages[session.returned_count..].iter().flat_map(|message| &message.parts);
+        let messages = conversation.messages.iter().enumerate();
+        let new = messages.filter(|(index, _)| !session.has_returned(*index));
+        let new = new.flat_map(|(_, message)| &message.parts);
         let new: Vec<Shortened> = new
             .filter_map(|part| {
                 let text = part.text.strip_prefix("long ")?.to_owned();
@@ -219,7 +232,7 @@ mod tests {
                 Some(Shortened { at, original, text, is_json: false, left_out, is_marked: false })
             })
             .collect();
-        store.0.extend(session.entries(&conversation, &new));
+        store.put(session.entries(&conversation, &new, usize::MAX));
         found
     }
 
@@ -233,7 +246,9 @@ mod tests {
         assert_eq!(turn(&mut store, &second), (4, vec!["one".to_owned(), "two".to_owned()]));
         let other = [&first[..], &[("assistant", "B"), ("user", "long two")]].concat();
         assert_eq!(turn(&mut store, &other), (2, vec!["one".to_owned()]), "another answer");
-        assert_eq!(turn(&mut store, &second), (2, vec!["one".to_owned()]), "the first one again");
+        let both = (4, vec!["one".to_owned(), "two".to_owned()]);
+        assert_eq!(turn(&mut store, &second), both, "the first one again");
+        assert_eq!(turn(&mut store, &other), both, "and the other one");
         assert_eq!(turn(&mut store, &first[..1]), (1, vec![]), "the conversation goes back");
         assert_eq!(
             turn(&mut store, &[("user", "R"), ("tool", "long one")]),
@@ -241,6 +256,7 @@ mod tests {
             "another beginning"
         );
         assert_eq!(turn(&mut store, &[]), (0, vec![]));
+        assert_eq!(turn(&mut store, &second), both, "after all of them");
     }
 
     #[test]
@@ -251,11 +267,26 @@ mod tests {
         let keys = SessionKeys::of("s");
         let body = body(&messages);
         let chain = chain(&Dialect::Chat.conversation(Located::parse(&body).expect("JSON")));
-        assert!(store.0.remove(&keys.message(&chain[1].1)).is_some());
-        assert_eq!(turn(&mut store, &messages), (1, vec![]));
+        assert!(store.0.remove(&keys.message(&chain[1].hash)).is_some());
+        assert_eq!(turn(&mut store, &messages), (1, vec!["two".to_owned()]), "those after it are not");
         assert_eq!(turn(&mut store, &messages), (3, vec!["one".to_owned(), "two".to_owned()]));
-        store.0.insert(keys.messages, b"not JSON".to_vec());
-        assert_eq!(turn(&mut store, &messages), (0, vec![]), "a record that cannot be read");
+        store.0.insert(keys.message(&chain[0].hash), b"not JSON".to_vec());
+        let (returned_count, replayed) = turn(&mut store, &messages);
+        assert_eq!((returned_count, replayed.len()), (0, 2), "a record that cannot be read");
+    }
+
+    #[test]
+    fn messages_that_are_protected_for_now_may_be_shortened_later() {
+        let mut store = Stored::default();
+        let body = body(&[("user", "Q"), ("tool", "one")]);
+        let conversation = Dialect::Chat.conversation(Located::parse(&body).expect("JSON"));
+        let resume = |store: &Stored| Session::resume(SessionKeys::of("s"), &conversation, store);
+        store.put(resume(&store).entries(&conversation, &[], 1));
+        let next = resume(&store);
+        assert_eq!((next.returned_count, next.has_returned(0), next.has_returned(1)), (1, true, false));
+        assert!(!next.entries(&conversation, &[], 2).replace);
+        let expired = Session::start(SessionKeys::of("s"), &conversation);
+        assert!(expired.entries(&conversation, &[], 2).replace, "what was returned long ago is forgotten");
     }
 
     #[test]
@@ -269,7 +300,7 @@ mod tests {
                 let conversation = Dialect::Chat.conversation(Located::parse(&body).expect("JSON"));
                 let session = Session::resume(SessionKeys::of("s"), &conversation, &store);
                 count = session.returned_count;
-                store.0.extend(session.entries(&conversation, &[]));
+                store.put(session.entries(&conversation, &[], usize::MAX));
             }
             assert_eq!(count, expect, "{messages}");
         };

@@ -14,8 +14,8 @@ const LINES_MIN: usize = 3;
 /// The longest line that may be a path, in bytes.
 const PATH_BYTES_MAX: usize = 260;
 
-/// Names of tools whose results are not shortened by default, as [`plain_name`] writes them.
-const TOOLS: [&str; 36] = [
+/// Names of tools whose results are not shortened by default, as [`is_named`] compares them.
+const TOOLS: [&str; 35] = [
     "apply_patch",
     "cat",
     "create_file",
@@ -23,7 +23,6 @@ const TOOLS: [&str; 36] = [
     "directory_tree",
     "edit",
     "edit_file",
-    "file_search",
     "find_files",
     "get_file_contents",
     "git_diff",
@@ -44,12 +43,12 @@ const TOOLS: [&str; 36] = [
     "read_many_files",
     "read_multiple_files",
     "read_text_file",
-    "retrieve",
     "rg",
     "search_file_content",
     "search_files",
     "str_replace_based_edit_tool",
     "str_replace_editor",
+    "thresher__retrieve",
     "view",
     "view_file",
 ];
@@ -94,16 +93,23 @@ pub fn tools() -> Vec<String> {
 }
 
 /// Returns whether the name of a tool is one of `names`. The server before a name, its case and its hyphens do not matter: `mcp__files__ReadFile` is
-/// `read_file`.
+/// `read_file`. A name with a server, such as `thresher__retrieve`, is a tool of this server only.
 pub fn is_named(name: &str, names: &[String]) -> bool {
-    let name = plain_name(name);
-    names.iter().any(|named| plain_name(named) == name)
+    let (server, tool) = parts(name);
+    names.iter().any(|named| {
+        let (named_server, named_tool) = parts(named);
+        named_tool == tool && (named_server.is_none() || named_server == server)
+    })
 }
 
-/// The name of a tool in lower case, with underscores between its words, and without the server before it.
-fn plain_name(name: &str) -> String {
-    let name = name.rsplit("__").next().unwrap_or(name);
-    let name = name.rsplit(['.', '/', ':']).next().unwrap_or(name);
+/// The server and the name of a tool, in lower case, with underscores between their words.
+fn parts(name: &str) -> (Option<String>, String) {
+    let mut parts = name.rsplit(['.', '/', ':']).flat_map(|part| part.rsplit("__"));
+    let tool = plain(parts.next().unwrap_or(name));
+    (parts.find(|part| !part.is_empty()).map(plain), tool)
+}
+
+fn plain(name: &str) -> String {
     let mut plain = String::with_capacity(name.len() + 4);
     let mut was_lower = false;
     for letter in name.chars() {
@@ -204,11 +210,20 @@ mod tests {
         {
             check(name, true);
         }
+        for name in ["mcp__thresher__retrieve", "thresher.retrieve", "Thresher/Retrieve", "headroom_retrieve"]
+        {
+            check(name, true);
+        }
         for name in ["search", "web_search", "query_database", "fetch", "", "read_email", "bash", "find"] {
             check(name, false);
         }
+        // Tools of retrieval-augmented generation.
+        for name in ["retrieve", "file_search", "mcp__docs__retrieve", "docs.file_search", "thresher__search"]
+        {
+            check(name, false);
+        }
         assert!(is_named("myTool", &["my_tool".to_owned()]));
-        let sorted = TOOLS.is_sorted() && TOOLS.iter().all(|name| plain_name(name) == *name);
+        let sorted = TOOLS.is_sorted() && TOOLS.iter().all(|name| plain(name) == *name);
         assert!(sorted, "the names are sorted, and as they are compared");
     }
 

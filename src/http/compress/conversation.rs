@@ -16,10 +16,10 @@ use crate::api::{BodyLimits, MessagesAnswer, SessionAnswer};
 use crate::error::ApiError;
 use crate::http::originals::{StoredSessions, StoredText};
 use crate::http::traces::{self, Retrieval};
-use crate::http::usage::SessionUsage;
+use crate::http::usage::{ReturnedMessages, SessionUsage};
 use crate::http::{Scope, observe};
 use crate::middleware::dialect::{Conversation, Dialect};
-use crate::middleware::find::{self, Policy};
+use crate::middleware::find;
 use crate::middleware::json::Located;
 use crate::middleware::marks::{Hash, mark};
 use crate::middleware::rewrite::{self, CompressOptions, Compressor, Rewritten};
@@ -71,7 +71,9 @@ impl ConversationRequest {
         let settings = &service.middleware.settings;
         let body = Located::parse(&self.body).map_err(|_| ApiError::internal())?;
         let conversation = Dialect::Chat.conversation(body);
-        let policy = Policy { tools: vec!["*".to_owned()], ..settings.policy(false) };
+        // All tools, and those that the settings name even if results of theirs would stay whole.
+        let mut policy = settings.policy(false);
+        policy.tools.push("*".to_owned());
         let options = CompressOptions {
             budget: self.config.budget.unwrap_or_else(|| settings.budget()),
             granularity: Granularity::default(),
@@ -89,7 +91,8 @@ impl ConversationRequest {
         let mut session = self.session(&conversation, &originals);
         let returned_count = session.as_ref().map_or(0, |session| session.returned_count);
         let replayed = session.as_mut().map(|session| std::mem::take(&mut session.replayed));
-        self.config.choose(&conversation, returned_count, &mut turns);
+        let has_returned = |index| session.as_ref().is_some_and(|session| session.has_returned(index));
+        self.config.choose(&conversation, has_returned, &mut turns);
         let by = Compressor {
             options: &options,
             other_text_bytes: find::other_text_bytes(&conversation, &turns),
@@ -100,20 +103,23 @@ impl ConversationRequest {
             name_hashes(&mut rewritten, &originals);
         }
         let new_count = rewritten.shortened.len();
-        let entries = session.map(|session| session.entries(&conversation, &rewritten.shortened));
+        let message_count = conversation.messages.len();
+        let protected_from = self.config.protected_from(message_count);
+        let returned =
+            session.map(|session| session.entries(&conversation, &rewritten.shortened, protected_from));
         rewritten.shortened.extend(replayed.unwrap_or_default());
         let tokens = self.tokens(&conversation, &rewritten, |text| {
             cancel.check()?;
             Ok(pipeline.count(text, TokenizerName::O200kBase)?)
         })?;
         let counts = UsageCounts::of_request(tokens.before, tokens.after);
-        let message_count = conversation.messages.len();
         let session =
-            self.config.session_id.as_deref().map(|id| (SessionKeys::of(id), entries.unwrap_or_default()));
+            self.config.session_id.as_deref().map(|id| (SessionKeys::of(id), returned.unwrap_or_default()));
+        let messages = ReturnedMessages { all: message_count, unchanged: protected_from };
         let new_texts = rewritten.shortened[..new_count].iter();
         let new_texts = new_texts.map(|string| StoredText::of(&string.original)).collect();
         StoredSessions(originals)
-            .store(new_texts, session, |before| SessionUsage::after(before, counts, Some(message_count)))?;
+            .store(new_texts, session, |before| SessionUsage::after(before, counts, Some(messages)))?;
         let hashes: Vec<String> =
             rewritten.shortened.iter().map(|string| Hash::of(&string.original).to_string()).collect();
         traces::tokens(tokens.before, tokens.after);

@@ -44,7 +44,8 @@ impl Config {
         let mode = options.text("mode")?;
         let frozen_message_count = match options.count("frozen_message_count")? {
             Some(count) if count > message_count => {
-                return Err(ApiError::frozen_too_many(count, message_count));
+                let (param, _) = options.get("frozen_message_count").unwrap_or_default();
+                return Err(ApiError::frozen_too_many((count, message_count), param));
             }
             count => count.unwrap_or(0),
         };
@@ -61,11 +62,20 @@ impl Config {
         })
     }
 
-    /// Leaves only the passages of `turns` that may be compressed, when the first `returned_count` messages were returned before.
-    pub fn choose(&self, conversation: &Conversation, returned_count: usize, turns: &mut [Turn]) {
+    /// The index of the first message at the end that comes back as it was sent.
+    pub fn protected_from(&self, message_count: usize) -> usize {
+        message_count.saturating_sub(self.recent_message_count).max(self.frozen_message_count)
+    }
+
+    /// Leaves only the passages of `turns` that may be compressed. `has_returned` says which messages were returned before.
+    pub fn choose(
+        &self,
+        conversation: &Conversation,
+        has_returned: impl Fn(usize) -> bool,
+        turns: &mut [Turn],
+    ) {
         let messages = &conversation.messages;
-        let first = self.frozen_message_count.max(returned_count);
-        let chosen = first..messages.len().saturating_sub(self.recent_message_count);
+        let chosen = self.frozen_message_count..self.protected_from(messages.len());
         let starts: Vec<usize> = messages.iter().map(|message| message.at.range().start).collect();
         let may_change = |passage: &Passage| {
             let index = starts.partition_point(|start| *start <= passage.string.start).saturating_sub(1);
@@ -74,7 +84,7 @@ impl Config {
                 (PartKind::Message, Role::System) => self.compresses_system,
                 _ => true,
             };
-            is_allowed && chosen.contains(&index)
+            is_allowed && chosen.contains(&index) && !has_returned(index)
         };
         turns.iter_mut().for_each(|turn| turn.passages.retain(may_change));
     }
@@ -180,6 +190,8 @@ mod tests {
         fails(r#"{"frozen_message_count": true}"#, "wrong_type", "config.frozen_message_count");
         fails(r#"{"frozen_message_count": 1.5}"#, "wrong_type", "config.frozen_message_count");
         fails(r#"{"frozen_message_count": 4}"#, "count_out_of_range", "config.frozen_message_count");
+        let beside = read(r#"{"frozen_message_count": 4}"#).expect_err("too many");
+        assert_eq!(beside, ("count_out_of_range", "frozen_message_count".to_owned()));
         fails(r#"{"protect_recent": "all"}"#, "wrong_type", "config.protect_recent");
         fails(r#"{"compress_user_messages": "no"}"#, "wrong_type", "config.compress_user_messages");
         fails(r#"{"target_ratio": 1.5}"#, "ratio_out_of_range", "config.target_ratio");
