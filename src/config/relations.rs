@@ -34,6 +34,7 @@ impl Config {
             .or_else(|| self.check_zeros())
             .or_else(|| self.check_ranges())
             .or_else(|| self.check_folders())
+            .or_else(|| self.check_marks())
             .or_else(shared)
             .or_else(middleware)
             .or_else(savings);
@@ -225,6 +226,14 @@ impl Config {
         (blocks.disk() && blocks.dir == registry.dir).then(|| {
             let dir = blocks.dir.display();
             format!("blocks.dir and registry.dir are both {dir:?}; each needs a folder of its own")
+        })
+    }
+
+    fn check_marks(&self) -> Option<String> {
+        (self.middleware.retrievable && self.originals.bytes_max == 0).then(|| {
+            "middleware.retrievable is true and originals.bytes_max is 0, so no mark could lead to an original; raise originals.bytes_max, or \
+             set middleware.retrievable to false"
+                .to_owned()
         })
     }
 }

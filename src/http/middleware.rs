@@ -48,6 +48,7 @@ use crate::middleware::settings::{MiddlewareSettings, When};
 use crate::middleware::shadow::{NoTurns, ShadowTurns};
 use crate::originals::TenantOriginals;
 use crate::savings::counts::Treatment;
+use crate::tenants::usage::UsageCounts;
 
 /// Headers of requests.
 const COMPRESS: &str = "x-thresher-compress";
@@ -119,13 +120,15 @@ async fn pass_on(
         true => Retrieval::of("compress").run(service.model_name(), rewriting.inspect_ok(record)).await?,
         false => rewriting.await?,
     };
-    let RewriteOutcome { report, sources, records, marked, left_out } = outcome;
+    let RewriteOutcome { report, sources, records, left_out } = outcome;
     let mut tally = request.tally(&service, (upstream, &report, left_out));
     // The turns are stored while the upstream works, so that storing takes no time of the request.
-    let storing = store_turns(service.originals(), records, marked);
+    let storing = store_turns(service.originals(), records);
     let is_shadow = request.treatment == Some(Treatment::Shadow);
     let outcome = if is_shadow { "shadow" } else { report.outcome };
     observe::middleware(outcome, report.tokens);
+    let (before, after) = report.tokens.unwrap_or_default();
+    service.usage().add(UsageCounts::of_request(before, after));
     // From here on only the sources of citations are needed, and the body until it has been sent. In shadow mode it is compressed now.
     let cited_bytes = if sources.is_some() || is_shadow { request.body.len() } else { 0 };
     let shadowing = is_shadow.then(|| shadow::shadow(&service, Arc::clone(&request)));
@@ -181,14 +184,25 @@ fn has_media_type(headers: &HeaderMap, media_type: &str) -> bool {
     body::media_type(headers).is_some_and(|found| found == media_type)
 }
 
-async fn store_turns(originals: TenantOriginals, records: Vec<([u8; 32], SentTurn)>, marked: Vec<String>) {
+async fn store_turns(originals: TenantOriginals, records: Vec<([u8; 32], SentTurn)>) {
     if !records.is_empty() {
         let stored = run_blocking(move || {
-            StoredTurns(originals).put(&records, &marked);
+            StoredTurns(originals).put(&records);
             Ok(())
         });
         // After a panic, which is logged, the turns are not stored.
         let _ = stored.await;
+    }
+}
+
+/// Stores the originals of texts that get a mark. Where this fails, the texts get none: a mark must lead to a text.
+async fn store_marked(originals: TenantOriginals, rewritten: &mut Rewritten) {
+    let texts = rewritten.newly_marked();
+    if !texts.is_empty() {
+        let stored = run_blocking(move || Ok(StoredTurns(originals).put_originals(&texts)));
+        if !stored.await.unwrap_or(false) {
+            rewritten.remove_new_marks();
+        }
     }
 }
 
@@ -235,8 +249,6 @@ struct RewriteOutcome {
     sources: Option<Arc<Sources>>,
     /// What was sent of turns, to be stored.
     records: Vec<([u8; 32], SentTurn)>,
-    /// The originals of texts that were sent with a mark, to be stored.
-    marked: Vec<String>,
     /// What was left out, to be counted.
     left_out: LeftOut,
 }
@@ -258,7 +270,8 @@ struct CompressionReport {
 /// The body for the upstream. If compressing fails, the newest turn is sent whole.
 ///
 /// # Errors
-/// `input_too_long`, if the request has more than `input_tokens_max` tokens; otherwise only if parsing or rewriting takes too long.
+/// `input_too_long`, if the request has more than `input_tokens_max` tokens; why compressing failed, if the request is too long for this reason and
+/// another attempt may help; otherwise only if parsing or rewriting takes too long.
 async fn rewrite(
     service: &Scope,
     request: &Arc<ModelRequest>,
@@ -273,7 +286,8 @@ async fn rewrite(
         let work = move |cancel: &Cancel| request.compress(&scope, input_tokens_max, cancel);
         service.executor().run(deadline, work).await
     };
-    let (rewritten, reason) = match (request.too_many, request.treatment) {
+    let mut failure = None;
+    let (mut rewritten, reason) = match (request.too_many, request.treatment) {
         (Some(too_many), _) => (None, Some(too_many.code().as_str())),
         (None, None | Some(Treatment::Shadow)) => (None, None),
         (None, Some(Treatment::HoldOut)) => (None, Some("held_out")),
@@ -281,9 +295,16 @@ async fn rewrite(
             Ok(rewritten) if rewritten.is_shorter() => (Some(rewritten), None),
             Ok(rewritten) if rewritten.tokens.is_some() => (Some(rewritten), Some("nothing_shortened")),
             Ok(rewritten) => (Some(rewritten), Some("nothing_to_compress")),
-            Err(error) => (None, Some(error.code.as_str())),
+            Err(error) => {
+                let reason = error.code.as_str();
+                failure = Some(error).filter(|error| !error.code.is_callers_fault());
+                (None, Some(reason))
+            }
         },
     };
+    if let Some(rewritten) = &mut rewritten {
+        store_marked(service.originals(), rewritten).await;
+    }
     let (scope, request) = (service.clone(), Arc::clone(request));
     let finish = move |cancel: &Cancel| {
         let (rewritten, reason) = match rewritten {
@@ -303,12 +324,15 @@ async fn rewrite(
         }
         let body = edits.apply(&request.body);
         if let Some(max) = input_tokens_max {
-            request.check_input(&scope, (&body, max), cancel)?;
+            match (request.check_input(&scope, (&body, max), rewritten.is_shorter(), cancel), failure) {
+                // Compressed, the request may be short enough.
+                (Err(error), Some(failure)) if error.code == ErrorCode::InputTooLong => return Err(failure),
+                (checked, _) => checked?,
+            }
         }
         let body = body.into_bytes();
         let left_out = request.left_out(&rewritten, false)?;
-        let Rewritten { tokens, related, answerable, sources, cited_records, records, marked, .. } =
-            rewritten;
+        let Rewritten { tokens, related, answerable, sources, cited_records, records, .. } = rewritten;
         let count_max = scope.pipeline().map_or(0, |pipeline| pipeline.settings().limits.chunk_count_max);
         let sources = if cites && !request.upstream_cites {
             Sources::new(sources, cited_records, count_max)
@@ -318,7 +342,7 @@ async fn rewrite(
         let report = CompressionReport { outcome, reason, tokens, related, answerable };
         // What is computed in shadow mode is stored apart.
         let records = if request.treatment == Some(Treatment::Shadow) { Vec::new() } else { records };
-        Ok((body, RewriteOutcome { report, sources: sources.map(Arc::new), records, marked, left_out }))
+        Ok((body, RewriteOutcome { report, sources: sources.map(Arc::new), records, left_out }))
     };
     service.middleware.workers.run(time, finish).await
 }
@@ -502,11 +526,12 @@ impl ModelRequest {
         &self,
         service: &Scope,
         (body, max): (&str, usize),
+        is_shorter: bool,
         cancel: &Cancel,
     ) -> Result<(), ApiError> {
         let tokens = self.input_tokens(service, (body, max), cancel)?;
         let field = if self.dialect == Dialect::Responses { "input" } else { "messages" };
-        if tokens > max { Err(ApiError::input_over_cap(tokens, max, field)) } else { Ok(()) }
+        if tokens > max { Err(ApiError::input_over_cap((tokens, max), is_shorter, field)) } else { Ok(()) }
     }
 
     /// Rewrites the conversation until `cancel` says to stop. The newest turn is compressed, or sent as it was sent before.

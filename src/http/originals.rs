@@ -18,8 +18,8 @@ use crate::error::{ApiError, ErrorCode};
 use crate::executor::run_blocking;
 use crate::middleware::marks::Hash;
 use crate::middleware::rewrite::{SentTurn, SentTurnStore};
-use crate::middleware::session::{Entry, Key, SessionKeys, SessionStore};
-use crate::originals::{OriginalError, TenantOriginals};
+use crate::middleware::session::{Key, ReturnedEntries, SessionKeys, SessionStore};
+use crate::originals::{ENTRY_BYTES, OriginalError, TenantOriginals};
 
 /// The store of sent turns, within the store of originals. Where a turn cannot be read or stored, the daemon goes on: the turn is then sent
 /// as if it were new.
@@ -36,17 +36,30 @@ impl SentTurnStore for StoredTurns {
 }
 
 impl StoredTurns {
-    /// Stores what was sent of turns, by their keys, and the originals of texts that were sent with a mark.
-    pub fn put(&self, turns: &[([u8; 32], SentTurn)], originals: &[String]) {
+    /// Stores what was sent of turns, by their keys.
+    pub fn put(&self, turns: &[([u8; 32], SentTurn)]) {
         let turns: Vec<([u8; 32], Vec<u8>)> =
             turns.iter().map(|(key, sent)| (*key, serde_json::to_vec(sent).expect("it is JSON"))).collect();
-        let turns = turns.iter().map(|(key, sent)| (&key[..], &sent[..]));
-        let originals: Vec<StoredText> = originals.iter().map(|text| StoredText::of(text)).collect();
-        let originals = originals.iter().map(|StoredText { hash, text }| (hash.bytes(), text.as_bytes()));
-        let entries: Vec<(&[u8], &[u8])> = originals.chain(turns).collect();
+        let entries: Vec<(&[u8], &[u8])> = turns.iter().map(|(key, sent)| (&key[..], &sent[..])).collect();
         if let Err(error) = self.0.put(&entries) {
             tracing::debug!(%error, "a sent turn cannot be stored in the store of originals");
         }
+    }
+
+    /// Stores the originals of texts that are to be sent with a mark. Returns whether it has all of them; otherwise no mark may be sent.
+    pub fn put_originals(&self, texts: &[String]) -> bool {
+        let bytes = texts.iter().map(|text| text.len() + ENTRY_BYTES).sum::<usize>();
+        if !self.0.has_room(bytes, 0) {
+            return false;
+        }
+        let texts: Vec<StoredText> = texts.iter().map(|text| StoredText::of(text)).collect();
+        let entries: Vec<(&[u8], &[u8])> =
+            texts.iter().map(|StoredText { hash, text }| (hash.bytes(), text.as_bytes())).collect();
+        let stored = self.0.put(&entries);
+        if let Err(error) = &stored {
+            tracing::debug!(%error, "an original cannot be stored in the store of originals");
+        }
+        stored.is_ok()
     }
 }
 
@@ -88,19 +101,23 @@ impl StoredSessions {
     pub fn store(
         &self,
         texts: Vec<StoredText>,
-        session: Option<(SessionKeys, Vec<Entry>)>,
+        session: Option<(SessionKeys, ReturnedEntries)>,
         change: impl FnOnce(Option<SessionUsage>) -> SessionUsage,
     ) -> Result<(), ApiError> {
-        let (keys, values) = session.unzip();
-        let values = values.unwrap_or_default();
+        let (keys, returned) = session.unzip();
+        let ReturnedEntries { entries, replace } = returned.unwrap_or_default();
         let texts = texts.iter().map(|StoredText { hash, text }| (hash.bytes(), text.as_bytes()));
-        let values = values.iter().map(|(key, value)| (&key[..], &value[..]));
-        let entries: Vec<(&[u8], &[u8])> = texts.chain(values).collect();
+        let mut texts: Vec<(&[u8], &[u8])> = texts.collect();
+        let mut returned: Vec<(&[u8], &[u8])> =
+            entries.iter().map(|(key, value)| (&key[..], &value[..])).collect();
+        if replace {
+            texts.append(&mut returned);
+        }
         let expire_s = self.0.session_expire_s();
         let stored = match keys {
-            None if entries.is_empty() => Ok(()),
-            None => self.0.put(&entries),
-            Some(keys) => self.0.put_and_change(&entries, &keys.usage, |before| {
+            None if texts.is_empty() => Ok(()),
+            None => self.0.put(&texts),
+            Some(keys) => self.0.put_and_change((&texts, &returned), &keys.usage, |before| {
                 change(before.and_then(|before| SessionUsage::read(before, expire_s))).written()
             }),
         };

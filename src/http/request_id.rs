@@ -7,6 +7,9 @@ use crate::tenants::ttl_store;
 /// The header with the id.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+/// The header of an answer with the id that the upstream gave it.
+const UPSTREAM_REQUEST_ID: HeaderName = HeaderName::from_static("x-upstream-request-id");
+
 /// The most bytes of an id that a client gives. Ids are logged, so they can hold nothing but a name.
 const BYTES_MAX: usize = 128;
 
@@ -16,10 +19,16 @@ pub fn of(headers: &HeaderMap) -> String {
     given.map_or_else(|| ttl_store::new_id("req"), str::to_owned)
 }
 
-/// Adds the id to an answer. The answer of an upstream may have one already.
+/// Adds the id to an answer.
 pub fn add(headers: &mut HeaderMap, id: &str) {
-    let value = HeaderValue::from_str(id).expect("an id is ASCII");
-    headers.entry(REQUEST_ID).or_insert(value);
+    headers.insert(REQUEST_ID, HeaderValue::from_str(id).expect("an id is ASCII"));
+}
+
+/// Renames the id that an upstream gave its answer, so that both ids reach the client.
+pub fn keep_upstreams(headers: &mut HeaderMap) {
+    if let Some(id) = headers.remove(REQUEST_ID) {
+        headers.insert(UPSTREAM_REQUEST_ID, id);
+    }
 }
 
 fn is_name(id: &str) -> bool {
@@ -48,10 +57,12 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_has_an_id_keeps_it() {
-        let mut headers = HeaderMap::new();
-        add(&mut headers, "first");
-        add(&mut headers, "second");
-        assert_eq!(headers[REQUEST_ID], "first");
+    fn an_answer_has_the_ids_of_the_daemon_and_of_the_upstream() {
+        let mut headers = HeaderMap::from_iter([(REQUEST_ID, HeaderValue::from_static("theirs"))]);
+        keep_upstreams(&mut headers);
+        add(&mut headers, "ours");
+        let ids =
+            [REQUEST_ID, UPSTREAM_REQUEST_ID].map(|name| headers[name].to_str().expect("a name").to_owned());
+        assert_eq!(ids, ["ours", "theirs"]);
     }
 }

@@ -18,10 +18,11 @@ use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{Pipeline, PipelineError};
 use thresher_core::text::outline::Layout;
 
-use self::strings::{apply, shortened};
+use self::strings::{apply, keep_no_shorter, shortened};
 use super::dialect::{Dialect, PartKind};
 use super::find::{self, CitedRecord, Passage, Turn};
 use super::json::{Edits, Located};
+use super::marks::mark;
 use super::records::Names;
 
 /// The text that replaces a passage of which nothing is kept. Some servers refuse an empty text.
@@ -107,8 +108,10 @@ pub struct Rewritten {
     pub cited_records: Vec<Source>,
     /// Keys of turns with what was sent of them, to be stored once the request has been sent.
     pub records: Vec<([u8; 32], SentTurn)>,
-    /// The originals of texts that were shortened for this request and have a mark, to be stored once the request has been sent.
-    pub marked: Vec<String>,
+    /// The strings of `shortened` that have a mark for the first time.
+    new_marks: Vec<usize>,
+    /// Tokens of the marks of these strings.
+    new_mark_tokens: usize,
     /// Tokens of the passages of the newest turn before and after compression, if it was compressed for this request.
     pub newest_tokens: Option<(usize, usize)>,
     /// Bytes of the sources that the model sees.
@@ -144,6 +147,25 @@ impl Rewritten {
     pub fn is_shorter(&self) -> bool {
         let is_less = self.tokens.is_some_and(|(before, after)| after < before);
         !self.shortened.is_empty() || self.has_added && is_less
+    }
+
+    /// Returns the originals of the texts that have a mark for the first time. A request may be sent only if they are stored.
+    pub fn newly_marked(&self) -> Vec<String> {
+        self.new_marks.iter().map(|&at| self.shortened[at].original.clone()).collect()
+    }
+
+    /// Removes the marks of these texts, whose originals cannot be stored.
+    pub fn remove_new_marks(&mut self) {
+        for at in self.new_marks.drain(..) {
+            let string = &mut self.shortened[at];
+            let mark = mark(&string.original, &string.left_out);
+            string.text.truncate(string.text.len() - mark.len());
+            string.is_marked = false;
+        }
+        self.records.iter_mut().for_each(|(_, sent)| sent.marked = false);
+        if let Some((_, after)) = &mut self.tokens {
+            *after = after.saturating_sub(std::mem::take(&mut self.new_mark_tokens));
+        }
     }
 
     /// Returns all changes as edits of the body.
@@ -224,10 +246,13 @@ pub fn newest_turn(
             (Some(_), NewestTurn::Whole) => false,
             (None, _) => !is_newest && !turn.is_instructions,
         };
-        let (sent, kept_of_added) = match compressor {
+        let (mut sent, kept_of_added) = match compressor {
             Some(compressor) if !stays || !added.chunks.is_empty() => work.compress(compressor, &mut out)?,
             _ => work.keep_all(),
         };
+        if let Some(compressor) = compressor.filter(|_| !stays) {
+            work.keep_no_shorter(body, &mut sent, (compressor, &mut out.tokens))?;
+        }
         let sent = match (stays, before) {
             (true, Some(before)) => {
                 if let Some(compressor) = compressor.filter(|_| added.chunks.is_empty()) {
@@ -246,9 +271,15 @@ pub fn newest_turn(
         };
         let before = out.shortened.len();
         apply(body, turn, (&chunks, &sent), &mut out);
-        if !stays && sent.marked {
-            let new = out.shortened[before..].iter().filter(|string| string.is_marked);
-            out.marked.extend(new.map(|string| string.original.clone()));
+        if let Some(compressor) = compressor.filter(|_| sent.marked) {
+            let marked: Vec<usize> =
+                (before..out.shortened.len()).filter(|&at| out.shortened[at].is_marked).collect();
+            let tokens = work.mark_tokens(marked.iter().map(|&at| &out.shortened[at]), compressor)?;
+            add_tokens(&mut out.tokens, (0, tokens));
+            if !stays {
+                out.new_marks.extend(marked);
+                out.new_mark_tokens += tokens;
+            }
         }
         for CitedRecord { text, kind, names } in &turn.records {
             let seen = vec![ByteRange::new(0, text.len())];
@@ -295,7 +326,8 @@ pub fn all_turns(
         let chunks: Vec<Arc<Chunk>> = ids.passages(turn);
         let (added, sent_bytes) = (&AddedContext::default(), out.seen_bytes);
         let work = TurnWork { turn, chunks: &chunks, added, sent_bytes, options: &options, cancel };
-        let (sent, _) = work.compress(compressor, &mut out)?;
+        let (mut sent, _) = work.compress(compressor, &mut out)?;
+        work.keep_no_shorter(body, &mut sent, (compressor, &mut out.tokens))?;
         apply(body, turn, (&chunks, &sent), &mut out);
     }
     Ok(out)
@@ -409,6 +441,35 @@ impl TurnWork<'_> {
         });
         let (kept, marked) = (kept.collect(), options.marks);
         Ok((SentTurn { options: self.options.to_owned(), kept, marked }, kept_of_added))
+    }
+
+    /// Keeps the passages of strings that would become no shorter, and counts their tokens.
+    fn keep_no_shorter(
+        &self,
+        body: Located,
+        sent: &mut SentTurn,
+        (compressor, tokens): (Compressor, &mut Option<(usize, usize)>),
+    ) -> Result<(), PipelineError> {
+        for (passage, kept) in keep_no_shorter(body, self.turn, sent) {
+            self.cancel.check()?;
+            let count = |text: &str| compressor.pipeline.count(text, TokenizerName::O200kBase);
+            let more = count(&passage.text)?.saturating_sub(count(&shortened(passage, &kept))?);
+            add_tokens(tokens, (0, more));
+        }
+        Ok(())
+    }
+
+    /// The tokens of the marks of strings.
+    fn mark_tokens<'a>(
+        &self,
+        mut marked: impl Iterator<Item = &'a Shortened>,
+        compressor: Compressor,
+    ) -> Result<usize, PipelineError> {
+        marked.try_fold(0, |tokens, string| {
+            self.cancel.check()?;
+            let mark = mark(&string.original, &string.left_out);
+            Ok(tokens + compressor.pipeline.count(&mark, TokenizerName::O200kBase)?)
+        })
     }
 
     /// Counts the tokens of the passages that were shortened before.

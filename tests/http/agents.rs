@@ -69,8 +69,17 @@ async fn results_that_an_agent_needs_whole_are_left_alone() {
         let expect = if is_whole { "whole" } else { "compressed" };
         assert_eq!(response.header("x-thresher"), Some(expect), "{name}");
     };
-    check(&all, "search", &prose, false).await;
-    for name in ["read_file", "Read", "mcp__fs__read_text_file", "Grep", "headroom_retrieve", "retrieve"] {
+    for name in ["search", "retrieve", "file_search"] {
+        check(&all, name, &prose, false).await;
+    }
+    for name in [
+        "read_file",
+        "Read",
+        "mcp__fs__read_text_file",
+        "Grep",
+        "headroom_retrieve",
+        "mcp__thresher__retrieve",
+    ] {
         check(&all, name, &prose, true).await;
     }
     for result in [&numbered, &diff, &matches, &listing] {

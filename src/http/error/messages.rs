@@ -276,11 +276,12 @@ impl ApiError {
         Self::with_param(ErrorCode::MessagesEmpty, "messages is empty: send at least one", "messages")
     }
 
-    pub(in crate::http) fn frozen_too_many(count: usize, message_count: usize) -> Self {
+    /// `param` is the place of the count.
+    pub(in crate::http) fn frozen_too_many((count, message_count): (usize, usize), param: String) -> Self {
         let message = format!(
-            "config.frozen_message_count is {count}, and the conversation has {message_count} messages; freeze at most all of them"
+            "{param} is {count}, and the conversation has {message_count} messages; freeze at most all of them"
         );
-        Self::with_param(ErrorCode::CountOutOfRange, message, "config.frozen_message_count")
+        Self::with_param(ErrorCode::CountOutOfRange, message, param)
     }
 
     pub(in crate::http) fn session_id_invalid(chars_max: usize, param: &str) -> Self {
@@ -295,7 +296,7 @@ impl ApiError {
             }
             None => String::new(),
         };
-        let message = format!("the session {} never compressed a conversation{or}", Quoted(id));
+        let message = format!("there is no session {}: it never compressed a conversation{or}", Quoted(id));
         Self::with_param(ErrorCode::SessionUnknown, message, "session_id")
     }
 
@@ -374,9 +375,14 @@ impl ApiError {
         Self::new(ErrorCode::UpstreamFailed, message)
     }
 
-    pub(in crate::http) fn input_over_cap(tokens: usize, max: usize, field: &str) -> Self {
+    pub(in crate::http) fn input_over_cap(
+        (tokens, max): (usize, usize),
+        is_shorter: bool,
+        field: &str,
+    ) -> Self {
+        let after = if is_shorter { " after compression" } else { "" };
         let message = format!(
-            "the request has {tokens} tokens after compression; the limit is {max} (middleware.input_tokens_max). Send a shorter conversation, or \
+            "the request has {tokens} tokens{after}; the limit is {max} (middleware.input_tokens_max). Send a shorter conversation, or \
              let more of it be compressed"
         );
         Self::with_param(ErrorCode::InputTooLong, message, field)

@@ -1,5 +1,6 @@
 //! `GET /v1/models`: the models of the upstreams, and the daemon's own. Without upstreams, the daemon's own.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use axum::Json;
@@ -9,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::future::join_all;
 use http_body_util::{BodyExt as _, Limited};
 use serde_json::{Value, json};
+use thresher_core::pipeline::cancel::Cancel;
 
 use super::upstream::Upstream;
 use super::{Middleware, Scope};
@@ -50,6 +52,7 @@ pub async fn handle(service: Scope, uri: Uri, headers: HeaderMap) -> Result<Resp
     let lists = upstreams.iter().map(|upstream| list(middleware, upstream, (&uri, &headers)));
     let lists = join_all(lists).await;
     let mut models: Vec<Value> = Vec::new();
+    let mut ids: HashSet<String> = HashSet::new();
     let mut has_more = None;
     for (upstream, listed) in upstreams.iter().zip(lists) {
         // A model is listed where a request for it would go.
@@ -57,10 +60,9 @@ pub async fn handle(service: Scope, uri: Uri, headers: HeaderMap) -> Result<Resp
             let id = model["id"].as_str()?;
             middleware.upstream(id).filter(|reached| std::ptr::eq(*reached, upstream))
         };
-        let is_new = |model: &Value| models.iter().all(|other| other["id"] != model["id"]);
-        let new: Vec<Value> =
-            listed.models.into_iter().filter(|model| is_reached(model).is_some() && is_new(model)).collect();
-        models.extend(new);
+        let reached = listed.models.into_iter().filter(|model| is_reached(model).is_some());
+        models
+            .extend(reached.filter(|model| model["id"].as_str().is_some_and(|id| ids.insert(id.to_owned()))));
         has_more = listed.has_more.map(|more| more || has_more.unwrap_or(false)).or(has_more);
     }
     let page = has_more.map(|has_more| {
@@ -77,7 +79,9 @@ async fn list(middleware: &Middleware, upstream: &Upstream, (uri, headers): (&Ur
     let others = middleware.upstreams().iter().filter(|upstream| takes_key(upstream)).count();
     let asked = match takes_key(upstream) && others > 1 {
         true => None,
-        false => tokio::time::timeout(WAIT_MAX, ask(upstream, (uri, headers))).await.ok().flatten(),
+        false => {
+            tokio::time::timeout(WAIT_MAX, ask(middleware, upstream, (uri, headers))).await.ok().flatten()
+        }
     };
     asked.unwrap_or_else(|| {
         let names = upstream.settings.models.iter().filter(|name| !name.ends_with('*'));
@@ -85,7 +89,11 @@ async fn list(middleware: &Middleware, upstream: &Upstream, (uri, headers): (&Ur
     })
 }
 
-async fn ask(upstream: &Upstream, (uri, headers): (&Uri, &HeaderMap)) -> Option<Listed> {
+async fn ask(
+    middleware: &Middleware,
+    upstream: &Upstream,
+    (uri, headers): (&Uri, &HeaderMap),
+) -> Option<Listed> {
     let dialect = match headers.contains_key("anthropic-version") {
         true => Dialect::Messages,
         false => Dialect::Chat,
@@ -103,7 +111,8 @@ async fn ask(upstream: &Upstream, (uri, headers): (&Uri, &HeaderMap)) -> Option<
         return None;
     }
     let body = Limited::new(answer.into_body(), LIST_BYTES_MAX).collect().await.ok()?.to_bytes();
-    let mut body: Value = serde_json::from_slice(&body).ok()?;
+    let parse = move |_: &Cancel| Ok(serde_json::from_slice::<Value>(&body).ok());
+    let mut body = middleware.workers.run(WAIT_MAX, parse).await.ok()??;
     let Value::Array(models) = body["data"].take() else { return None };
     Some(Listed { models, has_more: body["has_more"].as_bool() })
 }

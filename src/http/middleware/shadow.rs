@@ -70,7 +70,7 @@ async fn compressed(
     if !records.is_empty() {
         let turns = StoredTurns(service.originals());
         let _ = run_blocking(move || {
-            turns.put(&records, &[]);
+            turns.put(&records);
             Ok(())
         })
         .await;

@@ -24,7 +24,7 @@ use super::headers::{self, Allowed};
 use crate::admission::{Claim, Shares, Slot};
 use crate::error::ApiError;
 use crate::executor::WorkerSlots;
-use crate::http::traces;
+use crate::http::{request_id, traces};
 use crate::middleware::dialect::Dialect;
 use crate::middleware::settings::{Credential, MiddlewareSettings, UpstreamSettings};
 
@@ -234,6 +234,7 @@ impl Upstream {
         match answer.await {
             Ok(Ok(mut answer)) => {
                 *answer.headers_mut() = self.allowed.of_response(answer.headers());
+                request_id::keep_upstreams(answer.headers_mut());
                 Ok(answer)
             }
             Ok(Err(error)) => {

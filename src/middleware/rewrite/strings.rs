@@ -9,7 +9,7 @@ use thresher_core::pipeline::assemble;
 use thresher_core::text::outline::Layout;
 
 use super::pieces::{self, Piece};
-use super::{NOTHING_KEPT, Rewritten, SentTurn, Shortened, Source, ranges};
+use super::{NOTHING_KEPT, Rewritten, SentTurn, Shortened, Source, Spans, ranges};
 use crate::middleware::dialect::PartKind;
 use crate::middleware::find::{Passage, Turn};
 use crate::middleware::json::Located;
@@ -22,20 +22,48 @@ pub(super) fn apply(
     (chunks, sent): (&[Arc<Chunk>], &SentTurn),
     out: &mut Rewritten,
 ) {
-    type InString<'a> = Vec<(&'a Passage, Option<&'a [(usize, usize)]>)>;
-    let mut strings: Vec<(Range<usize>, InString)> = Vec::new();
     for ((passage, chunk), kept) in turn.passages.iter().zip(chunks).zip(&sent.kept) {
         let all = [(0, passage.text.len())];
         let seen = ranges(kept.as_deref().unwrap_or(&all)).collect();
         out.add_source(Source { chunk: Arc::clone(chunk), kind: Some(passage.kind.clone()), seen });
+    }
+    let written = written(body, turn, sent).into_iter().map(|(_, string)| string);
+    out.shortened.extend(written.filter(is_shorter));
+}
+
+/// Keeps the passages of those strings that would become no shorter, such as by a mark. Returns the passages and what was kept of them.
+pub(super) fn keep_no_shorter<'a>(
+    body: Located,
+    turn: &'a Turn,
+    sent: &mut SentTurn,
+) -> Vec<(&'a Passage, Spans)> {
+    let longer = written(body, turn, sent).into_iter().filter(|(_, string)| !is_shorter(string));
+    let passages: Vec<usize> = longer.flat_map(|(passages, _)| passages).collect();
+    let kept = passages.into_iter().map(|at| Some((&turn.passages[at], sent.kept[at].take()?)));
+    kept.flatten().collect()
+}
+
+fn is_shorter(string: &Shortened) -> bool {
+    string.text.len() < string.original.len()
+}
+
+/// The strings of the body of which `sent` leaves something out, as they are written anew, with the indexes of their passages.
+fn written(body: Located, turn: &Turn, sent: &SentTurn) -> Vec<(Range<usize>, Shortened)> {
+    type InString<'a> = Vec<(&'a Passage, Option<&'a [(usize, usize)]>)>;
+    let mut strings: Vec<(Range<usize>, InString)> = Vec::new();
+    for (index, (passage, kept)) in turn.passages.iter().zip(&sent.kept).enumerate() {
         match strings.last_mut() {
-            Some((at, passages)) if *at == passage.string => passages.push((passage, kept.as_deref())),
-            _ => strings.push((passage.string.clone(), vec![(passage, kept.as_deref())])),
+            Some((indexes, passages)) if passages[0].0.string == passage.string => {
+                indexes.end = index + 1;
+                passages.push((passage, kept.as_deref()));
+            }
+            _ => strings.push((index..index + 1, vec![(passage, kept.as_deref())])),
         }
     }
     strings.retain(|(_, passages)| passages.iter().any(|(_, kept)| kept.is_some()));
     let body_start = body.range().start;
-    for (at, passages) in strings {
+    let write = |(indexes, passages): (Range<usize>, InString)| {
+        let at = passages[0].0.string.clone();
         let string = &body.json()[at.start - body_start..at.end - body_start];
         let original: String = serde_json::from_str(string).expect("a passage is in a JSON string");
         let is_json = passages.iter().any(|(passage, _)| passage.is_quoted);
@@ -59,11 +87,9 @@ pub(super) fn apply(
         if is_marked {
             text.push_str(&mark(&original, &left_out));
         }
-        // A text that is no shorter with its mark is sent whole.
-        if text.len() < original.len() {
-            out.shortened.push(Shortened { at, text, original, is_json, left_out, is_marked });
-        }
-    }
+        (indexes, Shortened { at, text, original, is_json, left_out, is_marked })
+    };
+    strings.into_iter().map(write).collect()
 }
 
 /// The ranges of a passage that are not kept, in bytes of the string around it.
