@@ -188,7 +188,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let subject = subject(&config)?;
     let (table, json, passed) = if let Some(server) = &server {
         let report = middleware::run(&subject, server, &workload, args.requests, &progress)?;
-        (middleware::table(&report).to_owned(), report.json().clone(), true)
+        (middleware::table(&report).to_owned(), report.json().clone(), report.passed())
     } else if args.soak.is_some() {
         let report = soak::run(&subject, soak_settings(&config, args), &progress)?;
         (soak::table(&report), report.json().clone(), report.passed())

@@ -200,6 +200,10 @@ fn settings_that_contradict_each_other_are_refused() {
     check("[telemetry]\ntrace_share = -0.1", "telemetry.trace_share is -0.1; it must be from 0 to 1");
     check("[telemetry]\ntrace_share = nan", "telemetry.trace_share is NaN; it must be from 0 to 1");
     check(
+        "[middleware]\nretrievable = true\n[originals]\nbytes_max = 0",
+        "middleware.retrievable is true and originals.bytes_max is 0",
+    );
+    check(
         "[http]\ntls_cert_file = \"/c\"",
         "http.tls_cert_file is \"/c\", but http.tls_key_file is empty; set both",
     );

@@ -7,23 +7,46 @@ use axum::extract::Request;
 use axum::{Json, Router};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
+use thresher::access::Access;
+use thresher::http::Middleware;
 use thresher::middleware::settings::{MiddlewareSettings, UpstreamSettings};
 use thresher::middleware::untouched::TextKind;
+use thresher::originals::OriginalSettings;
+use thresher_core::kv::store::KvStore;
 use tokio::net::TcpListener;
 
 use crate::middleware::{in_front, settings};
 use crate::support::wire::{Response, get, post};
-use crate::{Daemon, daemon, scripted};
+use crate::{Daemon, daemon, pipeline_of, registry_settings, scripted, serve, storing_service};
 
 const DOCUMENT: &str = "Water is wet.\nThe tide is at noon.\nThe moon is far.\nShips are slow.\nGulls are loud.\nRopes are long.\n";
 
-/// An upstream that keeps the bodies of its requests.
-async fn upstream() -> (String, Arc<Mutex<Vec<Value>>>) {
-    let bodies = Arc::<Mutex<Vec<Value>>>::default();
-    let recording = Arc::clone(&bodies);
+/// The bodies of requests.
+#[derive(Clone, Default)]
+struct Bodies(Arc<Mutex<Vec<String>>>);
+
+impl Bodies {
+    fn count(&self) -> usize {
+        self.0.lock().expect("no panic").len()
+    }
+
+    /// The last body.
+    fn pop(&self) -> String {
+        self.0.lock().expect("no panic").pop().expect("a request")
+    }
+
+    fn pop_json(&self) -> Value {
+        serde_json::from_str(&self.pop()).expect("JSON")
+    }
+}
+
+/// An upstream that keeps the bodies of its requests, byte for byte.
+async fn upstream() -> (String, Bodies) {
+    let bodies = Bodies::default();
+    let recording = bodies.clone();
     let handle = async move |request: Request| {
         let body = request.into_body().collect().await.expect("a body").to_bytes();
-        recording.lock().expect("no panic").push(serde_json::from_slice(&body).expect("JSON"));
+        recording.0.lock().expect("no panic").push(String::from_utf8(body.to_vec()).expect("UTF-8"));
         Json(json!({"choices": []}))
     };
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
@@ -42,9 +65,12 @@ fn called(name: &str, result: &str) -> Vec<Value> {
     ]
 }
 
+fn body_of(messages: &[Value]) -> String {
+    json!({"model": "m-1", "messages": messages}).to_string()
+}
+
 async fn send(daemon: &Daemon, messages: &[Value]) -> Response {
-    let body = json!({"model": "m-1", "messages": messages});
-    post(daemon.http, "/v1/chat/completions", body.to_string()).await
+    post(daemon.http, "/v1/chat/completions", body_of(messages)).await
 }
 
 fn with_tools(url: String, tools: &[&str]) -> MiddlewareSettings {
@@ -64,8 +90,7 @@ async fn results_that_an_agent_needs_whole_are_left_alone() {
     let check = async |daemon: &Daemon, name: &str, result: &str, is_whole: bool| {
         let messages = called(name, result);
         let response = send(daemon, &messages).await;
-        let sent = bodies.lock().expect("no panic").pop().expect("a request");
-        assert_eq!(sent["messages"] == json!(messages), is_whole, "{name} {result}");
+        assert_eq!(bodies.pop() == body_of(&messages), is_whole, "{name} {result}");
         let expect = if is_whole { "whole" } else { "compressed" };
         assert_eq!(response.header("x-thresher"), Some(expect), "{name}");
     };
@@ -99,24 +124,41 @@ async fn results_that_an_agent_needs_whole_are_left_alone() {
     check(&diffs, "bash", &numbered, false).await;
     // The same holds for conversations of gateways.
     let gateway = daemon(Some(scripted()), 1, 1).await;
-    let compress = async |messages: Vec<Value>| {
+    let compress = async |daemon: &Daemon, messages: Vec<Value>| {
         let body = json!({"messages": messages}).to_string();
-        post(gateway.http, "/v1/compress", body).await.json()["messages"] != json!(messages)
+        post(daemon.http, "/v1/compress", body).await.json()["messages"] != json!(messages)
     };
-    assert!(compress(called("search", &prose)).await);
-    assert!(!compress(called("read_file", &prose)).await);
-    assert!(!compress(called("bash", &matches)).await);
+    assert!(compress(&gateway, called("search", &prose)).await);
+    assert!(!compress(&gateway, called("read_file", &prose)).await);
+    assert!(!compress(&gateway, called("bash", &matches)).await);
+    // A tool that the settings name is compressed, and so are all others that need not stay whole.
+    assert!(compress(&named, called("read_file", &prose)).await);
+    assert!(compress(&named, called("search", &prose)).await);
+    assert!(!compress(&named, called("grep", &prose)).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_mark_says_what_is_missing_and_leads_to_the_original() {
     let (url, bodies) = upstream().await;
-    let settings = MiddlewareSettings { retrievable: true, ..with_tools(url, &["search"]) };
+    let settings = MiddlewareSettings { retrievable: true, ..with_tools(url.clone(), &["search"]) };
     let daemon = in_front(&settings, true, 2).await;
     let original = DOCUMENT.repeat(5);
     let mut messages = called("search", &original);
-    assert_eq!(send(&daemon, &messages).await.header("x-thresher"), Some("compressed"));
-    let sent = bodies.lock().expect("no panic").pop().expect("a request");
+    let response = send(&daemon, &messages).await;
+    assert_eq!(response.header("x-thresher"), Some("compressed"));
+    let sent = bodies.pop_json();
+    // The mark counts, and the tenant's usage has the same counts.
+    let tokens = |response: &Response| {
+        ["x-thresher-tokens-before", "x-thresher-tokens-after"]
+            .map(|name| response.header(name).and_then(|count| count.parse::<u64>().ok()).expect("a count"))
+    };
+    let unmarked = send(&in_front(&with_tools(url, &["search"]), true, 2).await, &messages).await;
+    let (with_mark, without) = (tokens(&response), tokens(&unmarked));
+    assert!(with_mark[0] == without[0] && with_mark[1] > without[1], "{with_mark:?} {without:?}");
+    bodies.pop();
+    let usage = get(daemon.http, "/v1/usage").await.json();
+    let counts = ["requests", "tokens_before", "tokens_after"].map(|name| usage[name].as_u64());
+    assert_eq!(counts, [Some(1), Some(with_mark[0]), Some(with_mark[1])]);
     let text = sent["messages"][2]["content"].as_str().expect("text").to_owned();
     let (_, mark) = text.rsplit_once("\n[shortened: left out lines ").expect("a mark");
     let (lines, hash) = mark.split_once(" of 30; hash=").expect("lines and a hash");
@@ -147,8 +189,80 @@ async fn a_mark_says_what_is_missing_and_leads_to_the_original() {
         json!({"role": "user", "content": "Thanks."}),
     ]);
     send(&daemon, &messages).await;
-    let later = bodies.lock().expect("no panic").pop().expect("a request");
+    let later = bodies.pop_json();
     assert_eq!(later["messages"][2], sent["messages"][2]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_text_has_a_mark_only_if_its_original_is_stored_and_it_is_shorter_with_it() {
+    let (url, bodies) = upstream().await;
+    let settings = MiddlewareSettings { retrievable: true, ..with_tools(url, &["search"]) };
+    let with_store = async |originals: OriginalSettings| {
+        let pipeline = pipeline_of(scripted(), KvStore::without_tiers());
+        let stored = (Access::open_to_all(), originals);
+        let (mut service, tenants) = storing_service(Some(pipeline), (2, 0), &registry_settings(), stored);
+        service.middleware = Arc::new(Middleware::new(&settings).expect("an upstream"));
+        serve((service, tenants)).await
+    };
+    let in_memory =
+        |bytes_max: u64| OriginalSettings { dir: "".into(), bytes_max, ..OriginalSettings::default() };
+    let original = DOCUMENT.repeat(5);
+    let check = async |name: &str, originals: OriginalSettings, is_marked: bool, is_remembered: bool| {
+        let daemon = with_store(originals).await;
+        let mut messages = called("search", &original);
+        let response = send(&daemon, &messages).await;
+        assert_eq!((response.status, response.header("x-thresher")), (200, Some("compressed")), "{name}");
+        let sent = bodies.pop_json();
+        let text = sent["messages"][2]["content"].as_str().expect("text");
+        assert_eq!(text.contains("hash="), is_marked, "{name}: {text}");
+        messages.extend([
+            json!({"role": "assistant", "content": "At noon."}),
+            json!({"role": "user", "content": "Thanks."}),
+        ]);
+        send(&daemon, &messages).await;
+        let later = bodies.pop_json();
+        assert_eq!(later["messages"][2] == sent["messages"][2], is_remembered, "{name}: {later}");
+    };
+    check("room for all", in_memory(1 << 20), true, true).await;
+    check("room for what was sent, but not for the original", in_memory(original.len() as u64), false, true)
+        .await;
+    check("no room", in_memory(100), false, false).await;
+    let no_folder = OriginalSettings { dir: "/dev/null/originals".into(), ..OriginalSettings::default() };
+    check("a store that fails", no_folder, false, false).await;
+    // A result that its mark would make longer stays whole, and is counted so.
+    let daemon = with_store(in_memory(1 << 20)).await;
+    let messages = called("search", DOCUMENT);
+    let response = send(&daemon, &messages).await;
+    assert_eq!(bodies.pop(), body_of(&messages));
+    let found = (response.header("x-thresher"), response.header("x-thresher-reason"));
+    assert_eq!(found, (Some("whole"), Some("nothing_shortened")));
+    let tokens = ["x-thresher-tokens-before", "x-thresher-tokens-after"].map(|name| response.header(name));
+    assert_eq!(tokens[0], tokens[1]);
+}
+
+/// A failure that passes is not an error about the length of the request.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_over_the_cap_that_could_not_be_compressed_may_be_repeated() {
+    let (url, bodies) = upstream().await;
+    let settings = MiddlewareSettings { input_tokens_max: 40, ..with_tools(url, &["search"]) };
+    let long = called("search", &DOCUMENT.repeat(5));
+    let check = async |name: &str, daemon: &Daemon, expect: (u16, &str)| {
+        let response = send(daemon, &long).await;
+        let error = &response.json()["error"];
+        assert_eq!((response.status, error["code"].as_str()), (expect.0, Some(expect.1)), "{name}: {error}");
+        assert!(response.header("retry-after").is_some(), "{name}");
+        assert_eq!(bodies.count(), 0, "{name}");
+    };
+    check("no permit and no queue", &in_front(&settings, true, 0).await, (429, "overloaded")).await;
+    let draining = in_front(&settings, true, 1).await;
+    draining.service.admission.drain();
+    check("draining", &draining, (503, "draining")).await;
+    // A request that is not to be compressed is too long, and the error says nothing of compression.
+    let whole = json!({"model": "m-1", "messages": long, "thresher": {"compress": false}}).to_string();
+    let refused = post(draining.http, "/v1/chat/completions", whole).await;
+    let error = &refused.json()["error"];
+    assert_eq!((refused.status, &error["code"]), (422, &json!("input_too_long")));
+    assert!(!error["message"].as_str().expect("a message").contains("after compression"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -159,7 +273,7 @@ async fn a_request_over_the_cap_is_compressed_further_or_refused() {
     let long = called("search", &DOCUMENT.repeat(5));
     let first = send(&in_front(&with_cap(0), true, 1).await, &long).await;
     assert_eq!((first.status, first.header("x-thresher")), (200, Some("compressed")));
-    let free = bodies.lock().expect("no panic").pop().expect("a request").to_string().len();
+    let free = bodies.pop().len();
     // Nothing fits: the request is refused, and the error says how many tokens there are.
     let refused = send(&in_front(&with_cap(6), true, 1).await, &long).await;
     let error = &refused.json()["error"];
@@ -168,15 +282,15 @@ async fn a_request_over_the_cap_is_compressed_further_or_refused() {
     let message = error["message"].as_str().expect("a message");
     assert!(message.contains("middleware.input_tokens_max"), "{message}");
     let tokens: usize = message.split(' ').find_map(|word| word.parse().ok()).expect("a number");
-    assert!(bodies.lock().expect("no panic").is_empty(), "nothing was sent");
+    assert_eq!(bodies.count(), 0, "nothing was sent");
     // A little less than the request has: the turn is compressed further.
     let capped = send(&in_front(&with_cap(tokens - 2), true, 1).await, &long).await;
     assert_eq!(capped.status, 200, "{}", capped.body);
-    let sent = bodies.lock().expect("no panic").pop().expect("a request").to_string().len();
+    let sent = bodies.pop().len();
     assert!(sent < free, "{sent} {free}");
-    let count = bodies.lock().expect("no panic").len();
+    let count = bodies.count();
     assert_eq!(send(&in_front(&with_cap(6), true, 1).await, &long).await.status, 422);
-    assert_eq!(bodies.lock().expect("no panic").len(), count, "nothing was sent");
+    assert_eq!(bodies.count(), count, "nothing was sent");
     // An upstream may have a cap of its own, and what is not compressed counts as well.
     let mut own = with_cap(0);
     own.upstreams[0] = UpstreamSettings { input_tokens_max: Some(20), ..own.upstreams[0].clone() };

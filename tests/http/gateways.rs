@@ -77,8 +77,12 @@ async fn a_session_returns_earlier_messages_again_byte_for_byte() {
         (Some(2), first)
     );
     let edited = [&[said("user", "Which ropes are long?")], &more[1..]].concat();
-    let edited = compress(&daemon, &edited, in_session).await;
+    let edited = compress(&daemon, &edited, in_session.clone()).await;
     assert_eq!(edited.json()["session"]["frozen_message_count"], 0);
+    // Whatever other requests the session had, what it returned comes back.
+    let again = compress(&daemon, &more, in_session).await;
+    assert_eq!(again.json()["session"]["frozen_message_count"], 5);
+    assert_eq!(messages_of(&again), third);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -101,6 +105,10 @@ async fn frozen_messages_come_back_as_they_were_sent() {
     check(json!({"session_id": "f", "frozen_message_count": 2}), [true, true, true, true, false]).await;
     check(json!({"session_id": "f", "frozen_message_count": 0}), [true, true, true, true, false]).await;
     check(json!({"session_id": "f"}), [true, true, true, true, false]).await;
+    // Messages that are protected because they are new are shortened once they are old, and stay so.
+    check(json!({"session_id": "p", "protect_recent": 4}), [true; 5]).await;
+    check(json!({"session_id": "p", "protect_recent": 1}), [true, false, true, true, true]).await;
+    check(json!({"session_id": "p", "protect_recent": 4}), [true, false, true, true, true]).await;
     let counts: Vec<Value> =
         [json!({"session_id": "g"}), json!({"session_id": "g", "frozen_message_count": 1})]
             .into_iter()

@@ -139,7 +139,7 @@ fn service_that_counts(
         },
         limits: request_limits(),
         registry: settings.clone(),
-        originals: OriginalSettings { dir: "".into(), ..OriginalSettings::default() },
+        originals,
         receipts: config::Receipts { key_file: receipts().join("key.pem") },
         ..Config::default()
     };

@@ -638,11 +638,13 @@ async fn a_client_gets_the_allowed_headers_of_a_response() {
             "x-request-id",
             "x-thresher",
             "x-thresher-reason",
+            "x-upstream-request-id",
         ];
         let mut expect = [&always[..], more].concat();
         expect.sort_unstable();
         assert_eq!(names, expect);
         assert_eq!(response.header("x-thresher"), Some("whole"), "the daemon sets this header itself");
+        assert_eq!(response.header("x-upstream-request-id"), Some("r2"));
     };
     check(&[], &[]).await;
     check(&["X-Theirs", "server"], &["server", "x-theirs"]).await;

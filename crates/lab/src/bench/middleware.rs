@@ -101,12 +101,18 @@ impl Contender {
 pub struct Report {
     json: Value,
     table: String,
+    passed: bool,
 }
 
 impl Report {
     /// Returns the report as JSON.
     pub fn json(&self) -> &Value {
         &self.json
+    }
+
+    /// Returns whether a request that goes whole took at most the added time that it may take.
+    pub fn passed(&self) -> bool {
+        self.passed
     }
 }
 
@@ -265,5 +271,5 @@ fn report(subject: &Subject, workload: &Workload, count: usize, times: &[Vec<f64
         "  added to a request that goes whole: {whole_added_ms:.2} ms   {bound} ms   {}",
         if met { "met" } else { "missed" }
     );
-    Report { json, table }
+    Report { json, table, passed: met }
 }
