@@ -453,7 +453,11 @@ impl TurnWork<'_> {
         for (passage, kept) in keep_no_shorter(body, self.turn, sent) {
             self.cancel.check()?;
             let count = |text: &str| compressor.pipeline.count(text, TokenizerName::O200kBase);
-            let more = count(&passage.text)?.saturating_sub(count(&shortened(passage, &kept))?);
+            let layout = Layout::of(&passage.text, Kind::Auto);
+            let spans: Vec<ByteRange> = ranges(&kept).collect();
+            // As the pipeline has counted what is kept.
+            let kept = assemble::joined(&passage.text, &spans, (&layout, Omissions::Auto));
+            let more = count(&passage.text)?.saturating_sub(count(&kept)?);
             add_tokens(tokens, (0, more));
         }
         Ok(())

@@ -7,7 +7,6 @@ use axum::extract::Request;
 use axum::{Json, Router};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
-use thresher::access::Access;
 use thresher::http::Middleware;
 use thresher::middleware::settings::{MiddlewareSettings, UpstreamSettings};
 use thresher::middleware::untouched::TextKind;
@@ -199,8 +198,8 @@ async fn a_text_has_a_mark_only_if_its_original_is_stored_and_it_is_shorter_with
     let settings = MiddlewareSettings { retrievable: true, ..with_tools(url, &["search"]) };
     let with_store = async |originals: OriginalSettings| {
         let pipeline = pipeline_of(scripted(), KvStore::without_tiers());
-        let stored = (Access::open_to_all(), originals);
-        let (mut service, tenants) = storing_service(Some(pipeline), (2, 0), &registry_settings(), stored);
+        let made = storing_service(Some(pipeline), (2, 0), &registry_settings(), originals);
+        let (mut service, tenants) = made;
         service.middleware = Arc::new(Middleware::new(&settings).expect("an upstream"));
         serve((service, tenants)).await
     };

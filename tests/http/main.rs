@@ -106,9 +106,29 @@ fn keyed_service(
 /// The same with these settings of savings.
 fn service_that_counts(
     loaded: Option<Pipeline>,
-    (concurrency, queue): (usize, usize),
+    bounds: (usize, usize),
     settings: &RegistrySettings,
     (access, savings): (Access, SavingsSettings),
+) -> Made {
+    let in_memory = OriginalSettings { dir: "".into(), ..OriginalSettings::default() };
+    service_of(loaded, bounds, settings, (access, savings, in_memory))
+}
+
+/// The same without keys, with this store of originals.
+fn storing_service(
+    loaded: Option<Pipeline>,
+    bounds: (usize, usize),
+    settings: &RegistrySettings,
+    originals: OriginalSettings,
+) -> Made {
+    service_of(loaded, bounds, settings, (Access::open_to_all(), SavingsSettings::default(), originals))
+}
+
+fn service_of(
+    loaded: Option<Pipeline>,
+    (concurrency, queue): (usize, usize),
+    settings: &RegistrySettings,
+    (access, savings, originals): (Access, SavingsSettings, OriginalSettings),
 ) -> Made {
     let tenants = Tenants::new(TenantSettings {
         registry: settings.clone(),

@@ -120,7 +120,7 @@ class Guardrail(unittest.TestCase):
 
     def test_the_guardrail_withholds_the_newest_question_and_result(self):
         """While the model works on a question, the guardrail sends neither the question nor the results of the newest calls. No setting changes
-        this: docs/middleware.md names the middleware instead."""
+        this: docs/gateways.md names the middleware instead."""
         messages = self.conversation()[:4]
         answer, _ = self.apply(self.guardrail(), messages)
         self.assertEqual(answer["structured_messages"], messages)
