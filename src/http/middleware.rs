@@ -10,6 +10,7 @@ mod forward;
 mod headers;
 pub mod models;
 pub mod passthrough;
+mod report;
 mod shadow;
 mod tally;
 mod upstream;
@@ -18,13 +19,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
+use axum::http::{HeaderMap, Method, Uri};
 use axum::response::Response;
 use futures_util::TryFutureExt as _;
 use thresher_core::domain::{Budget, Chunk, Granularity, TokenizerName};
-use thresher_core::pipeline::answerable::Answerable;
 use thresher_core::pipeline::cancel::Cancel;
 
+use self::report::CompressionReport;
 use self::shadow::Shadowed;
 use self::tally::LeftOut;
 pub use self::upstream::{Middleware, UpstreamError};
@@ -54,12 +55,6 @@ use crate::tenants::usage::UsageCounts;
 const COMPRESS: &str = "x-thresher-compress";
 const CITE: &str = "x-thresher-cite";
 const SHADOW: &str = "x-thresher-shadow";
-
-/// Headers of responses.
-const OUTCOME: &str = "x-thresher";
-const REASON: &str = "x-thresher-reason";
-const TOKENS_BEFORE: &str = "x-thresher-tokens-before";
-const TOKENS_AFTER: &str = "x-thresher-tokens-after";
 
 /// `POST /v1/chat/completions`: OpenAI's Chat Completions.
 pub async fn chat(service: Scope, uri: Uri, headers: HeaderMap, body: Body) -> Response {
@@ -251,20 +246,6 @@ struct RewriteOutcome {
     records: Vec<([u8; 32], SentTurn)>,
     /// What was left out, to be counted.
     left_out: LeftOut,
-}
-
-/// The values of the response headers about compression.
-struct CompressionReport {
-    /// `compressed`, `whole` or `shadow`.
-    outcome: &'static str,
-    /// Why the request is whole although it was to be compressed.
-    reason: Option<&'static str>,
-    /// Tokens of the compressed texts before and after.
-    tokens: Option<(usize, usize)>,
-    /// Whether any passage of the newest compressed turn is related to its question.
-    related: Option<bool>,
-    /// Whether the passages of the newest compressed turn answer its question.
-    answerable: Option<Answerable>,
 }
 
 /// The body for the upstream. If compressing fails, the newest turn is sent whole.
@@ -590,30 +571,6 @@ impl ModelRequest {
         AddedContext {
             chunks: self.options.as_ref().map(|options| options.chunks.clone()).unwrap_or_default(),
             delimiters: settings.delimiters(),
-        }
-    }
-}
-
-impl CompressionReport {
-    fn add_headers(&self, headers: &mut HeaderMap) {
-        let mut add = |name: &'static str, value: String| {
-            if let Ok(value) = HeaderValue::from_str(&value) {
-                headers.insert(HeaderName::from_static(name), value);
-            }
-        };
-        add(OUTCOME, self.outcome.to_owned());
-        if let Some(reason) = self.reason {
-            add(REASON, reason.to_owned());
-        }
-        if let Some((before, after)) = self.tokens {
-            add(TOKENS_BEFORE, before.to_string());
-            add(TOKENS_AFTER, after.to_string());
-        }
-        if let Some(related) = self.related {
-            headers.insert(super::RELATED, super::boolean_value(related));
-        }
-        if let Some(answerable) = self.answerable {
-            headers.insert(super::ANSWERABLE, super::answerable_value(answerable));
         }
     }
 }
