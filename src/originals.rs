@@ -21,6 +21,9 @@ use thresher_core::private_files;
 /// A tenant, and a key within that tenant.
 type Key = (&'static str, &'static [u8]);
 
+/// A key and its value.
+type Entry<'a> = (&'a [u8], &'a [u8]);
+
 /// Age and value by tenant and key. Ages count the insertions of a tenant.
 const VALUES: TableDefinition<Key, (u64, &[u8])> = TableDefinition::new("values");
 /// Keys by tenant and age, the oldest first.
@@ -357,7 +360,7 @@ impl TenantOriginals {
     ///
     /// # Errors
     /// Fails if the store cannot be written. Then no value of `entries` is stored.
-    pub fn put(&self, entries: &[(&[u8], &[u8])]) -> Result<(), OriginalError> {
+    pub fn put(&self, entries: &[Entry]) -> Result<(), OriginalError> {
         self.store.write(|write| entries.iter().try_for_each(|(key, value)| self.put_one(write, key, value)))
     }
 
@@ -368,7 +371,7 @@ impl TenantOriginals {
     /// Fails if the store cannot be written. Then nothing is stored.
     pub fn put_and_change(
         &self,
-        (entries, absent): (&[(&[u8], &[u8])], &[(&[u8], &[u8])]),
+        (entries, absent): (&[Entry], &[Entry]),
         key: &[u8],
         change: impl FnOnce(Option<&[u8]>) -> Vec<u8>,
     ) -> Result<(), OriginalError> {
@@ -460,6 +463,19 @@ mod tests {
         assert!(a.get(&[99]).expect("reads").is_some());
         a.put(&[(&[99], &[1; 100])]).expect("changes");
         assert!(a.get(&[90]).expect("reads").is_some(), "an overwritten value takes no more room");
+    }
+
+    #[test]
+    fn absent_entries_are_stored_only_if_their_keys_have_no_value() {
+        let a = store(Path::new(""), 1 << 20).of("a");
+        let put = |entries: &[Entry], absent: &[Entry], counter: u8| {
+            let change = |before: Option<&[u8]>| vec![before.map_or(0, |before| before[0]) + counter];
+            a.put_and_change((entries, absent), b"sum", change).expect("keeps");
+        };
+        put(&[(b"k", b"k1")], &[(b"l", b"l1")], 2);
+        put(&[(b"k", b"k2")], &[(b"k", b"k3"), (b"l", b"l2"), (b"m", b"m2")], 3);
+        let found = [&b"k"[..], b"l", b"m", b"sum"].map(|key| a.get(key).expect("reads").expect("a value"));
+        assert_eq!(found, [b"k2".to_vec(), b"l1".to_vec(), b"m2".to_vec(), vec![5]]);
     }
 
     #[test]

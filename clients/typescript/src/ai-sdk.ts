@@ -110,7 +110,7 @@ export function thresherMiddleware(options: ThresherMiddlewareOptions = {}): Lan
       const result = await doStream();
       const context = contexts.get(params);
       if (context === undefined) return result;
-      return { ...result, stream: result.stream.pipeThrough(citing(context, contextOf(params) !== undefined)) };
+      return { ...result, stream: citing(result.stream, context, contextOf(params) !== undefined) };
     },
   };
 }
@@ -179,13 +179,22 @@ function withoutChunks(params: Params): { chunks: readonly ChunkInput[] | undefi
 /** The context of one call, and what is found out about its answer. */
 class Context {
   private readonly cited = new Set<string>();
+  private readonly stopped = new AbortController();
+  private readonly signal: AbortSignal;
 
   private constructor(
     private readonly client: Client,
     private readonly chunks: readonly Chunk[],
-    private readonly signal: AbortSignal | undefined,
+    signal: AbortSignal | undefined,
     readonly result: ThresherResult,
-  ) {}
+  ) {
+    this.signal = signal === undefined ? this.stopped.signal : AbortSignal.any([signal, this.stopped.signal]);
+  }
+
+  /** Ends the requests that are open. */
+  stop(): void {
+    this.stopped.abort();
+  }
 
   static async of(
     client: Client,
@@ -317,8 +326,9 @@ class Pieces implements AsyncIterable<string> {
   }
 }
 
-/** Adds citations to the ends of text blocks, and the result to the end of the stream. */
-function citing(context: Context, isAttributed: boolean): TransformStream<StreamPart, StreamPart> {
+/** Adds citations to the ends of text blocks, and the result to the end of the stream. When the stream ends, in whatever way, so do its requests. */
+function citing(source: ReadableStream<StreamPart>, context: Context, isAttributed: boolean): ReadableStream<StreamPart> {
+  const reader = source.getReader();
   const open = new Map<string, { pieces: Pieces; parts: Promise<Part[]> }>();
   const begin = (id: string) => {
     const pieces = new Pieces();
@@ -333,32 +343,51 @@ function citing(context: Context, isAttributed: boolean): TransformStream<Stream
     block?.pieces.end();
     return (await block?.parts) ?? [];
   };
-  return new TransformStream({
-    async transform(part, controller) {
-      switch (part.type) {
-        case "text-delta":
-          if (isAttributed && part.delta !== "") {
-            if (!open.has(part.id)) begin(part.id);
-            open.get(part.id)?.pieces.push(part.delta);
-          }
-          controller.enqueue(part);
-          break;
-        case "text-end": {
-          const [citations, sources] = context.citations(await end(part.id));
-          controller.enqueue({ ...part, citations: [...(part.citations ?? []), ...citations] });
-          for (const source of sources) controller.enqueue(source);
-          break;
+  const stop = () => {
+    for (const { pieces } of open.values()) pieces.end();
+    open.clear();
+    context.stop();
+  };
+  const pass = async (part: StreamPart, controller: ReadableStreamDefaultController<StreamPart>) => {
+    switch (part.type) {
+      case "text-delta":
+        if (isAttributed && part.delta !== "") {
+          if (!open.has(part.id)) begin(part.id);
+          open.get(part.id)?.pieces.push(part.delta);
         }
-        case "finish":
-          for (const id of [...open.keys()]) await end(id);
-          controller.enqueue({ ...part, ...metadata(context, part.providerMetadata) });
-          break;
-        default:
-          controller.enqueue(part);
+        controller.enqueue(part);
+        break;
+      case "text-end": {
+        const [citations, sources] = context.citations(await end(part.id));
+        controller.enqueue({ ...part, citations: [...(part.citations ?? []), ...citations] });
+        for (const source of sources) controller.enqueue(source);
+        break;
       }
+      case "finish":
+        for (const id of [...open.keys()]) await end(id);
+        controller.enqueue({ ...part, ...metadata(context, part.providerMetadata) });
+        break;
+      default:
+        controller.enqueue(part);
+    }
+  };
+  const stream: UnderlyingDefaultSource<StreamPart> = {
+    async pull(controller) {
+      try {
+        const { done, value } = await reader.read();
+        if (!done) return await pass(value, controller);
+      } catch (error) {
+        stop();
+        throw error;
+      }
+      stop();
+      controller.close();
     },
-    flush() {
-      for (const { pieces } of open.values()) pieces.end();
+    async cancel(reason) {
+      stop();
+      await reader.cancel(reason);
     },
-  });
+  };
+  // Nothing is read before it is asked for.
+  return new ReadableStream(stream, { highWaterMark: 0 });
 }
