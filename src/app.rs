@@ -12,6 +12,7 @@ use thresher_core::kv::local::{LocalSettings, LocalTiers};
 use thresher_core::kv::store::KvStore;
 use thresher_core::kv::tiers::AllTiers;
 use thresher_core::model::ModelRuntime;
+use thresher_core::model::cross::CrossEncoder;
 use thresher_core::model::tokenizer::ModelTokenizer;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{Pipeline, Settings};
@@ -59,7 +60,9 @@ pub fn engine(config: &Config) -> EngineBuilder {
         .settings(pipeline_settings(config))
         .store(Arc::new(KvStore::without_tiers()));
     let calibration = &config.coverage.file;
-    if calibration.as_os_str().is_empty() { engine } else { engine.calibration(calibration) }
+    let engine = if calibration.as_os_str().is_empty() { engine } else { engine.calibration(calibration) };
+    let verdict_model = &config.verdict.model;
+    if verdict_model.as_os_str().is_empty() { engine } else { engine.verdict_model_dir(verdict_model) }
 }
 
 /// The same engine as a daemon serves it: with the model for KV export, if the configuration names one.
@@ -402,9 +405,11 @@ async fn load(
         }
         let device = &model.device.name;
         let kv_model = pipeline.exporter().map(Pipeline::model);
+        let verdict_model = pipeline.verdict_model().map(CrossEncoder::name);
         tracing::info!(
             model = model.name,
             kv_model = kv_model.map(|model| &*model.name),
+            verdict_model,
             device,
             ms,
             warm_up_ms = warm_up.as_millis() as u64,

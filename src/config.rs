@@ -21,7 +21,7 @@ use toml::{Table, Value};
 pub use self::places::{SETTINGS_FILE_OF_SYSTEM, root_of_user, settings_file, settings_file_of_user};
 pub use self::sections::{
     Admin, Admission, BlockSettings, Coverage, Http, LayersRead, LogFormat, Model, RUNTIME_FILE, Rc,
-    Receipts, Telemetry,
+    Receipts, Telemetry, VerdictSettings,
 };
 use crate::access::AccessSettings;
 use crate::kv_export::KvExportSettings;
@@ -78,6 +78,8 @@ pub struct Config {
     pub auto: Auto,
     /// `[coverage]`: budgets that promise a coverage.
     pub coverage: Coverage,
+    /// `[verdict]`: what judges whether the chunks support an answer.
+    pub verdict: VerdictSettings,
     /// `[answerable]`: when a question counts as answerable.
     pub answerable: AnswerableSettings,
     /// `[admission]`: how many requests are worked on at the same time.

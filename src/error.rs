@@ -149,6 +149,7 @@ impl From<&ModelError> for ErrorCode {
             | ModelError::NoQueryGraph { .. }
             | ModelError::NoKvExport { .. }
             | ModelError::NoForward { .. }
+            | ModelError::NoScores { .. }
             | ModelError::Tokenize(_)
             | ModelError::NoProbe { .. }
             | ModelError::Graph { .. } => Self::ModelFailed,

@@ -7,7 +7,8 @@ committed files were made with torch 2.15 and transformers 5.23). Tests need nei
 fixed: the same versions give the same files.
 
 A golden has cases of passages and questions. Each has the text, its token ids with all special tokens, and the unit vectors of all
-tokens. The ids of a prefix are those of the joined text, prefix and all.
+tokens. The ids of a prefix are those of the joined text, prefix and all. A golden of a cross-encoder has pairs of texts with the logits of its
+labels.
 """
 
 import json
@@ -19,9 +20,10 @@ import torch
 from make_goldens import PIECES, tokenizer as bert_tokenizer, write_golden
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import (BertConfig, BertModel, DistilBertConfig, DistilBertForMaskedLM, ModernBertConfig, ModernBertForMaskedLM,
-                          ModernBertModel, MPNetConfig, MPNetModel, NomicBertConfig, NomicBertModel, RobertaConfig, RobertaModel,
-                          XLMRobertaConfig, XLMRobertaForMaskedLM)
+from transformers import (BertConfig, BertForSequenceClassification, BertModel, DistilBertConfig, DistilBertForMaskedLM,
+                          DistilBertForSequenceClassification, ModernBertConfig, ModernBertForMaskedLM, ModernBertModel, MPNetConfig,
+                          MPNetForSequenceClassification, MPNetModel, NomicBertConfig, NomicBertModel, RobertaConfig,
+                          RobertaForSequenceClassification, RobertaModel, XLMRobertaConfig, XLMRobertaForMaskedLM)
 
 HERE = pathlib.Path(__file__).parent
 
@@ -284,9 +286,60 @@ def colbert_pylate(folder):
     golden(folder, 8, *colbert_cases(tok, model, projection, ids, tok.token_to_id("[MASK]"), 36, True))
 
 
+PAIRS = [("the answer is 42.", "the question is not 42"), ("a b c d e f", "g"), ("the", "the the, the answer"), ("東京 the question? abc xyz 0123", "answer 9!")]
+
+
+def cross(folder, tok, model, config):
+    """A cross-encoder, with the logits of its labels for pairs of texts."""
+    save(folder, model, config)
+    cases = []
+    for evidence, claim in PAIRS:
+        encoded = tok.encode(evidence, claim)
+        inputs = {"input_ids": torch.tensor([encoded.ids])}
+        if getattr(config, "type_vocab_size", 0) > 1:
+            inputs["token_type_ids"] = torch.tensor([encoded.type_ids])
+        with torch.no_grad():
+            logits = model(**inputs).logits[0].tolist()
+        cases.append({"evidence": evidence, "claim": claim, "tokens": len(encoded.ids), "logits": logits})
+    (folder / "golden.json").write_text(json.dumps({"pairs": cases}, ensure_ascii=False) + "\n")
+
+
+LABELS = {0: "contradiction", 1: "neutral", 2: "entailment"}
+
+
+def cross_bert(folder):
+    tok = bert_tokenizer(folder)
+    config = BertConfig(vocab_size=len(PIECES), hidden_size=20, num_attention_heads=2, num_hidden_layers=2, intermediate_size=24,
+                        max_position_embeddings=48, id2label=LABELS)
+    cross(folder, tok, random_model(BertForSequenceClassification, config, 30), config)
+
+
+def cross_roberta(folder):
+    """A cross-encoder with a single label, as rerankers have it."""
+    tok = byte_level(folder, "<s>", "</s>", ["<pad>", "<mask>"])
+    config = RobertaConfig(vocab_size=tok.get_vocab_size(), hidden_size=16, num_attention_heads=2, num_hidden_layers=1, intermediate_size=24,
+                           max_position_embeddings=100, type_vocab_size=1, pad_token_id=1, num_labels=1)
+    cross(folder, tok, random_model(RobertaForSequenceClassification, config, 31), config)
+
+
+def cross_distilbert(folder):
+    """A cross-encoder whose labels have no names."""
+    tok = bert_tokenizer(folder)
+    config = DistilBertConfig(vocab_size=len(PIECES), dim=20, n_heads=2, n_layers=1, hidden_dim=28, max_position_embeddings=48)
+    cross(folder, tok, random_model(DistilBertForSequenceClassification, config, 32), config)
+
+
+def cross_mpnet(folder):
+    tok = word_pieces(folder)
+    config = MPNetConfig(vocab_size=tok.get_vocab_size(), hidden_size=16, num_attention_heads=4, num_hidden_layers=1, intermediate_size=20,
+                         max_position_embeddings=62, id2label={0: "SUPPORTS", 1: "REFUTES"})
+    cross(folder, tok, random_model(MPNetForSequenceClassification, config, 33), config)
+
+
 FIXTURES = {"xlm-roberta": xlm_roberta, "roberta": roberta, "distilbert": distilbert, "mpnet": mpnet, "modernbert": modernbert,
             "modernbert-biases": modernbert_biases, "nomic-bert": lambda folder: nomic(folder, True),
-            "nomic-bert-transformers": lambda folder: nomic(folder, False), "colbert": colbert, "colbert-pylate": colbert_pylate}
+            "nomic-bert-transformers": lambda folder: nomic(folder, False), "colbert": colbert, "colbert-pylate": colbert_pylate,
+            "cross-bert": cross_bert, "cross-roberta": cross_roberta, "cross-distilbert": cross_distilbert, "cross-mpnet": cross_mpnet}
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or FIXTURES:

@@ -1,5 +1,6 @@
 //! `thresher calibrate`: chooses what suits a decoder on the user's own questions: the attention heads over which RC is computed, or the
-//! form of KV eviction; or trains its probe. Or finds the limits of budgets that promise a coverage, for any model.
+//! form of KV eviction; or trains its probe. Or finds, for any model, the limits of budgets that promise a coverage, or how a cross-encoder
+//! is weighed in verdicts.
 
 mod probe;
 
@@ -19,6 +20,7 @@ use thresher_lab::eval::coverage;
 use thresher_lab::eval::heads::{self, CalibrationRows, Choice, HeadScores, Measured, Question};
 use thresher_lab::eval::kv::RATIOS;
 use thresher_lab::eval::kv::forms::{self, FormChoice};
+use thresher_lab::eval::verdicts;
 
 use super::eval::{KvRowArgs, template, with_progress};
 
@@ -54,6 +56,9 @@ pub struct Args {
     /// answers; or needed, the parts that the answer needs.
     #[arg(long, conflicts_with_all = ["heads", "by", "probe", "kv"])]
     coverage: bool,
+    /// Find how the cross-encoder of verdict.model is weighed in verdicts (docs/verdicts.md). A row has a claim, its chunks and a label.
+    #[arg(long, conflicts_with_all = ["heads", "by", "probe", "kv", "coverage"])]
+    verdicts: bool,
     /// With --coverage: the file to write, for the setting coverage.file.
     #[arg(long, value_name = "FILE.toml", requires = "coverage", default_value = "calibration.toml")]
     out: PathBuf,
@@ -85,6 +90,9 @@ impl From<By> for HeadChoice {
 pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     if args.coverage {
         return coverage(config, args);
+    }
+    if args.verdicts {
+        return verdicts(config, args);
     }
     let dir = &config.model.dir;
     let mut contract = Contract::load(dir)?;
@@ -199,6 +207,22 @@ fn coverage(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         args.out.display()
     ));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Finds how the cross-encoder is weighed, and writes it to the contract of the cross-encoder.
+fn verdicts(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
+    let dir = &config.verdict.model;
+    if dir.as_os_str().is_empty() {
+        bail!("no cross-encoder is set; name its directory in verdict.model (THRESHER__VERDICT__MODEL)");
+    }
+    let mut contract = Contract::load(dir)?;
+    let pipeline = app::pipeline(&exact(config))?;
+    let fit = with_progress(&args.questions, |progress| verdicts::fit(&args.questions, &pipeline, progress))?;
+    super::print(fit.table());
+    if let Family::Cross(cross) = &mut contract.family {
+        cross.verdicts = Some(fit.weights);
+    }
+    save(&contract, dir, args, "")
 }
 
 /// Chooses the form of KV eviction and reports it.

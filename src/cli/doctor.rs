@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, anyhow};
 use thresher_core::Engine;
 use thresher_core::kv::local::{LocalError, LocalTiers};
+use thresher_core::model::ModelError;
 use thresher_core::model::contract::{Contract, Family};
 use thresher_core::model::ort::runtime_version;
 use thresher_core::private_files::{self, Exposed};
@@ -95,6 +96,24 @@ pub fn run(config: Result<Config, ConfigError>) -> anyhow::Result<ExitCode> {
     Ok(if report.failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// Fails if a model cannot score chunks.
+fn scores_chunks(contract: &Contract) -> anyhow::Result<()> {
+    match contract.family {
+        Family::Cross(_) => Err(ModelError::NoScores { model: contract.name.clone() }.into()),
+        Family::Late(_) | Family::Decoder(_) => Ok(()),
+    }
+}
+
+/// Fails if a model is not a cross-encoder.
+fn judges_pairs(contract: &Contract) -> anyhow::Result<()> {
+    match contract.family {
+        Family::Cross(_) => Ok(()),
+        Family::Late(_) | Family::Decoder(_) => {
+            Err(ModelError::WrongFamily { name: contract.name.clone(), expected: "cross-encoder" }.into())
+        }
+    }
+}
+
 fn check(config: Result<Config, ConfigError>, report: &mut Report) {
     let Some(config) = report.value("settings", config, |_| "read and consistent".to_owned()) else { return };
     for text in &config.warnings {
@@ -103,16 +122,19 @@ fn check(config: Result<Config, ConfigError>, report: &mut Report) {
     let lib = config.model.runtime_lib();
     let runtime =
         report.value("runtime", runtime_version(&lib), |version| format!("{version} from {}", lib.display()));
-    let scores = model("model", &config.model.dir, |_| Ok(()), report).is_some();
+    let scores = model("model", &config.model.dir, scores_chunks, report).is_some();
     let kv_dir = &config.model.kv_dir;
     let is_decoder = |contract: &Contract| match contract.family {
         Family::Decoder(_) => Ok(()),
-        Family::Late(_) => {
+        Family::Late(_) | Family::Cross(_) => {
             Err(anyhow!("{} is an encoder; name a decoder, such as that of `make decoder`", contract.name))
         }
     };
     let exports =
         kv_dir.as_os_str().is_empty() || model("model.kv_dir", kv_dir, is_decoder, report).is_some();
+    let verdict_model = &config.verdict.model;
+    let judges = verdict_model.as_os_str().is_empty()
+        || model("verdict.model", verdict_model, judges_pairs, report).is_some();
     let access = Access::open(&config.access).map(|(access, _)| access);
     let chunks = chunks(&config.registry, access.as_ref().ok());
     report.line("keys", access.map(|access| keys(&access)));
@@ -127,7 +149,7 @@ fn check(config: Result<Config, ConfigError>, report: &mut Report) {
     report.line("shared tier", shared(&config));
     report.line("file modes", Ok::<_, anyhow::Error>(modes(&config)));
     report.line("upstreams", app::check_upstreams(&config).map(|()| upstreams(&config)));
-    if runtime.is_none() || !scores || !exports {
+    if runtime.is_none() || !scores || !exports || !judges {
         return;
     }
     let engine = app::engine_with_exporter(&config).build();

@@ -31,6 +31,10 @@ pub struct Args {
     /// config_sentence_transformers.json, if the model has one. Give "" for none.
     #[arg(long, value_name = "TEXT")]
     passage_prefix: Option<String>,
+    /// The label of a cross-encoder that says that the first text supports the second. Default: its only label, or the one whose name begins
+    /// with "entail" or "support".
+    #[arg(long, value_name = "LABEL")]
+    support_label: Option<String>,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -58,7 +62,12 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         .or_else(folder)
         .context("the directory of --out has no name to give to the model; use --name")?;
     let prefixes = Prefixes { question: args.query_prefix.clone(), passage: args.passage_prefix.clone() };
-    let options = ExportOptions { weights: args.weights.into(), name, prefixes };
+    let options = ExportOptions {
+        weights: args.weights.into(),
+        name,
+        prefixes,
+        support_label: args.support_label.clone(),
+    };
     let bar =
         ProgressBar::new(0).with_style(ProgressStyle::with_template("{wide_bar} layer {pos} of {len}")?);
     let progress = |done: usize, all: usize| {

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use thresher_core::model::contract::{Contract, Weights};
+use thresher_core::model::contract::Contract;
 use thresher_core::model::device::DeviceChoice;
 use thresher_export::{ExportOptions, Prefixes, export};
 use thresher_provision::{Item, Outcome, PUBLIC_INDEX, Pin, Source, ensure, platform};
@@ -231,7 +231,7 @@ fn install_model(root: &Path, source: &Source) -> anyhow::Result<()> {
     let original = root.join("models").join(format!(".fetch-{MODEL}"));
     provide(Item::Model, &original, source)?;
     let prefixes = Prefixes { question: None, passage: None };
-    let options = ExportOptions { weights: Weights::F32, name: MODEL.to_owned(), prefixes };
+    let options = ExportOptions { name: MODEL.to_owned(), prefixes, ..ExportOptions::default() };
     // What is there is no export that can be used, and `export` replaces nothing else.
     if target.exists() {
         fs::remove_dir_all(&target).with_context(|| cannot("remove", &target))?;

@@ -69,6 +69,7 @@ fn paths(config: &mut Config) -> impl Iterator<Item = (&'static str, &mut PathBu
         middleware,
         receipts,
         coverage,
+        verdict,
         shared,
         ..
     } = config;
@@ -87,6 +88,7 @@ fn paths(config: &mut Config) -> impl Iterator<Item = (&'static str, &mut PathBu
         ("originals.dir", &mut originals.dir),
         ("receipts.key_file", &mut receipts.key_file),
         ("coverage.file", &mut coverage.file),
+        ("verdict.model", &mut verdict.model),
         ("shared.ca_file", &mut shared.ca_file),
         ("shared.client_cert_file", &mut shared.client_cert_file),
         ("shared.client_key_file", &mut shared.client_key_file),

@@ -127,6 +127,14 @@ pub struct Coverage {
     pub file: PathBuf,
 }
 
+/// `[verdict]`: what judges whether the chunks support an answer.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct VerdictSettings {
+    /// Directory of a cross-encoder that `thresher export` wrote. It gives a second opinion on each part of an answer. Empty: none.
+    pub model: PathBuf,
+}
+
 /// `[receipts]`: signed records of attributions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

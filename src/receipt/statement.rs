@@ -27,6 +27,9 @@ pub struct Statement {
     thresher: String,
     model: String,
     fingerprint: String,
+    /// The fingerprint of the cross-encoder that gave a second opinion; `None` if there was none.
+    #[serde(default)]
+    verdict_model: Option<String>,
     estimator: String,
     codec: Codec,
     placement: Placement,
@@ -119,6 +122,7 @@ impl Statement {
             thresher: env!("CARGO_PKG_VERSION").to_owned(),
             model: model.name.clone(),
             fingerprint: model.fingerprint.clone(),
+            verdict_model: by.verdict_model().map(|model| model.fingerprint().to_owned()),
             estimator: ESTIMATOR.to_owned(),
             codec: by.settings().codec,
             placement: by.settings().placement,

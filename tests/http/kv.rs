@@ -11,13 +11,13 @@ use thresher_core::domain::Chunk;
 use thresher_core::kv::codec::Codec;
 use thresher_core::kv::store::KvStore;
 use thresher_core::model::ModelRuntime;
-use thresher_core::model::contract::{ChosenHeads, Contract, Family, HeadChoice, QuestionTokens, Weights};
+use thresher_core::model::contract::{ChosenHeads, Contract, Family, HeadChoice, QuestionTokens};
 use thresher_core::model::ort::{DecoderRuntime, OrtSettings};
 use thresher_core::model::tokenizer::ModelTokenizer;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::validate::RequestLimits;
 use thresher_core::pipeline::{Pipeline, Settings};
-use thresher_export::{ExportOptions, Prefixes, export};
+use thresher_export::{ExportOptions, export};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -39,8 +39,7 @@ impl Model {
     /// The model in a folder of the checkout.
     fn of(folder: &str, name: &str) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
-        let options =
-            ExportOptions { weights: Weights::F32, name: name.into(), prefixes: Prefixes::default() };
+        let options = ExportOptions { name: name.into(), ..ExportOptions::default() };
         export(&in_checkout(folder), dir.path(), &options, &|_, _| {}).expect("it exports");
         Self { dir }
     }

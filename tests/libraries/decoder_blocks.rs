@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use thresher_core::domain::{Chunk, CompressRequest, Kind};
 use thresher_core::kv::codec::Codec;
 use thresher_core::kv::store::KvStore;
-use thresher_core::model::contract::{Contract, Decoder, Family, QuestionTokens, Weights};
+use thresher_core::model::contract::{Contract, Decoder, Family, QuestionTokens};
 use thresher_core::model::device::DeviceChoice;
 use thresher_core::model::ort::{DecoderRuntime, ForwardSequence, OrtSettings};
 use thresher_core::model::tokenizer::ModelTokenizer;
@@ -20,7 +20,7 @@ use thresher_core::model::{KeyMask, ModelInfo, ModelRuntime, RawLogits};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
 use thresher_core::pipeline::{Pipeline, Placement, Reading, Settings};
-use thresher_export::{ExportOptions, Prefixes, export};
+use thresher_export::{ExportOptions, export};
 
 /// The largest allowed difference of a raw attention logit.
 const TOLERANCE: f32 = 1e-4;
@@ -51,8 +51,7 @@ struct Model {
 impl Model {
     fn new(name: &str, device: DeviceChoice) -> Self {
         let out = TempDir::new().unwrap();
-        let options =
-            ExportOptions { weights: Weights::F32, name: name.into(), prefixes: Prefixes::default() };
+        let options = ExportOptions { name: name.into(), ..ExportOptions::default() };
         let contract =
             export(&in_checkout("models/tiny").join(name), out.path(), &options, &|_, _| {}).unwrap();
         let Family::Decoder(decoder) = contract.family.clone() else { panic!("{name} is a decoder") };

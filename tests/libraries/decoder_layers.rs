@@ -3,15 +3,15 @@
 
 use crate::support::{in_checkout, ort_settings};
 use tempfile::TempDir;
-use thresher_core::model::contract::{Contract, Decoder, Family, Weights};
+use thresher_core::model::contract::{Contract, Decoder, Family};
 use thresher_core::model::ort::DecoderRuntime;
 use thresher_core::model::{ModelError, ModelInfo, ModelRuntime};
-use thresher_export::{ExportOptions, Prefixes, export};
+use thresher_export::{ExportOptions, export};
 
 /// Exports a tiny model, changes its contract and loads it.
 fn load(model: &str, change: impl FnOnce(&mut Decoder)) -> Result<ModelInfo, ModelError> {
     let out = TempDir::new().unwrap();
-    let options = ExportOptions { weights: Weights::F32, name: model.into(), prefixes: Prefixes::default() };
+    let options = ExportOptions { name: model.into(), ..ExportOptions::default() };
     let source = in_checkout("models/tiny").join(model);
     let mut contract: Contract = export(&source, out.path(), &options, &|_, _| {}).unwrap();
     let Family::Decoder(decoder) = &mut contract.family else { panic!("{model} is a decoder") };

@@ -14,12 +14,11 @@ use serde_json::json;
 use tempfile::TempDir;
 use thresher_core::domain::{Chunk, CompressRequest};
 use thresher_core::kv::store::KvStore;
-use thresher_core::model::contract::Weights;
 use thresher_core::model::ort::DecoderRuntime;
 use thresher_core::model::tokenizer::ModelTokenizer;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{Pipeline, Settings};
-use thresher_export::{ExportOptions, Prefixes, export};
+use thresher_export::{ExportOptions, export};
 
 /// Marks the child process. Without it the child's test does nothing.
 const CHILD: &str = "THRESHER_TEST_DECODER_MEMORY";
@@ -102,7 +101,7 @@ fn measure() {
         return;
     }
     let (source, out) = (source(), TempDir::new().unwrap());
-    let options = ExportOptions { weights: Weights::F32, name: "deep".into(), prefixes: Prefixes::default() };
+    let options = ExportOptions { name: "deep".into(), ..ExportOptions::default() };
     export(source.path(), out.path(), &options, &|_, _| {}).unwrap();
     let runtime = Arc::new(DecoderRuntime::load(&ort_settings(out.path(), 1)).unwrap());
     let tokenizer = Arc::new(ModelTokenizer::from_file(&out.path().join("tokenizer.json")).unwrap());

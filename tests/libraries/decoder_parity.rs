@@ -10,7 +10,7 @@ use ort::value::{Tensor, Value};
 use serde::Deserialize;
 use tempfile::TempDir;
 use thresher_core::model::contract::{Contract, Decoder, Family, Weights};
-use thresher_export::{ExportOptions, Prefixes, export};
+use thresher_export::{ExportOptions, export};
 
 /// The largest allowed difference of a next-token logit, a key, a value or a raw attention logit.
 const TOLERANCE: f64 = 1e-5;
@@ -167,7 +167,7 @@ fn exported(source: &Path, out: &Path, weights: Weights) -> Contract {
     export(
         source,
         out,
-        &ExportOptions { weights, name: "tiny".into(), prefixes: Prefixes::default() },
+        &ExportOptions { weights, name: "tiny".into(), ..ExportOptions::default() },
         &|_, _| {},
     )
     .unwrap()

@@ -11,7 +11,7 @@ use thresher_core::model::contract::Weights;
 use thresher_core::model::device::DeviceChoice;
 use thresher_core::model::ort::{LoadedModel, OrtSettings};
 use thresher_core::model::{ModelError, ModelRuntime, Past};
-use thresher_export::{ExportOptions, Prefixes, export};
+use thresher_export::{ExportOptions, export};
 
 fn load(dir: &Path, device: DeviceChoice) -> std::sync::Arc<dyn ModelRuntime> {
     LoadedModel::load(&OrtSettings { device, ..ort_settings(dir, 2) }).expect("it loads").runtime()
@@ -19,7 +19,7 @@ fn load(dir: &Path, device: DeviceChoice) -> std::sync::Arc<dyn ModelRuntime> {
 
 fn exported(weights: Weights) -> TempDir {
     let out = TempDir::new().unwrap();
-    let options = ExportOptions { weights, name: "facts".into(), prefixes: Prefixes::default() };
+    let options = ExportOptions { weights, name: "facts".into(), ..ExportOptions::default() };
     export(&in_checkout("models/facts"), out.path(), &options, &|_, _| {}).unwrap();
     out
 }

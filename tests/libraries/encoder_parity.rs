@@ -61,7 +61,7 @@ fn exported(name: &str) -> Exported {
 
 fn exported_as(name: &str, weights: Weights, prefixes: Prefixes) -> Exported {
     let (source, out) = (in_checkout("models/tiny").join(name), TempDir::new().unwrap());
-    let options = ExportOptions { weights, name: name.into(), prefixes };
+    let options = ExportOptions { weights, name: name.into(), prefixes, ..ExportOptions::default() };
     let contract = export(&source, out.path(), &options, &|_, _| {}).unwrap();
     assert_eq!(Contract::load(out.path()).unwrap(), contract, "{name}");
     let golden = serde_json::from_slice(&std::fs::read(source.join("golden.json")).unwrap()).unwrap();

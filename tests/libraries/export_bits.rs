@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use thresher_core::model::ModelRuntime;
 use thresher_core::model::contract::Weights;
 use thresher_core::model::ort::LateRuntime;
-use thresher_export::{ExportOptions, Prefixes, export};
+use thresher_export::{ExportOptions, export};
 
 const DIM: usize = 384;
 const LENGTHS: [usize; 5] = [3, 17, 64, 200, 256];
@@ -19,7 +19,7 @@ fn minilm(weights: Weights) -> &'static Path {
     static OUT: [OnceLock<TempDir>; 2] = [OnceLock::new(), OnceLock::new()];
     let make = || {
         let out = TempDir::new().unwrap();
-        let options = ExportOptions { weights, name: "bits".into(), prefixes: Prefixes::default() };
+        let options = ExportOptions { weights, name: "bits".into(), ..ExportOptions::default() };
         export(&minilm_source(), out.path(), &options, &|_, _| {}).unwrap();
         out
     };

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::support::{distance_max, golden, in_checkout, keys, logits, masked_keys, minilm_source, session};
 use tempfile::TempDir;
 use thresher_core::model::contract::{Contract, Dim, Family, Graph, IoTensor, Late, Side, Weights, check_io};
-use thresher_export::{ExportOptions, Prefixes, export};
+use thresher_export::{ExportOptions, export};
 
 /// The largest allowed difference of a component of a unit vector, or of a logit.
 const TOLERANCE: f64 = 1e-4;
@@ -17,7 +17,7 @@ fn exported(source: &Path) -> (TempDir, Contract) {
 
 fn exported_as(source: &Path, weights: Weights) -> (TempDir, Contract) {
     let out = TempDir::new().unwrap();
-    let options = ExportOptions { weights, name: "parity".into(), prefixes: Prefixes::default() };
+    let options = ExportOptions { weights, name: "parity".into(), ..ExportOptions::default() };
     let contract = export(source, out.path(), &options, &|_, _| {}).unwrap();
     (out, contract)
 }

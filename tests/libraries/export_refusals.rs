@@ -33,12 +33,7 @@ fn copy(from: &Path, to: &Path) {
 }
 
 fn run(source: &Path, out: &Path) -> Result<Contract, ExportError> {
-    export(
-        source,
-        out,
-        &ExportOptions { weights: Weights::F32, name: "tiny".into(), prefixes: Prefixes::default() },
-        &|_, _| {},
-    )
+    export(source, out, &ExportOptions { name: "tiny".into(), ..ExportOptions::default() }, &|_, _| {})
 }
 
 /// Breaks a copy of `model` and expects that its export writes nothing and fails with a message that contains
@@ -273,7 +268,7 @@ fn decoder_contract(model: &str, change: impl FnOnce(&mut Value)) -> contract::D
     edit("config.json", change)(source.path());
     match run(source.path(), &out.path().join("out")).unwrap().family {
         contract::Family::Decoder(decoder) => decoder,
-        contract::Family::Late(_) => panic!("{model} is a decoder"),
+        contract::Family::Late(_) | contract::Family::Cross(_) => panic!("{model} is a decoder"),
     }
 }
 
@@ -320,7 +315,7 @@ fn decoders_whose_files_contradict_their_config_are_refused() {
 fn a_weight_type_that_the_family_does_not_support_is_refused() {
     let check = |model: &str, weights: Weights, expect: &[&str]| {
         let (source, parent) = (source(model), TempDir::new().unwrap());
-        let options = ExportOptions { weights, name: "tiny".into(), prefixes: Prefixes::default() };
+        let options = ExportOptions { weights, name: "tiny".into(), ..ExportOptions::default() };
         let refused =
             export(source.path(), &parent.path().join("out"), &options, &|_, _| {}).unwrap_err().to_string();
         expect.iter().for_each(|part| assert!(refused.contains(part), "`{refused}` does not say `{part}`"));
@@ -354,8 +349,8 @@ fn unsupported_configurations_say_what_is_supported() {
 fn unsupported_settings_of_encoders_are_refused_by_name() {
     let check = check_decoder;
     for (model, class) in [
-        ("xlm-roberta", "XLMRobertaForSequenceClassification"),
-        ("distilbert", "DistilBertForSequenceClassification"),
+        ("xlm-roberta", "XLMRobertaForTokenClassification"),
+        ("distilbert", "DistilBertForQuestionAnswering"),
         ("mpnet", "MPNetForTokenClassification"),
         ("modernbert", "ModernBertForSequenceClassification"),
         ("xlm-roberta", "DebertaV2Model"),
@@ -480,10 +475,33 @@ fn a_projection_after_pooling_is_left_out() {
 fn prefixes_of_a_decoder_are_refused() {
     let (source, parent) = (source("llama"), TempDir::new().unwrap());
     let prefixes = Prefixes { question: Some("query: ".into()), passage: None };
-    let options = ExportOptions { weights: Weights::F32, name: "tiny".into(), prefixes };
+    let options = ExportOptions { name: "tiny".into(), prefixes, ..ExportOptions::default() };
     let refused = export(source.path(), &parent.path().join("out"), &options, &|_, _| {}).unwrap_err();
     assert!(refused.to_string().contains("LlamaForCausalLM is a decoder"), "{refused}");
     assert_eq!(names(parent.path()), [""; 0]);
+}
+
+#[test]
+fn unsound_cross_encoders_are_refused_by_name() {
+    let labels = |labels: Value| edit("config.json", move |c| c["id2label"] = labels);
+    let unclear = ["id2label is `yes, no`", "begins with entail or support", "--support-label"];
+    check("cross-bert", labels(json!({"0": "yes", "1": "no"})), &unclear);
+    let two = json!({"0": "entailment", "1": "supported"});
+    check("cross-bert", labels(two), &["id2label is `entailment, supported`", "one label"]);
+    check("cross-bert", labels(json!({"1": "entailment", "2": "no"})), &["id2label is `1, 2`", "from 0 on"]);
+    let four = json!({"0": "entailment", "1": "a", "2": "b", "3": "c"});
+    check("cross-bert", labels(four), &["classifier.weight", "[3, 20]", "[4, 20]"]);
+    let no_pair = |tokenizer: &mut Value| {
+        tokenizer["post_processor"]["pair"] =
+            json!([{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}]);
+    };
+    check("cross-bert", edit("tokenizer.json", no_pair), &["tokenizer.json", "post_processor", "two texts"]);
+    check("cross-mpnet", cut("model.safetensors", 100), &["cut short"]);
+    let (source, parent) = (source("cross-mpnet"), TempDir::new().unwrap());
+    let prefixes = Prefixes { question: Some("query: ".into()), passage: None };
+    let options = ExportOptions { prefixes, ..ExportOptions::default() };
+    let refused = export(source.path(), &parent.path().join("out"), &options, &|_, _| {}).unwrap_err();
+    assert!(refused.to_string().contains("MPNetForSequenceClassification is a cross-encoder"), "{refused}");
 }
 
 #[test]

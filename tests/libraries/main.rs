@@ -2,6 +2,7 @@
 //! store's tiers on disk and in Redis, and the registry. Some tests start this binary again as a child
 //! process, see [`support::child`].
 
+mod cross_parity;
 mod decoder_blocks;
 mod decoder_layers;
 mod decoder_memory;

@@ -12,7 +12,7 @@ use crate::kv::tiers::AllTiers;
 use crate::model::ModelError;
 use crate::model::contract::{Contract, ContractError};
 use crate::model::device::DeviceChoice;
-use crate::model::ort::{LoadedModel, OrtSettings};
+use crate::model::ort::{CrossRuntime, LoadedModel, OrtSettings};
 use crate::model::tokenizer::ModelTokenizer;
 use crate::pipeline::attribute::Attributed;
 use crate::pipeline::cancel::Cancel;
@@ -82,6 +82,7 @@ pub struct EngineBuilder {
     store: Option<Arc<KvStore>>,
     kv_model_dir: Option<PathBuf>,
     calibration: Option<PathBuf>,
+    verdict_model_dir: Option<PathBuf>,
 }
 
 /// The default size of the cache of chunk keys in memory: 256 MiB, which is enough for about 650,000 tokens
@@ -124,6 +125,7 @@ impl EngineBuilder {
             store: None,
             kv_model_dir: None,
             calibration: None,
+            verdict_model_dir: None,
         }
     }
 
@@ -217,6 +219,13 @@ impl EngineBuilder {
         self
     }
 
+    /// Sets the folder of a cross-encoder that gives a second opinion on the support of each part of an answer. By
+    /// default, there is none.
+    pub fn verdict_model_dir(mut self, dir: impl AsRef<Path>) -> Self {
+        self.verdict_model_dir = Some(dir.as_ref().to_owned());
+        self
+    }
+
     /// Returns the settings with which the model is loaded.
     pub fn load_settings(&self) -> &OrtSettings {
         &self.load
@@ -250,6 +259,9 @@ impl EngineBuilder {
             None => Arc::new(KvStore::new(Arc::new(AllTiers::new(LocalTiers::open(&self.cache)?, None)))),
         };
         let mut pipeline = Pipeline::new(runtime, Arc::clone(&tokenizer), Arc::clone(&store), self.settings);
+        if let Some(dir) = self.verdict_model_dir {
+            pipeline = pipeline.with_verdict_model(Arc::new(CrossRuntime::load(&dir, &self.load)?));
+        }
         if let Some(dir) = self.kv_model_dir {
             pipeline = pipeline.with_exporter(for_kv_model.build_kv_model(dir, store)?);
         }
@@ -267,8 +279,15 @@ impl EngineBuilder {
             ..self.load
         };
         let settings = Settings { scan: ScanBy::default(), scoring: Scoring::default(), ..self.settings };
-        let (store, kv_model_dir, calibration) = (Some(store), None, None);
-        let builder = Self { load, settings, cache: self.cache, store, kv_model_dir, calibration };
+        let builder = Self {
+            load,
+            settings,
+            cache: self.cache,
+            store: Some(store),
+            kv_model_dir: None,
+            calibration: None,
+            verdict_model_dir: None,
+        };
         let pipeline = builder.build()?.into_pipeline();
         match kv_export::check_model(pipeline.model()) {
             Ok(_) => Ok(pipeline),

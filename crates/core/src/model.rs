@@ -3,9 +3,10 @@
 //!
 //! Two families of models implement [`ModelRuntime`]. A late-interaction encoder has one vector per token and
 //! head; its logits are dot products of such vectors. A decoder caches keys and values; its logits are those
-//! of its own attention. Logits are raw: before the softmax, with the scale of the attention applied.
+//! of its own attention. A [`CrossEncoder`](cross::CrossEncoder) has neither: it only judges pairs of texts. Logits are raw: before the softmax, with the scale of the attention applied.
 
 pub mod contract;
+pub mod cross;
 pub mod device;
 #[allow(missing_docs, reason = "the fields are ONNX's own, documented in onnx.proto")]
 pub mod onnx;
@@ -523,6 +524,14 @@ pub enum ModelError {
     /// An export of keys and values was requested from a model that has none.
     #[error("{model} is an encoder and has no keys and values to export; serve a decoder to export them")]
     NoKvExport {
+        /// The model's name.
+        model: String,
+    },
+    /// A cross-encoder was named as the model that scores chunks.
+    #[error(
+        "{model} is a cross-encoder, which cannot score chunks; name it in verdict.model, and another model in model.dir"
+    )]
+    NoScores {
         /// The model's name.
         model: String,
     },

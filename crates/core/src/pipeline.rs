@@ -84,6 +84,7 @@ pub use crate::kv::codec::Codec;
 use crate::kv::store::KvStore;
 pub use crate::kv::store::Sources;
 use crate::model::contract::{Probe, QuestionTokens, around_question};
+use crate::model::cross::CrossEncoder;
 use crate::model::tokenizer::{ModelTokenizer, Tokens};
 use crate::model::{ModelError, ModelInfo, ModelRuntime};
 use crate::rc;
@@ -107,6 +108,8 @@ pub struct Pipeline {
     settings: Settings,
     /// Exports keys and values in place of this pipeline's model.
     exporter: Option<Arc<Pipeline>>,
+    /// Gives a second opinion on the support of each part of an answer.
+    verdict_model: Option<Arc<dyn CrossEncoder>>,
 }
 
 /// The settings of a pipeline, which are the same for all its requests.
@@ -169,7 +172,8 @@ impl Pipeline {
     ) -> Self {
         let (codec, salt) = (settings.codec, settings.salt.as_bytes());
         let reader = Reader::new(Arc::clone(&model), Arc::clone(&tokenizer), store, codec, salt);
-        Self { model, tokenizer, reader, frame_costs: FrameCosts::new(), settings, exporter: None }
+        let frame_costs = FrameCosts::new();
+        Self { model, tokenizer, reader, frame_costs, settings, exporter: None, verdict_model: None }
     }
 
     /// Returns the same pipeline with `exporter`, another pipeline that exports keys and values: an encoder
@@ -177,6 +181,18 @@ impl Pipeline {
     #[must_use]
     pub fn with_exporter(self, exporter: Arc<Self>) -> Self {
         Self { exporter: Some(exporter), ..self }
+    }
+
+    /// Returns the same pipeline with a cross-encoder that gives a second opinion on the support of each part of an
+    /// answer.
+    #[must_use]
+    pub fn with_verdict_model(self, model: Arc<dyn CrossEncoder>) -> Self {
+        Self { verdict_model: Some(model), ..self }
+    }
+
+    /// Returns the cross-encoder of [`Self::with_verdict_model`]; `None` if there is none.
+    pub fn verdict_model(&self) -> Option<&dyn CrossEncoder> {
+        self.verdict_model.as_deref()
     }
 
     /// Returns the pipeline of [`Self::with_exporter`]; `None` if there is none.
@@ -201,6 +217,7 @@ impl Pipeline {
             frame_costs: FrameCosts::new(),
             settings: self.settings.clone(),
             exporter: self.exporter.as_ref().map(|exporter| Arc::new(exporter.of_tenant(tenant))),
+            verdict_model: self.verdict_model.as_ref().map(|model| model.with_own_flow()),
         }
     }
 

@@ -3,10 +3,11 @@
 //!
 //! `config` reads a family's `config.json` into an [`Encoder`]. `names` has the tensor names of each family,
 //! `weights` copies the tensors, and `layers` builds the graphs. `colbert` finds the projection that ColBERT
-//! adds to an encoder, and what it puts around questions and passages.
+//! adds to an encoder, and what it puts around questions and passages. `cross` has what a cross-encoder adds.
 
 pub mod colbert;
 mod config;
+pub mod cross;
 mod layers;
 mod names;
 mod relative;
@@ -16,13 +17,12 @@ pub use self::layers::GraphParts;
 use super::{graph::Activation, source::Header};
 
 /// The class names of checkpoints that contain an encoder, with their families. Layers that a class adds to
-/// the encoder are not exported, except the projection of ColBERT.
-pub const ARCHITECTURES: [(&str, Family); 22] = [
+/// the encoder are not exported, except the projection of ColBERT; [`cross::ARCHITECTURES`] are exported with theirs.
+pub const ARCHITECTURES: [(&str, Family); 21] = [
     ("BertModel", Family::Bert),
     ("BertForMaskedLM", Family::Bert),
     ("BertForPreTraining", Family::Bert),
     ("BertForNextSentencePrediction", Family::Bert),
-    ("BertForSequenceClassification", Family::Bert),
     ("BertForTokenClassification", Family::Bert),
     ("BertForQuestionAnswering", Family::Bert),
     ("RobertaModel", Family::Roberta),
@@ -144,6 +144,12 @@ pub fn architecture(header: &Header) -> Option<(&str, Family)> {
         Some(name) => ARCHITECTURES.into_iter().find(|(known, _)| *known == name),
         None => by_type().map(|(_, family, class)| (class, family)),
     }
+}
+
+/// Returns the class name of the checkpoint and its family if it is a cross-encoder.
+pub fn cross_architecture(header: &Header) -> Option<(&str, Family)> {
+    let name = header.architectures.first()?;
+    cross::ARCHITECTURES.into_iter().find(|(known, _)| known == name)
 }
 
 impl Encoder {

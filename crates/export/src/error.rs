@@ -199,13 +199,16 @@ pub enum ExportError {
         /// The supported element types.
         supported: &'static str,
     },
-    /// A prefix was given for a decoder.
+    /// A prefix was given for a model that reads no questions and passages apart.
     #[error(
-        "prefixes are for encoders, and {architecture} is a decoder; write the text into the question instead"
+        "prefixes are for encoders that score chunks, and {architecture} is a {kind}; leave out --query-prefix and \
+         --passage-prefix"
     )]
     PrefixUnsupported {
         /// The model's architecture.
         architecture: String,
+        /// What the model is.
+        kind: &'static str,
     },
     /// The tokenizer does not fit the model.
     #[error("{}: {key}: {reason}", file.display())]

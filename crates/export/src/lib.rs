@@ -31,7 +31,7 @@ pub use error::ExportError;
 pub use prefixes::Prefixes;
 
 use self::decoder::Decoder;
-use self::encoder::{Encoder, GraphParts, colbert::Colbert};
+use self::encoder::{Encoder, GraphParts, colbert::Colbert, cross};
 use self::input::Input;
 use self::keys::Config;
 use self::prefixes::Surroundings;
@@ -40,6 +40,7 @@ use self::write::{Staging, WeightFile};
 
 const PASSAGE: &str = "passage.onnx";
 const QUERY: &str = "query.onnx";
+const PAIR: &str = "pair.onnx";
 const DECODER: &str = "decoder.onnx";
 const WEIGHTS: &str = "weights.bin";
 
@@ -51,7 +52,7 @@ const DECODER_WINDOW_TOKENS: usize = 512;
 const TILE_TOKENS: usize = 16;
 
 /// The options of an export.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct ExportOptions {
     /// The element type of the stored weights. Encoders support f32 and int8, decoders f32 and f16.
     pub weights: Weights,
@@ -59,12 +60,16 @@ pub struct ExportOptions {
     pub name: String,
     /// The texts that an encoder reads before questions and passages.
     pub prefixes: Prefixes,
+    /// The name of a cross-encoder's label that says that the first text supports the second. Without it, that is the
+    /// only label, or the one whose name begins with `entail` or `support`.
+    pub support_label: Option<String>,
 }
 
 /// The model that the configuration in the source folder describes.
 enum Model {
     Late(Encoder),
     Decoder(Decoder),
+    Cross(Encoder),
 }
 
 impl Model {
@@ -74,17 +79,24 @@ impl Model {
             let config = Config { file: config_file, map: config };
             return Ok(Self::Late(Encoder::read(config, architecture, family)?));
         }
+        if let Some((architecture, family)) = encoder::cross_architecture(header) {
+            let config = Config { file: config_file, map: config };
+            return Ok(Self::Cross(Encoder::read(config, architecture, family)?));
+        }
         if let Some((architecture, family)) = decoder::architecture(header) {
             return Ok(Self::Decoder(Decoder::read(config_file, config, architecture, family)?));
         }
         let found = header.architectures.first().cloned().unwrap_or_else(|| "none".to_owned());
         let encoders = encoder::ARCHITECTURES.map(|(name, _)| name);
         let decoders = decoder::ARCHITECTURES.map(|(name, _)| name);
+        let cross_encoders = cross::ARCHITECTURES.map(|(name, _)| name);
         let supported = match decoder::text_model_of(&found) {
             Some(text_model) => {
                 format!("{text_model}; save the text model of this checkpoint on its own, and export that")
             }
-            None => [&encoders[..], &[encoder::colbert::ARCHITECTURE], &decoders].concat().join(", "),
+            None => [&encoders[..], &[encoder::colbert::ARCHITECTURE], &decoders, &cross_encoders]
+                .concat()
+                .join(", "),
         };
         Err(ExportError::Unsupported { file: config_file.clone(), key: "architectures", found, supported })
     }
@@ -122,6 +134,7 @@ pub fn export(
     let exported = match &model {
         Model::Late(encoder) => exporter.late(encoder)?,
         Model::Decoder(decoder) => exporter.decoder(decoder, progress)?,
+        Model::Cross(encoder) => exporter.cross(encoder)?,
     };
     staging.write(TOKENIZER, &exported.tokenizer.bytes)?;
     let mut files: Vec<&str> = exported.graphs.iter().copied().chain([WEIGHTS, TOKENIZER]).collect();
@@ -206,7 +219,7 @@ impl Exporter<'_> {
         self.refuse_weights(Weights::Int8, decoder.architecture, "f32, f16")?;
         if !self.options.prefixes.is_default() {
             let architecture = decoder.architecture.to_owned();
-            return Err(ExportError::PrefixUnsupported { architecture });
+            return Err(ExportError::PrefixUnsupported { architecture, kind: "decoder" });
         }
         let tokenizer = self.tokenizer(decoder.vocab_size, SpecialTokens::Before)?;
         let mut weights = WeightFile::create(self.staging.dir().join(WEIGHTS))?;
@@ -237,6 +250,41 @@ impl Exporter<'_> {
                 probe: None,
             }),
             graphs: &[DECODER],
+        })
+    }
+
+    fn cross(&self, encoder: &Encoder) -> Result<FamilyExport, ExportError> {
+        let architecture = encoder.architecture.clone();
+        self.refuse_weights(Weights::F16, &architecture, "f32, int8")?;
+        if !self.options.prefixes.is_default() {
+            return Err(ExportError::PrefixUnsupported { architecture, kind: "cross-encoder" });
+        }
+        let tokenizer = self.tokenizer(encoder.vocab_size, SpecialTokens::Around)?;
+        let pair = tokenizer.pair_tokens().map_err(|reason| ExportError::Tokenizer {
+            file: self.input.tokenizer_file.clone(),
+            key: "post_processor",
+            reason,
+        })?;
+        let config = Config { file: &self.input.config_file, map: &self.input.config };
+        let labels = cross::Labels::read(&config, self.options.support_label.as_deref())?;
+        let mut out = WeightFile::create(self.staging.dir().join(WEIGHTS))?;
+        let head = cross::Head::store(encoder, self.input, (&labels, &pair), &mut out)?;
+        let weights = encoder.store(&self.input.checkpoint, None, &mut out, self.options.weights)?;
+        out.finish()?;
+        let parts = GraphParts { weights: &weights, weights_file: WEIGHTS, colbert: None };
+        self.staging.write(PAIR, &encoder.pair_graph(parts, &head, &labels))?;
+        Ok(FamilyExport {
+            architecture,
+            vocab_size: encoder.vocab_size,
+            window_tokens_max: encoder.tokens_max,
+            surroundings: Surroundings {
+                prefix: tokenizer.prefix.clone(),
+                prefix_text: None,
+                question: None,
+            },
+            tokenizer,
+            family: Family::Cross(labels.contract(PAIR, pair, &head)),
+            graphs: &[PAIR],
         })
     }
 

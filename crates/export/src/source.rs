@@ -185,7 +185,44 @@ pub struct ExportedTokenizer {
     tokenizer: Tokenizer,
 }
 
+/// How a tokenizer joins two texts for a cross-encoder: `prefix first between second suffix`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PairTokens {
+    /// The ids of the special tokens between the texts.
+    pub between: Vec<u32>,
+    /// Whether the tokens after `between` are of another type than those before.
+    pub has_types: bool,
+}
+
 impl ExportedTokenizer {
+    /// Returns how the tokenizer joins two texts.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot, or puts other tokens around a pair than around a single text.
+    pub fn pair_tokens(&self) -> Result<PairTokens, String> {
+        let encoding = self.tokenizer.encode_fast(("a", "a"), true).map_err(|cause| cause.to_string())?;
+        let (ids, types) = (encoding.get_ids(), encoding.get_type_ids());
+        let mask = encoding.get_special_tokens_mask();
+        let next = |from: usize, special: u32| (from..ids.len()).find(|&at| mask[at] == special);
+        let ends = next(0, 0).and_then(|first| {
+            let end = next(first, 1)?;
+            let second = next(end, 0)?;
+            Some((first, end, second, next(second, 1)?))
+        });
+        match ends {
+            Some((first, end, second, last)) if ids[..first] == self.prefix && ids[last..] == self.suffix => {
+                Ok(PairTokens {
+                    between: ids[end..second].to_vec(),
+                    has_types: types[second] != types[first],
+                })
+            }
+            _ => Err(format!(
+                "does not put {:?} before, a token between and {:?} after two texts, but {ids:?} in all",
+                self.prefix, self.suffix
+            )),
+        }
+    }
+
     /// Returns the id of a token; `None` if the vocabulary does not have it.
     pub fn id_of(&self, token: &str) -> Option<u32> {
         self.tokenizer.token_to_id(token)

@@ -19,6 +19,7 @@ mod perturb;
 pub mod probe;
 mod report;
 mod selection;
+pub mod verdicts;
 
 use std::path::Path;
 

@@ -5,9 +5,9 @@ use std::sync::LazyLock;
 
 use libfuzzer_sys::Corpus;
 use tempfile::TempDir;
-use thresher_core::model::contract::{Contract, Weights};
+use thresher_core::model::contract::Contract;
+use thresher_export::ExportOptions;
 use thresher_export::gguf::ENCODINGS;
-use thresher_export::{ExportOptions, Prefixes};
 
 static FOLDER: LazyLock<TempDir> = LazyLock::new(|| crate::service::folder().expect("a folder"));
 
@@ -18,8 +18,7 @@ pub fn run(data: &[u8]) -> Corpus {
     }
     let (source, out) = (FOLDER.path().join("model.gguf"), FOLDER.path().join("out"));
     fs::write(&source, data).expect("room in memory");
-    let options =
-        ExportOptions { weights: Weights::F32, name: "fuzzed".to_owned(), prefixes: Prefixes::default() };
+    let options = ExportOptions { name: "fuzzed".to_owned(), ..ExportOptions::default() };
     match thresher_export::export(&source, &out, &options, &|_, _| ()) {
         Ok(contract) => assert_eq!(Contract::load(&out).expect("what was just written"), contract),
         Err(error) => assert!(!error.to_string().is_empty()),

@@ -7,8 +7,8 @@ use std::sync::LazyLock;
 
 use libfuzzer_sys::Corpus;
 use tempfile::TempDir;
-use thresher_core::model::contract::{Contract, Weights};
-use thresher_export::{ExportOptions, Prefixes};
+use thresher_core::model::contract::Contract;
+use thresher_export::ExportOptions;
 
 /// `config.json`, `tokenizer.json`, `model.safetensors`.
 type Files = [&'static [u8]; 3];
@@ -47,8 +47,7 @@ pub fn run(data: &[u8]) -> Corpus {
     for (at, (name, sound)) in NAMES.iter().zip(sound).enumerate() {
         write(&source, name, if at == replaced { bytes } else { sound });
     }
-    let options =
-        ExportOptions { weights: Weights::F32, name: "fuzzed".to_owned(), prefixes: Prefixes::default() };
+    let options = ExportOptions { name: "fuzzed".to_owned(), ..ExportOptions::default() };
     if let Ok(contract) = thresher_export::export(&source, &out, &options, &|_, _| ()) {
         assert_eq!(Contract::load(&out).expect("what was just written"), contract);
     }

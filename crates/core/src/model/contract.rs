@@ -16,11 +16,13 @@ use std::{
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+mod cross;
 mod decoder;
 mod eviction;
 mod graphs;
 mod probe;
 
+pub use cross::{Cross, VerdictWeights};
 pub use decoder::{ChosenHeads, Decoder, HeadChoice, QuestionTokens, Rotary};
 pub use eviction::{BudgetScope, CalibratedEviction, EvictionForm, KeyScale};
 pub use graphs::{Dim, Graph, IoTensor, Side, check_io, value_names};
@@ -37,7 +39,7 @@ pub const SCHEMA: u32 = 2;
 pub const KEY_LAYOUT: &str = "head,token,dim";
 
 /// The content of `contract.toml`. It has the same fields as the file, except that the file gives the family
-/// as a table `[late]` or `[decoder]`.
+/// as a table `[late]`, `[decoder]` or `[cross]`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "ContractFile", into = "ContractFile")]
 pub struct Contract {
@@ -70,9 +72,12 @@ pub enum Family {
     /// A decoder: the question attends to the cached keys and values of passages, and the logits are those of
     /// this attention.
     Decoder(Decoder),
+    /// A cross-encoder: two texts are read together, and the logits are those of its labels. It has no keys, so it
+    /// cannot score chunks; it only judges whether evidence supports a claim.
+    Cross(Cross),
 }
 
-/// A [`Contract`] as the file contains it: the family is given by which of two tables is present.
+/// A [`Contract`] as the file contains it: the family is given by which of three tables is present.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ContractFile {
@@ -87,6 +92,8 @@ struct ContractFile {
     late: Option<Late>,
     #[serde(skip_serializing_if = "Option::is_none")]
     decoder: Option<Decoder>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cross: Option<Cross>,
     files: BTreeMap<String, String>,
 }
 
@@ -316,6 +323,7 @@ impl Contract {
         let shapes = match &self.family {
             Family::Late(late) => serde_json::to_value(late),
             Family::Decoder(decoder) => serde_json::to_value((decoder.for_fingerprint(), decoder.depth())),
+            Family::Cross(cross) => serde_json::to_value(Cross { verdicts: None, ..cross.clone() }),
         };
         let Self { tokenizer, window, weights, schema, .. } = self;
         let files = files.collect::<Vec<_>>();
@@ -400,6 +408,7 @@ impl Contract {
                 let reason = "must be empty for a decoder, because other windows follow a window".to_owned();
                 Err(("tokenizer.suffix", reason))
             }
+            Family::Cross(cross) => cross.check(specials, self.window.tokens_max),
             Family::Decoder(decoder) => decoder.check(self.window.tokens_max).and_then(|()| {
                 let Some(probe) = &decoder.probe else { return Ok(()) };
                 // A probe of another model has another shape, too; the advice is to train one for this model.
@@ -415,6 +424,7 @@ impl Contract {
         let mut files = match &self.family {
             Family::Late(late) => vec![("late.passage", &late.passage), ("late.query", &late.query)],
             Family::Decoder(decoder) => vec![("decoder.graph", &decoder.graph)],
+            Family::Cross(cross) => vec![("cross.graph", &cross.graph)],
         };
         files.extend([("weights.file", &self.weights.file), ("tokenizer.file", &self.tokenizer.file)]);
         files
@@ -426,7 +436,11 @@ impl Contract {
             let padding = question.padding.iter().map(|padding| &padding.token);
             question.prefix.iter().chain(&question.suffix).chain(padding)
         });
-        prefix.iter().chain(suffix).chain(of_question).copied()
+        let between = match &self.family {
+            Family::Cross(cross) => &cross.between[..],
+            Family::Late(_) | Family::Decoder(_) => &[],
+        };
+        prefix.iter().chain(suffix).chain(of_question).chain(between).copied()
     }
 }
 
@@ -464,13 +478,15 @@ impl TryFrom<ContractFile> for Contract {
     type Error = &'static str;
 
     fn try_from(file: ContractFile) -> Result<Self, Self::Error> {
-        let family = match (file.late, file.decoder) {
-            (Some(late), None) => Family::Late(late),
-            (None, Some(decoder)) => Family::Decoder(decoder),
-            (None, None) => return Err("the contract has neither a table [late] nor a table [decoder]"),
-            (Some(_), Some(_)) => {
+        let family = match (file.late, file.decoder, file.cross) {
+            (Some(late), None, None) => Family::Late(late),
+            (None, Some(decoder), None) => Family::Decoder(decoder),
+            (None, None, Some(cross)) => Family::Cross(cross),
+            (None, None, None) => return Err("the contract has no table [late], [decoder] or [cross]"),
+            _ => {
                 return Err(
-                    "the contract has both tables [late] and [decoder]; keep the one of the model's family",
+                    "the contract has several of the tables [late], [decoder] and [cross]; keep the one of the \
+                     model's family",
                 );
             }
         };
@@ -481,12 +497,13 @@ impl TryFrom<ContractFile> for Contract {
 
 impl From<Contract> for ContractFile {
     fn from(contract: Contract) -> Self {
-        let (late, decoder) = match contract.family {
-            Family::Late(late) => (Some(late), None),
-            Family::Decoder(decoder) => (None, Some(decoder)),
+        let (late, decoder, cross) = match contract.family {
+            Family::Late(late) => (Some(late), None, None),
+            Family::Decoder(decoder) => (None, Some(decoder), None),
+            Family::Cross(cross) => (None, None, Some(cross)),
         };
         let Contract { schema, name, architecture, source, tokenizer, window, weights, files, .. } = contract;
-        Self { schema, name, architecture, source, tokenizer, window, weights, late, decoder, files }
+        Self { schema, name, architecture, source, tokenizer, window, weights, late, decoder, cross, files }
     }
 }
 

@@ -1,9 +1,9 @@
 //! Loads a model's graphs into ONNX Runtime and runs them. Only this module uses `ort`; the rest of the
 //! program uses [`ModelRuntime`].
 //!
-//! `late` and `decoder` are the two families of models. Both read windows on the threads of `workers`, and
+//! `late` and `decoder` are the two families of models that score chunks. Both read windows on the threads of `workers`, and
 //! take sessions for questions from a pool of `scheduling`, which also divides the model's time fairly
-//! between callers. `stages` and `forward` run a decoder's graph in parts. `weights` are shared by all
+//! between callers. `cross` runs cross-encoders on pairs of texts. `stages` and `forward` run a decoder's graph in parts. `weights` are shared by all
 //! sessions, and `device` is the device that they run on.
 
 mod scheduling;
@@ -12,6 +12,7 @@ mod device;
 mod weights;
 mod late;
 mod decoder;
+mod cross;
 mod stages;
 mod forward;
 
@@ -27,6 +28,7 @@ use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 use ort::value::{Outlet, ValueType};
 use sha2::{Digest, Sha256};
 
+pub use self::cross::CrossRuntime;
 pub use self::decoder::DecoderRuntime;
 use self::device::Device;
 pub use self::forward::{ForwardPast, ForwardSequence};
@@ -74,7 +76,7 @@ pub struct OrtSettings {
     pub long_windows: bool,
 }
 
-/// A loaded model of either family.
+/// A loaded model that scores chunks.
 pub enum LoadedModel {
     /// A late-interaction model.
     Late(Arc<LateRuntime>),
@@ -96,6 +98,7 @@ impl LoadedModel {
             }
             Family::Late(_) => Ok(Self::Late(Arc::new(LateRuntime::load(settings)?))),
             Family::Decoder(_) => Ok(Self::Decoder(Arc::new(DecoderRuntime::load(settings)?))),
+            Family::Cross(_) => Err(ModelError::NoScores { model: contract.name }),
         }
     }
 

@@ -14,6 +14,7 @@ mod candidates;
 mod cite;
 mod judge;
 mod quotes;
+mod second_opinion;
 mod sentence_scores;
 mod support;
 mod trace;
@@ -29,6 +30,8 @@ pub use self::candidates::Candidates;
 pub use self::cite::{PartOutcome, Source};
 pub use self::judge::{Conflict, ConflictKind};
 pub use self::quotes::{Passage, QuoteOutcome, QuoteVerdict};
+use self::second_opinion::Question;
+pub use self::second_opinion::SecondOpinion;
 use self::sentence_scores::{AnswerSentence, SentenceScores};
 pub use self::support::{UnsupportedKind, UnsupportedSpan};
 pub use self::verdict::{Feature, Features, SUPPORT_MIN, Verdict};
@@ -129,6 +132,7 @@ impl Pipeline {
         };
         self.settings.limits.check_sources_named(parts.len(), request.sources_max)?;
         let attribute = |part: ByteRange| {
+            let part = (part, part.of(&group.text));
             let outcome = self.attribute_part(candidates, &scores, part, request.sources_max, cancel)?;
             Ok(group.in_answer(outcome))
         };
@@ -151,7 +155,9 @@ impl Pipeline {
         let scores = [self.score_sentence(candidates, sentence, &[], cancel)?];
         let parts = parts_of(parts, &scores);
         self.settings.limits.check_sources_named(parts.len(), sources_max)?;
-        let attribute = |part| self.attribute_part(candidates, &scores, part, sources_max, cancel);
+        let attribute = |part: ByteRange| {
+            self.attribute_part(candidates, &scores, (part, part.of(sentence.0)), sources_max, cancel)
+        };
         parts.into_iter().map(attribute).collect()
     }
 
@@ -205,19 +211,20 @@ impl Pipeline {
         sentence_scores::score(candidates, sentence, &*self.model, &self.settings, cancel)
     }
 
-    /// Attributes one part of an answer by the scores of the sentences that it overlaps.
+    /// Attributes one part of an answer, with its text, by the scores of the sentences that it overlaps.
     fn attribute_part(
         &self,
         candidates: &Candidates,
         scores: &[SentenceScores],
-        part: ByteRange,
+        (part, claim): (ByteRange, &str),
         sources_max: usize,
         cancel: &Cancel,
     ) -> Result<PartOutcome, PipelineError> {
         cancel.check()?;
+        let question = Question { claim, model: self.verdict_model.as_deref() };
         let first = scores.partition_point(|scores| scores.bytes.end <= part.start);
         let after = scores.partition_point(|scores| scores.bytes.start < part.end);
-        cite::attribute(candidates, &scores[first..after.max(first)], part, sources_max, cancel)
+        cite::attribute(candidates, &scores[first..after.max(first)], (part, question), sources_max, cancel)
     }
 }
 

@@ -6,6 +6,7 @@
 use super::{
     Encoder, Positions,
     colbert::Colbert,
+    cross::{Head, Labels},
     weights::{EncoderWeights, LayerWeights, Norm},
 };
 use crate::graph::{Axis, GraphBuilder, Value};
@@ -100,6 +101,24 @@ impl Encoder {
         )
     }
 
+    /// The graph of a cross-encoder: `input_ids [1, t]`, and `token_type_ids [1, t]` if it has token types → `logits [1,
+    /// labels]`.
+    pub fn pair_graph(&self, parts: GraphParts, head: &Head, labels: &Labels) -> Vec<u8> {
+        let mut g = GraphBuilder::new(parts.weights_file);
+        let tokens = [Axis::Fixed(1), Axis::Named("t")];
+        let ids = g.input_i64("input_ids", &tokens);
+        let types = head.has_types().then(|| g.input_i64("token_type_ids", &tokens));
+        let hidden = self.hidden_states(
+            &mut g,
+            parts.weights,
+            (&ids, types.as_ref().map(|types| (head, types))),
+            None,
+        );
+        let logits = head.logits(&mut g, &hidden);
+        g.output_f32("logits", &[Axis::Fixed(1), Axis::Fixed(labels.count())], &logits);
+        g.finish("pair", "raw logits of the labels for a pair of texts")
+    }
+
     /// The readout vectors: `ids [b, t]`, `mask [b, 1, 1, t]` → unit vectors `[b, t, dim]`.
     fn readout(
         &self,
@@ -108,7 +127,26 @@ impl Encoder {
         ids: &Value,
         mask: Option<Value>,
     ) -> Value {
-        let (mut x, mut shared) = self.embed(g, weights, ids, mask);
+        let mut x = self.hidden_states(g, weights, (ids, None), mask);
+        if let Some(projection) = &weights.projection {
+            x = projection.apply(g, &x);
+        }
+        let norm = g.norm(&x);
+        let least = g.const_f32(NORM_MIN);
+        let norm = g.max(&norm, &least);
+        g.div(&x, &norm)
+    }
+
+    /// The last hidden states: `ids [b, t]`, for a cross-encoder with token types also `types [b, t]`, `mask [b, 1, 1,
+    /// t]` → `[b, t, d]`.
+    fn hidden_states(
+        &self,
+        g: &mut GraphBuilder,
+        weights: &EncoderWeights,
+        (ids, types): (&Value, Option<(&Head, &Value)>),
+        mask: Option<Value>,
+    ) -> Value {
+        let (mut x, mut shared) = self.embed(g, weights, (ids, types), mask);
         for (index, layer) in weights.layers.iter().enumerate() {
             let before = self.normalise_if(g, layer.attention_norm.as_ref(), self.pre_norm, &x);
             let attended = self.attend(g, (index, layer), &before, &mut shared);
@@ -119,22 +157,15 @@ impl Encoder {
             let sum = g.add(&transformed, &x);
             x = self.normalise_if(g, Some(&layer.mlp_norm), !self.pre_norm, &sum);
         }
-        x = self.normalise_if(g, weights.final_norm.as_ref(), true, &x);
-        if let Some(projection) = &weights.projection {
-            x = projection.apply(g, &x);
-        }
-        let norm = g.norm(&x);
-        let least = g.const_f32(NORM_MIN);
-        let norm = g.max(&norm, &least);
-        g.div(&x, &norm)
+        self.normalise_if(g, weights.final_norm.as_ref(), true, &x)
     }
 
-    /// The embeddings of the tokens, `ids [b, t]` → `[b, t, d]`, and the values that all layers share.
+    /// The embeddings of the tokens, `ids [b, t]`, for a cross-encoder also `types [b, t]` → `[b, t, d]`, and the values that all layers share.
     fn embed(
         &self,
         g: &mut GraphBuilder,
         weights: &EncoderWeights,
-        ids: &Value,
+        (ids, types): (&Value, Option<(&Head, &Value)>),
         mask: Option<Value>,
     ) -> (Value, Shared) {
         let table = g.weight(&weights.words);
@@ -147,6 +178,10 @@ impl Encoder {
                 let positions = g.first_rows(positions, &tokens);
                 g.add(&words, &positions)
             }
+        };
+        let sum = match types {
+            Some((head, types)) => head.with_types(g, &sum, types),
+            None => sum,
         };
         let x = self.normalise(g, &weights.norm, &sum);
         let numbers = weights.positions.numbers.as_ref().map(|numbers| {

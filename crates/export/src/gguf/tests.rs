@@ -8,22 +8,17 @@ use std::path::Path;
 
 use serde_json::Value as Json;
 use tempfile::TempDir;
-use thresher_core::model::contract::{Chat, Contract, Family, Weights};
+use thresher_core::model::contract::{Chat, Contract, Family};
 use tokenizers::Tokenizer;
 
 use super::GgufModel;
 use super::container::GgufFile;
 use super::quant::ENCODINGS;
-use crate::{ExportError, ExportOptions, Prefixes, export};
+use crate::{ExportError, ExportOptions, export};
 use writer::{Writer, float, floats, list, number, numbers, of_tiny, read_json, text, texts, tiny};
 
 fn run(source: &Path, out: &Path) -> Result<Contract, ExportError> {
-    export(
-        source,
-        out,
-        &ExportOptions { weights: Weights::F32, name: "tiny".into(), prefixes: Prefixes::default() },
-        &|_, _| {},
-    )
+    export(source, out, &ExportOptions { name: "tiny".into(), ..ExportOptions::default() }, &|_, _| {})
 }
 
 /// Writes `bytes` to a file in a new folder.

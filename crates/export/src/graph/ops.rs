@@ -11,6 +11,16 @@ impl GraphBuilder {
         self.node("Gather", &[table, ids], vec![])
     }
 
+    /// Selects entries of `x` along `axis` by `indices`.
+    pub fn gather_along(&mut self, x: &Value, indices: &Value, axis: i64) -> Value {
+        self.node("Gather", &[x, indices], vec![int("axis", axis)])
+    }
+
+    /// The hyperbolic tangent of each element.
+    pub fn tanh(&mut self, x: &Value) -> Value {
+        self.node("Tanh", &[x], vec![])
+    }
+
     /// The size of axis `axis` of `x`, as an `i64` vector of one element.
     pub fn size_of_axis(&mut self, x: &Value, axis: i64) -> Value {
         self.node("Shape", &[x], vec![int("start", axis), int("end", axis + 1)])

@@ -61,6 +61,10 @@ pub struct AnswerableRow {
     pub answerable: bool,
 }
 
+/// The names of the two opinions among the features of a row that a cross-encoder has judged, too.
+pub(super) const OWN_LOG_ODDS: &str = "own_log_odds";
+pub(super) const MODEL_LOG_ODDS: &str = "model_log_odds";
+
 /// A row or a span that is true or false, and what Thresher says of it.
 #[derive(Debug, Clone)]
 pub struct Judged {
@@ -77,7 +81,9 @@ impl Judged {
     pub(super) fn of_part(part: &PartOutcome, truth: bool) -> Self {
         let support = part.support.unwrap_or(0.0);
         let of = |features: Features| Feature::ALL.iter().map(|&f| (f.name(), features.get(f))).collect();
-        let features = part.features.map(of).unwrap_or_default();
+        let mut features: Vec<_> = part.features.map(of).unwrap_or_default();
+        let opinions = part.second_opinion.map(|o| [(OWN_LOG_ODDS, o.own), (MODEL_LOG_ODDS, o.model)]);
+        features.extend(opinions.into_iter().flatten());
         Self { value: f64::from(support), truth, features }
     }
 
@@ -172,7 +178,7 @@ fn judge<Row>(
 }
 
 impl JudgedReport {
-    fn of(of: &'static str, rows: Vec<Judged>) -> Result<Self> {
+    pub(super) fn of(of: &'static str, rows: Vec<Judged>) -> Result<Self> {
         let mut judged: Vec<(f64, bool)> = rows.iter().map(|row| (row.value, row.truth)).collect();
         judged.sort_by(|a, b| a.0.total_cmp(&b.0));
         let values = |truth: bool| -> Vec<f64> {

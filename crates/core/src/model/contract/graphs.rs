@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use super::{Contract, ContractError, Decoder, Family, Late};
+use super::{Contract, ContractError, Cross, Decoder, Family, Late};
 
 /// The names of the values inside a decoder's graph at which it can be split into subgraphs. The exporter
 /// gives the values these names, and the runtime extracts the subgraphs between them.
@@ -74,6 +74,8 @@ pub enum Graph {
     Query,
     /// The graph of a decoder, which computes keys, values and logits from tokens and cached keys and values.
     Decoder,
+    /// The graph of a cross-encoder, which computes the logits of labels from the tokens of two texts.
+    Pair,
 }
 
 /// Whether a tensor is an input or an output of a graph.
@@ -152,6 +154,7 @@ impl Contract {
             (Family::Late(late), Graph::Passage) => late.passage_io(),
             (Family::Late(late), Graph::Query) => late.query_io(),
             (Family::Decoder(decoder), Graph::Decoder) => decoder.io(self.tokenizer.vocab_size),
+            (Family::Cross(cross), Graph::Pair) => cross.io(),
             _ => Vec::new(),
         }
     }
@@ -162,6 +165,7 @@ impl Contract {
             (Family::Late(late), Graph::Passage) => &late.passage,
             (Family::Late(late), Graph::Query) => &late.query,
             (Family::Decoder(decoder), Graph::Decoder) => &decoder.graph,
+            (Family::Cross(cross), Graph::Pair) => &cross.graph,
             _ => "",
         }
     }
@@ -185,6 +189,19 @@ impl Late {
             IoTensor::new(Side::Output, "cross_logits", key, &[h, -1, -1]),
             IoTensor::new(Side::Output, "self_logits", key, &[h, -1, -1]),
         ]
+    }
+}
+
+impl Cross {
+    fn io(&self) -> Vec<IoTensor> {
+        let mut io = vec![
+            IoTensor::new(Side::Input, "input_ids", "i64", &[1, -1]),
+            IoTensor::new(Side::Output, "logits", "f32", &[1, self.labels.len() as i64]),
+        ];
+        if self.token_types {
+            io.push(IoTensor::new(Side::Input, "token_type_ids", "i64", &[1, -1]));
+        }
+        io
     }
 }
 

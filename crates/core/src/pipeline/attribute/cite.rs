@@ -7,6 +7,7 @@ use ndarray::{Array2, Axis};
 
 use super::candidates::Candidates;
 use super::judge::{self, Conflict};
+use super::second_opinion::{Question, SecondOpinion};
 use super::sentence_scores::SentenceScores;
 use super::support::{self, UnsupportedSpan};
 use super::trace;
@@ -50,6 +51,8 @@ pub struct PartOutcome {
     /// What the support was computed from; `None` if the model's logits have no fixed scale, or if the part has no
     /// source.
     pub features: Option<Features>,
+    /// What the support was computed from with a cross-encoder; `None` without one, or without `features`.
+    pub second_opinion: Option<SecondOpinion>,
 }
 
 /// A chunk that a part of the answer may have come from.
@@ -82,6 +85,7 @@ impl PartOutcome {
             sources: Vec::new(),
             conflicts: Vec::new(),
             features: None,
+            second_opinion: None,
         }
     }
 
@@ -129,11 +133,12 @@ impl TokenWeights {
     }
 }
 
-/// Attributes a part of the answer to chunks. `scores` are the sentences that the part overlaps.
+/// Attributes a part of the answer to chunks. `scores` are the sentences that the part overlaps, and `question` asks a
+/// cross-encoder about it.
 pub(super) fn attribute(
     candidates: &Candidates,
     scores: &[SentenceScores],
-    part: ByteRange,
+    (part, question): (ByteRange, Question),
     sources_max: usize,
     cancel: &Cancel,
 ) -> Result<PartOutcome, PipelineError> {
@@ -173,11 +178,13 @@ pub(super) fn attribute(
         return Ok(PartOutcome::without_words(part));
     };
     let judgement = judge::judge(candidates, scores, part, &cited_units, &support);
-    let value = match &judgement {
+    let (value, second_opinion) = match &judgement {
         // Without a source to show, nothing is supported.
-        _ if sources.is_empty() => 0.0,
-        Some(judgement) => verdict::probability(judgement),
-        None => support.value(),
+        _ if sources.is_empty() => (0.0, None),
+        Some(judgement) => {
+            question.support(candidates, judgement, verdict::probability(judgement), cancel)?
+        }
+        None => (support.value(), None),
     };
     let verdict = Verdict::of(value, support.mean, support.number_missing, judgement.as_ref());
     if !verdict.is_cited() {
@@ -187,7 +194,16 @@ pub(super) fn attribute(
     let conflicts =
         judgement.filter(|_| verdict == Verdict::Contradicted).map_or_else(Vec::new, |j| j.conflicts);
     let (verdict, support, unsupported) = (Some(verdict), Some(value), support.unsupported);
-    Ok(PartOutcome { bytes: part, verdict, support, unsupported, sources, conflicts, features })
+    Ok(PartOutcome {
+        bytes: part,
+        verdict,
+        support,
+        unsupported,
+        sources,
+        conflicts,
+        features,
+        second_opinion,
+    })
 }
 
 /// Returns the evidence of the tokens of all sentences for each chunk, `[token, chunk]`, scaled so that the

@@ -84,6 +84,8 @@ pub(super) struct Judgement {
     pub conflicts: Vec<Conflict>,
     /// Whether the part says something more than its sources, which have the rest of it.
     pub has_addition: bool,
+    /// The units that the part was compared with, those with most of its words first.
+    pub units: Vec<usize>,
 }
 
 /// A claim word with the word that it is aligned with.
@@ -229,7 +231,7 @@ impl Compared<'_> {
         ] {
             features.set(feature, value);
         }
-        Judgement { features, conflicts, has_addition }
+        Judgement { features, conflicts, has_addition, units: self.units.clone() }
     }
 
     /// The words of the units, with the index of the unit.

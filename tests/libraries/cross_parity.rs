@@ -1,0 +1,167 @@
+//! Cross-encoders, exported, in the real ONNX Runtime, against `transformers`: tiny random models with the logits that
+//! `models/tiny/make_encoder_goldens.py` computed for pairs of texts. And verdicts with one of them.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use tempfile::TempDir;
+use thresher_core::Engine;
+use thresher_core::domain::{AttributeRequest, Chunk};
+use thresher_core::model::ModelError;
+use thresher_core::model::contract::{Contract, Family, VerdictWeights};
+use thresher_core::model::cross::CrossEncoder;
+use thresher_core::model::ort::{CrossRuntime, LoadedModel};
+use thresher_core::pipeline::PipelineError;
+use thresher_core::pipeline::attribute::Verdict;
+use thresher_core::pipeline::cancel::Cancel;
+use thresher_export::{ExportOptions, export};
+
+use crate::support::{in_checkout, model_dir, ort_settings, runtime_lib};
+
+/// The largest allowed difference of a logit.
+const TOLERANCE: f32 = 1e-4;
+
+#[derive(Deserialize)]
+struct Golden {
+    pairs: Vec<Pair>,
+}
+
+#[derive(Deserialize)]
+struct Pair {
+    evidence: String,
+    claim: String,
+    tokens: usize,
+    logits: Vec<f32>,
+}
+
+fn exported(name: &str, support_label: Option<&str>, parent: &Path) -> PathBuf {
+    let out = parent.join(name);
+    let support_label = support_label.map(str::to_owned);
+    let options = ExportOptions { name: name.into(), support_label, ..ExportOptions::default() };
+    let contract = export(&in_checkout("models/tiny").join(name), &out, &options, &|_, _| {}).unwrap();
+    assert_eq!(Contract::load(&out).unwrap(), contract, "{name}");
+    out
+}
+
+fn loaded(dir: &Path) -> CrossRuntime {
+    CrossRuntime::load(dir, &ort_settings(dir, 1)).unwrap()
+}
+
+#[test]
+fn logits_agree_with_transformers() {
+    let folder = TempDir::new().unwrap();
+    for (name, support_label, support) in [
+        ("cross-bert", None, 2),
+        ("cross-roberta", None, 0),
+        ("cross-distilbert", Some("label_1"), 1),
+        ("cross-mpnet", None, 0),
+    ] {
+        let dir = exported(name, support_label, folder.path());
+        let Family::Cross(cross) = Contract::load(&dir).unwrap().family else { panic!("{name}") };
+        assert_eq!(cross.support, support, "{name}: {:?}", cross.labels);
+        let model = loaded(&dir);
+        let golden = std::fs::read(in_checkout("models/tiny").join(name).join("golden.json")).unwrap();
+        let golden: Golden = serde_json::from_slice(&golden).unwrap();
+        assert!(!golden.pairs.is_empty());
+        for Pair { evidence, claim, tokens, logits } in golden.pairs {
+            let (found, read) = model.logits(&evidence, &claim, &|| true).unwrap();
+            assert_eq!((read, found.len()), (tokens, logits.len()), "{name}: {claim}");
+            let distance = found.iter().zip(&logits).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(distance < TOLERANCE, "{name}: {claim}: {found:?}, not {logits:?}");
+        }
+    }
+}
+
+#[test]
+fn texts_that_are_too_long_are_cut_to_the_window() {
+    let folder = TempDir::new().unwrap();
+    // The window has 48 tokens, of which 3 are special.
+    let model = loaded(&exported("cross-bert", None, folder.path()));
+    let logits = |evidence: &str, claim: &str| model.logits(evidence, claim, &|| true).unwrap();
+    let (long, claim) = ("the ".repeat(100), "answer ".repeat(100));
+    let (found, tokens) = logits(&long, "answer");
+    assert_eq!(tokens, 48);
+    assert_eq!(found, logits(&"the ".repeat(44), "answer").0, "the evidence lost its end");
+    let (found, tokens) = logits("the", &claim);
+    assert_eq!(
+        (tokens, found),
+        (1 + 22 + 3, logits("the", &"answer ".repeat(22)).0),
+        "the claim has half at most"
+    );
+}
+
+#[test]
+fn a_cancelled_request_does_not_reach_the_model() {
+    let folder = TempDir::new().unwrap();
+    let model = loaded(&exported("cross-bert", None, folder.path()));
+    let refused = model.support("the", "answer", &|| false);
+    assert!(matches!(refused, Err(ModelError::Cancelled)), "{refused:?}");
+}
+
+#[test]
+fn models_of_other_families_are_refused_by_name() {
+    let folder = TempDir::new().unwrap();
+    let dir = exported("cross-bert", None, folder.path());
+    let as_scorer = LoadedModel::load(&ort_settings(&dir, 1)).map(|_| ()).unwrap_err().to_string();
+    assert!(
+        as_scorer.contains("cross-bert is a cross-encoder") && as_scorer.contains("verdict.model"),
+        "{as_scorer}"
+    );
+    let encoder = model_dir();
+    let as_judge =
+        CrossRuntime::load(&encoder, &ort_settings(&encoder, 1)).map(|_| ()).unwrap_err().to_string();
+    assert!(as_judge.contains("is not a cross-encoder"), "{as_judge}");
+}
+
+#[test]
+fn a_verdict_weighs_both_opinions() {
+    let folder = TempDir::new().unwrap();
+    let dir = exported("cross-roberta", None, folder.path());
+    let request = AttributeRequest::new(
+        "The bridge opened in 1931. It is painted green.",
+        vec![
+            Chunk::new("a", "The harbour bridge opened in 1931."),
+            Chunk::new("b", "Paint protects the bridge; its colour is green."),
+        ],
+    );
+    let attributed = |dir: Option<&Path>| {
+        let builder = Engine::builder(model_dir(), runtime_lib()).workers(1);
+        let builder = match dir {
+            Some(dir) => builder.verdict_model_dir(dir),
+            None => builder,
+        };
+        builder.build().unwrap().into_pipeline()
+    };
+    let (without, with) = (attributed(None), attributed(Some(&dir)));
+    let plain = without.attribute(&request, &Cancel::default()).unwrap();
+    let (cancel, judged) = (Cancel::default(), with.attribute(&request, &Cancel::default()).unwrap());
+    assert_eq!(plain.parts.len(), 2);
+    let model = loaded(&dir);
+    for (plain, judged) in plain.parts.iter().zip(&judged.parts) {
+        assert_eq!(plain.second_opinion, None);
+        let opinion = judged.second_opinion.expect("both judges have said something");
+        let own = plain.support.unwrap().clamp(1e-3, 1.0 - 1e-3);
+        assert!((opinion.own - (own / (1.0 - own)).ln()).abs() < 1e-4, "{opinion:?}, {own}");
+        let expect = 1.0 / (1.0 + (-(opinion.own + opinion.model) / 2.0).exp());
+        assert!((judged.support.unwrap() - expect).abs() < 1e-5, "{judged:?}");
+        assert_eq!((plain.features, plain.bytes), (judged.features, judged.bytes));
+        assert_eq!(judged.verdict == Some(Verdict::Supported), expect >= 0.5, "{judged:?}");
+    }
+    // The first part has one sentence as its evidence.
+    let first = judged.parts[0].second_opinion.unwrap();
+    let alone =
+        model.support("The harbour bridge opened in 1931.", "The bridge opened in 1931.", &|| true).unwrap();
+    assert_eq!(first.model, alone.log_odds);
+
+    // The contract can give the model all the weight.
+    let mut contract = Contract::load(&dir).unwrap();
+    let Family::Cross(cross) = &mut contract.family else { panic!("a cross-encoder") };
+    cross.verdicts = Some(VerdictWeights { bias: 0.25, own: 0.0, model: 1.0 });
+    contract.save(&dir).unwrap();
+    let judged = attributed(Some(&dir)).attribute(&request, &Cancel::default()).unwrap();
+    let expect = 1.0 / (1.0 + (-(first.model + 0.25)).exp());
+    assert!((judged.parts[0].support.unwrap() - expect).abs() < 1e-5);
+
+    cancel.cancel();
+    assert!(matches!(with.attribute(&request, &cancel), Err(PipelineError::Cancelled)));
+}
