@@ -96,6 +96,10 @@ fn quotations_are_checked_word_by_word() {
         (QuoteVerdict::Altered, vec!["the dam was built on", "ground"], vec!["solid"]),
     );
     check(
+        "It says \"nobody had inspected the ground before the work began\".",
+        (QuoteVerdict::Altered, vec!["nobody had", "the ground before the work began"], vec!["inspected"]),
+    );
+    check(
         "It says \"the dam was built on weak ground … nobody had tested the ground\".",
         (QuoteVerdict::Stitched, vec![whole, "nobody had tested the ground"], vec![]),
     );

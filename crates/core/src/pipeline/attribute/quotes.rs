@@ -166,6 +166,20 @@ fn chunk_of(request: &AttributeRequest, number: usize) -> Option<usize> {
     }
 }
 
+impl Run {
+    /// Adds the run to `runs`, as a part of the last one if it continues it in the quotation and in the chunk.
+    fn join(self, runs: &mut Vec<Self>) {
+        match runs.last_mut() {
+            Some(last)
+                if (last.chunk, last.start + last.len, last.at + last.len) == (self.chunk, self.start, self.at) =>
+            {
+                last.len += self.len;
+            }
+            _ => runs.push(self),
+        }
+    }
+}
+
 impl QuoteOutcome {
     /// Changes the byte ranges from a JSON value's text to the answer. If the value's JSON notation differs from
     /// its text, they become the whole value.
@@ -315,12 +329,12 @@ impl<'a> Passages<'a> {
             for (start, id) in ids.iter().enumerate().take(end).skip(next) {
                 let between = words.get(place..last).unwrap_or_default();
                 if let Some(found) = between.iter().position(|(word, _)| Some(*word) == *id) {
-                    kept.push(Run { start, len: 1, chunk, at: place + found });
+                    Run { start, len: 1, chunk, at: place + found }.join(&mut kept);
                     place += found + 1;
                 }
             }
             if let Some(run) = run {
-                kept.push(*run);
+                run.join(&mut kept);
                 (next, at) = (run.start + run.len, Some(run.at + run.len));
             }
         }
