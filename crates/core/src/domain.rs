@@ -64,6 +64,12 @@ impl ByteRange {
         Self::new(self.start + bytes, self.end + bytes)
     }
 
+    /// Returns the range from the start of the first of both ranges to the end of the last one.
+    #[must_use]
+    pub fn joined(self, other: Self) -> Self {
+        Self::new(self.start.min(other.start), self.end.max(other.end))
+    }
+
     /// Returns the part of `text` that the range covers.
     ///
     /// # Panics

@@ -60,6 +60,13 @@ pub enum EngineError {
     /// The calibration cannot be used.
     #[error(transparent)]
     Calibration(#[from] CalibrationError),
+    /// The cross-encoder for verdicts cannot be loaded.
+    #[error("verdict.model: {cause}. It names the folder of a cross-encoder that `thresher export` wrote")]
+    VerdictModel {
+        /// Why it cannot be loaded.
+        #[source]
+        cause: ModelError,
+    },
     /// The model for exports has no keys and values that can be exported.
     #[error("{} cannot be the model for KV export: {reason}", .dir.display())]
     KvModel {
@@ -260,7 +267,9 @@ impl EngineBuilder {
         };
         let mut pipeline = Pipeline::new(runtime, Arc::clone(&tokenizer), Arc::clone(&store), self.settings);
         if let Some(dir) = self.verdict_model_dir {
-            pipeline = pipeline.with_verdict_model(Arc::new(CrossRuntime::load(&dir, &self.load)?));
+            pipeline = pipeline.with_verdict_model(Arc::new(
+                CrossRuntime::load(&dir, &self.load).map_err(|cause| EngineError::VerdictModel { cause })?,
+            ));
         }
         if let Some(dir) = self.kv_model_dir {
             pipeline = pipeline.with_exporter(for_kv_model.build_kv_model(dir, store)?);

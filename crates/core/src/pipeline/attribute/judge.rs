@@ -310,35 +310,39 @@ impl Compared<'_> {
             let words = self.candidates.words(self.units[unit]);
             let near = at.saturating_sub(DENIAL_REACH_WORDS)..words.len().min(at + DENIAL_REACH_WORDS + 1);
             let denies = |denial: &usize| words[*denial].is_denial() && words[*denial].reaches(*denial, at);
-            near.into_iter().find(denies).map(|denial| (unit, &words[denial]))
+            near.into_iter().find(denies).map(|denial| (unit, denial, at))
         };
         let is_denial = |at: usize| self.claim[at].term.word.is_denial();
+        let is_said = |word: &Aligned| word.term.is_content && word.similarity >= DENIED_SIMILARITY_MIN;
         let [mut found, mut missing] = [0.0; 2];
         for at in (0..self.claim.len()).filter(|&at| is_denial(at)) {
-            let near = &self.claim[at.saturating_sub(3)..self.claim.len().min(at + 5)];
-            if near.iter().any(|word| word.term.is_content && denied_by(word).is_some()) {
+            let near = at.saturating_sub(3)..self.claim.len().min(at + 5);
+            if self.claim[near.clone()].iter().any(|word| word.term.is_content && denied_by(word).is_some()) {
                 found += 1.0;
                 continue;
             }
             missing += 1.0;
-            let said =
-                near.iter().filter(|word| word.term.is_content && word.similarity >= DENIED_SIMILARITY_MIN);
-            let said = said
-                .filter_map(|word| word.to)
-                .map(|(unit, at)| (unit, &self.candidates.words(self.units[unit])[at]));
-            conflicts.extend(
-                said.take(1)
-                    .map(|place| self.conflict(self.claim[at].term.bytes, ConflictKind::Negation, place)),
-            );
+            // What is denied mostly follows the denial.
+            let said = (at..near.end).chain((near.start..at).rev()).find(|&word| is_said(&self.claim[word]));
+            conflicts.extend(said.and_then(|word| {
+                let (unit, place) = self.claim[word].to?;
+                let bytes = self.claim[at].term.bytes.joined(self.claim[word].term.bytes);
+                let place = &self.candidates.words(self.units[unit])[place];
+                Some(self.conflict(bytes, ConflictKind::Negation, (unit, place)))
+            }));
         }
         let extra = self.claim.iter().enumerate().find_map(|(at, word)| {
             let near = at.saturating_sub(4)..self.claim.len().min(at + 5);
-            let is_candidate = word.term.is_content
-                && word.similarity >= DENIED_SIMILARITY_MIN
-                && !near.into_iter().any(is_denial);
-            is_candidate.then(|| denied_by(word)).flatten()
+            let denied =
+                (is_said(word) && !near.into_iter().any(is_denial)).then(|| denied_by(word)).flatten();
+            denied.map(|place| (word.term.bytes, place))
         });
-        conflicts.extend(extra.map(|denial| self.conflict(self.part, ConflictKind::Negation, denial)));
+        conflicts.extend(extra.map(|(bytes, (unit, denial, at))| {
+            let words = self.candidates.words(self.units[unit]);
+            let mut conflict = self.conflict(bytes, ConflictKind::Negation, (unit, &words[denial]));
+            conflict.source = conflict.source.joined(self.place(unit, &words[at]).1);
+            conflict
+        }));
         [found, missing]
     }
 

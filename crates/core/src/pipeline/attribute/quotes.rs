@@ -171,7 +171,8 @@ impl Run {
     fn join(self, runs: &mut Vec<Self>) {
         match runs.last_mut() {
             Some(last)
-                if (last.chunk, last.start + last.len, last.at + last.len) == (self.chunk, self.start, self.at) =>
+                if (last.chunk, last.start + last.len, last.at + last.len)
+                    == (self.chunk, self.start, self.at) =>
             {
                 last.len += self.len;
             }
