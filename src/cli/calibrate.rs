@@ -219,6 +219,12 @@ fn verdicts(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let pipeline = app::pipeline(&exact(config))?;
     let fit = with_progress(&args.questions, |progress| verdicts::fit(&args.questions, &pipeline, progress))?;
     super::print(fit.table());
+    if !fit.helps() {
+        super::print(
+            "the model adds nothing here: nothing was written. Leave verdict.model empty, or try another model",
+        );
+        return Ok(ExitCode::SUCCESS);
+    }
     if let Family::Cross(cross) = &mut contract.family {
         cross.verdicts = Some(fit.weights);
     }

@@ -497,6 +497,15 @@ fn unsound_cross_encoders_are_refused_by_name() {
     };
     check("cross-bert", edit("tokenizer.json", no_pair), &["tokenizer.json", "post_processor", "two texts"]);
     check("cross-mpnet", cut("model.safetensors", 100), &["cut short"]);
+    for (model, named, expect) in [
+        ("cross-bert", "no", "a label of this name for --support-label no"),
+        (SINGLE, "entailment", "MPNetForSequenceClassification, with --support-label"),
+    ] {
+        let (source, parent) = (source(model), TempDir::new().unwrap());
+        let options = ExportOptions { support_label: Some(named.into()), ..ExportOptions::default() };
+        let refused = export(source.path(), &parent.path().join("out"), &options, &|_, _| {}).unwrap_err();
+        assert!(refused.to_string().contains(expect), "{refused}");
+    }
     let (source, parent) = (source("cross-mpnet"), TempDir::new().unwrap());
     let prefixes = Prefixes { question: Some("query: ".into()), passage: None };
     let options = ExportOptions { prefixes, ..ExportOptions::default() };

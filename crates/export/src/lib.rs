@@ -129,6 +129,17 @@ pub fn export(
 ) -> Result<Contract, ExportError> {
     let input = Input::open(source)?;
     let model = Model::read(&input)?;
+    if let (Some(_), Model::Late(_) | Model::Decoder(_)) = (&options.support_label, &model) {
+        let found = input.header.architectures.first().cloned().unwrap_or_default();
+        let names = cross::ARCHITECTURES.map(|(name, _)| name).join(", ");
+        let supported = format!("{names}, with --support-label");
+        return Err(ExportError::Unsupported {
+            file: input.config_file,
+            key: "architectures",
+            found,
+            supported,
+        });
+    }
     let staging = Staging::begin(out_dir)?;
     let exporter = Exporter { input: &input, staging: &staging, options };
     let exported = match &model {

@@ -86,12 +86,15 @@ impl Labels {
         let mut meant = (0..count).filter(|&id| is_meant(&names[id]) || named.is_none() && count == 1);
         match (meant.next(), meant.next()) {
             (Some(support), None) => Ok(Self { names, support }),
-            _ => config.refuse(
-                KEY,
-                names.join(", "),
-                "one label whose name begins with entail or support; name another one with --support-label"
-                    .to_owned(),
-            ),
+            _ => {
+                let supported = match named {
+                    Some(named) => format!("a label of this name for --support-label {named}"),
+                    None => "one label whose name begins with entail or support; name another one with \
+                             --support-label"
+                        .to_owned(),
+                };
+                config.refuse(KEY, names.join(", "), supported)
+            }
         }
     }
 

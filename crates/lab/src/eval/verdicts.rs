@@ -117,6 +117,12 @@ fn fit_rows(rows: &[Opinions]) -> Fitted {
 }
 
 impl VerdictFit {
+    /// Returns whether both judges together rank claims that had no part in the fit better than Thresher does alone.
+    pub fn helps(&self) -> bool {
+        let auroc = |at: usize| self.compared[at].1.auroc.mean;
+        auroc(2) > auroc(0)
+    }
+
     /// Returns a table of what is compared, and the weights.
     pub fn table(&self) -> String {
         let mut out =

@@ -104,7 +104,6 @@ struct Compared<'a> {
     candidates: &'a Candidates,
     units: Vec<usize>,
     claim: Vec<Aligned<'a>>,
-    part: ByteRange,
 }
 
 /// Compares a part with the units that its words were traced to, and with the `cited` ones. Returns `None` if the
@@ -129,7 +128,7 @@ pub(super) fn judge(
     if claim.is_empty() {
         return None;
     }
-    Some(Compared { candidates, units, claim, part }.judgement(support))
+    Some(Compared { candidates, units, claim }.judgement(support))
 }
 
 /// Returns the units to compare a part with, those with most of its words first.
