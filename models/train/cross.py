@@ -1,6 +1,6 @@
 """Trains a small cross-encoder for `verdict.model` on the pairs of `claims.py`, from the default model's weights, on two cores.
 
-    python models/train/cross.py --source models/.cache/all-MiniLM-L6-v2 --out FOLDER      # about half an hour
+    python models/train/cross.py --source models/.cache/all-MiniLM-L6-v2 --out FOLDER      # 20 minutes on one core
     thresher export FOLDER --out models/claims
 
 `--rows FILE.jsonl` adds pairs of your own to the training (`{"claim", "chunks": [{"text"}], "label"}`, as `thresher eval` reads them), each
@@ -32,12 +32,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", required=True, help="the folder of a BERT with config.json, model.safetensors and tokenizer.json")
     parser.add_argument("--out", required=True, type=pathlib.Path)
-    parser.add_argument("--pairs", type=int, default=48_000, help="invented pairs, each seen once")
+    parser.add_argument("--pairs", type=int, default=16_000, help="invented pairs, each seen once")
     parser.add_argument("--layers", type=int, default=6, help="the layers to keep, from the first")
     parser.add_argument("--rows", help="pairs of your own")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--rate", type=float, default=5e-5)
+    parser.add_argument("--rate", type=float, default=8e-5)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     torch.manual_seed(args.seed)
