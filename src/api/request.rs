@@ -339,6 +339,7 @@ impl CompressBody {
             omissions: self.omissions,
             tokenizer: self.tokenizer,
             related_only: self.related_only,
+            fills_budget: false,
             missed_max: self.missed_max,
             deadline_policy: self.deadline_policy,
             explain: self.explain,

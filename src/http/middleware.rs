@@ -274,6 +274,7 @@ async fn rewrite(
         (None, Some(Treatment::HoldOut)) => (None, Some("held_out")),
         (None, Some(Treatment::Compress)) => match compressing.await {
             Ok(rewritten) if rewritten.is_shorter() => (Some(rewritten), None),
+            Ok(rewritten) if rewritten.is_short => (Some(rewritten), Some("prompt_tokens_min")),
             Ok(rewritten) if rewritten.tokens.is_some() => (Some(rewritten), Some("nothing_shortened")),
             Ok(rewritten) => (Some(rewritten), Some("nothing_to_compress")),
             Err(error) => {

@@ -111,6 +111,8 @@ pub struct Rewritten {
     new_mark_tokens: usize,
     /// Tokens of the passages of the newest turn before and after compression, if it was compressed for this request.
     pub newest_tokens: Option<(usize, usize)>,
+    /// Whether the newest turn is kept whole because the prompt has less than the least tokens.
+    pub is_short: bool,
     /// Bytes of the sources that the model sees.
     seen_bytes: usize,
     /// Whether chunks were added to the request.

@@ -879,6 +879,41 @@ fn size(messages: &[Value]) -> usize {
     messages.iter().map(|m| tokens.encode_ordinary(m["content"].as_str().unwrap_or_default()).len()).sum()
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_prompt_is_filled_to_about_the_least_length_and_a_short_one_is_whole() {
+    let upstream = Upstream::default();
+    let settings = MiddlewareSettings {
+        prompt_tokens_min: MiddlewareSettings::default().prompt_tokens_min,
+        body_bytes_max: 1 << 20,
+        deadline_ms: 60_000,
+        ..settings(format!("http://{}", upstream.listen(200, answer()).await))
+    };
+    let pipeline = pipeline_within(RequestLimits::default(), scripted(), KvStore::without_tiers());
+    let (mut service, tenants) = service(Some(pipeline), 1, 0, &registry_settings());
+    service.middleware = Arc::new(Middleware::new(&settings).expect("an upstream"));
+    let daemon = serve((service, tenants)).await;
+    let send = async |sentence_count: usize| {
+        // No filler shares a letter with the question, so all of it is far below the best sentence.
+        let filler = |at: usize| format!("0{at} 8{} 3{}.", at * 7, at * 3);
+        let mut sentences: Vec<String> = (0..sentence_count).map(filler).collect();
+        sentences.insert(sentence_count / 2, "Tide at noon.".to_owned());
+        let content = format!("<context>{}</context> Tide when?", sentences.join(" "));
+        let body = json!({"model": "m-1", "messages": [{"role": "user", "content": content}]});
+        let response = send_chat(&daemon, &body).await;
+        let sent = upstream.last_body();
+        let content = sent["messages"][0]["content"].as_str().expect("a text").to_owned();
+        let header = |name| response.header(name).unwrap_or("-").to_owned();
+        (header("x-thresher"), header("x-thresher-reason"), content, body == sent)
+    };
+    let (outcome, reason, content, _) = send(400).await;
+    let tokens = size(&[json!({"content": content})]);
+    assert_eq!((&*outcome, &*reason), ("compressed", "-"), "{tokens}");
+    assert!((1_000..1_100).contains(&tokens), "{tokens}");
+    assert!(content.contains("Tide at noon."), "{content}");
+    let (outcome, reason, _, is_whole) = send(40).await;
+    assert_eq!((&*outcome, &*reason, is_whole), ("whole", "prompt_tokens_min", true));
+}
+
 /// What a provider charges for the requests of a conversation, in tokens at the price of input. A prefix that
 /// it has cached, if it is long enough, costs a tenth; new tokens cost a quarter more than input.
 fn bill(requests: &[Value]) -> f64 {

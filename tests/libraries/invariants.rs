@@ -194,6 +194,7 @@ fn request() -> impl Strategy<Value = CompressRequest> {
             format,
             titles: relevance,
             related_only: !relevance,
+            fills_budget: false,
             omissions: if relevance { Omissions::Range } else { Omissions::None },
             tokenizer,
             missed_max: None,

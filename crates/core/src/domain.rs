@@ -448,6 +448,8 @@ pub struct CompressRequest {
     pub tokenizer: TokenizerName,
     /// Whether nothing is kept if no chunk is related to the question; true by default.
     pub related_only: bool,
+    /// Whether a budget is also filled with units that score far below the best one; false by default.
+    pub fills_budget: bool,
     /// The share of answerable questions that may be taken for unanswerable; `None` means that of the settings.
     pub missed_max: Option<f64>,
     /// What to do if there is no time to read all chunks; an error by default.
@@ -473,6 +475,7 @@ impl CompressRequest {
             omissions: Omissions::default(),
             tokenizer: TokenizerName::default(),
             related_only: true,
+            fills_budget: false,
             missed_max: None,
             deadline_policy: DeadlinePolicy::default(),
             explain: false,

@@ -29,6 +29,7 @@ pub async fn shadow(service: &Scope, request: Arc<ModelRequest>) -> Shadowed {
         Ok((rewritten, left_out, would_keep)) => {
             let reason = match &rewritten {
                 rewritten if rewritten.is_shorter() => None,
+                rewritten if rewritten.is_short => Some("prompt_tokens_min"),
                 rewritten if rewritten.tokens.is_some() => Some("nothing_shortened"),
                 _ => Some("nothing_to_compress"),
             };

@@ -77,10 +77,11 @@ impl TurnWork<'_> {
         let least = options.prompt_tokens_min;
         // Chunks that are only added are sent once and never cached by a provider, so the least length does not matter for them.
         if options.budget == Budget::Auto && !self.chunks.is_empty() {
-            // What is kept may stay under a budget by the length of a unit or of several, so the budget is raised in steps. If all passages
-            // together are too short, no budget helps, and everything is kept.
+            // The least length is filled with the best units, however low they score. What is kept may stay under a budget by the length of a
+            // unit or of several, so the budget is raised in steps. If all passages together are too short, everything is kept.
             let is_related = compressed.relevance.is_none_or(|relevance| relevance.related);
-            let steps: &[usize] = match usage(&compressed).0 + other_tokens < least {
+            out.is_short = usage(&compressed).0 + other_tokens < least;
+            let steps: &[usize] = match out.is_short {
                 true => &[usize::MAX],
                 false if is_related => &[0, 64, 256, usize::MAX],
                 // Nothing that is unrelated is sent only to reach a length.
@@ -91,6 +92,7 @@ impl TurnWork<'_> {
                     break;
                 }
                 request.budget = Budget::Tokens((least - other_tokens).saturating_add(more));
+                request.fills_budget = true;
                 compressed = pipeline.compress(&request, self.cancel)?;
             }
         }

@@ -102,8 +102,11 @@ pub fn budget(
         _ if !is_related => Selection::of_required(input.required()),
         Budget::Auto => fit.auto.select(&input, scores),
         Budget::Coverage(_) => input.up_to(limit.unwrap_or(f32::INFINITY)),
-        // Every frame includes the break after its chunk, but the last chunk of a context has none.
-        _ => input.within(tokens + fit.counter.count(assemble::BETWEEN_CHUNKS)?),
+        _ => {
+            // Every frame includes the break after its chunk, but the last chunk of a context has none.
+            let tokens = tokens + fit.counter.count(assemble::BETWEEN_CHUNKS)?;
+            if request.fills_budget { input.filling(tokens) } else { input.within(tokens) }
+        }
     };
     if let Some(rendered) = fitter.render_within(&selection, tokens)?.filter(|rendered| {
         // Nothing is kept if nothing is related; otherwise an empty context means that no unit fits.

@@ -102,6 +102,11 @@ impl SelectionInput<'_> {
         self.fill(tokens, &ranked)
     }
 
+    /// As [`Self::within`], but with units of any score.
+    pub fn filling(&self, tokens: usize) -> Selection {
+        self.fill(tokens, &self.ranked())
+    }
+
     /// Selects the required units and those of `ranked` that fit into a budget of `tokens`.
     fn fill(&self, tokens: usize, ranked: &[usize]) -> Selection {
         let required = self.required();
@@ -138,7 +143,7 @@ impl SelectionInput<'_> {
     /// Selects everything: the units in descending order of score, and then those that nothing requires and
     /// that are never chosen for themselves, such as a heading without text.
     pub fn everything(&self) -> Selection {
-        let mut selection = self.fill(usize::MAX, &self.ranked());
+        let mut selection = self.filling(usize::MAX);
         let mut rest = vec![true; self.units.len()];
         selection.required.iter().chain(&selection.chosen).for_each(|&unit| rest[unit] = false);
         let rest: Vec<usize> = (0..rest.len()).filter(|&unit| rest[unit]).collect();
@@ -377,6 +382,11 @@ mod tests {
         };
         let found = input.within(tokens);
         assert_eq!((&*found.required, &*found.chosen), expect, "{name}");
+        // Without noise, both are the same.
+        let filled = input.filling(tokens);
+        assert!(filled.chosen.starts_with(&found.chosen), "{name}: {:?}", filled.chosen);
+        let noise = units.len() - filled.chosen.len() - filled.required.len();
+        assert!(noise == 0 || tokens < 99, "{name}: {:?}", filled.chosen);
     }
 
     #[test]
