@@ -67,11 +67,29 @@ const ORIGINS: [&str; 6] = [
     "https://[::1]:*",
 ];
 
-/// Why a request is refused before its message is parsed, as a JSON-RPC error. Its `id` is null, since no `id` has been read.
+/// Why a request is refused before the SDK parses its message, as a JSON-RPC error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     code: i32,
     message: String,
+    /// The id of the message; null if none has been read.
+    id: Value,
+}
+
+/// A message that calls a tool, as far as it is checked here.
+#[derive(Deserialize)]
+struct Call<'a> {
+    #[serde(default)]
+    id: Value,
+    method: String,
+    #[serde(borrow)]
+    params: CallParams<'a>,
+}
+
+#[derive(Deserialize)]
+struct CallParams<'a> {
+    #[serde(borrow)]
+    arguments: Option<&'a RawValue>,
 }
 
 /// The field that every JSON-RPC 2.0 message has.
@@ -85,29 +103,50 @@ impl Refusal {
     /// Checks that a body is JSON and a JSON-RPC 2.0 message. The SDK would answer both mistakes with 415, as if the media type were wrong.
     ///
     /// # Errors
-    /// -32700 if the body is not JSON, -32600 if it is not a message.
+    /// -32700 if the body is not JSON, -32600 if it is not a message, -32602 if it calls a tool with arguments that are no object: the SDK would
+    /// answer that it does not know the method.
     pub fn check(body: &[u8]) -> Result<(), Self> {
         let json = serde_json::from_slice::<&RawValue>(body)
-            .map_err(|error| Self { code: -32700, message: format!("the body is not JSON: {error}") })?;
+            .map_err(|error| Self::new(-32700, format!("the body is not JSON: {error}")))?;
         // serde also reads a struct from a list.
         let is_object = json.get().starts_with('{');
         let envelope = is_object.then(|| serde_json::from_str::<Envelope>(json.get()).ok()).flatten();
         match envelope {
-            Some(envelope) if envelope.jsonrpc.get() == "\"2.0\"" => Ok(()),
+            Some(envelope) if envelope.jsonrpc.get() == "\"2.0\"" => Self::check_call(json.get()),
             _ => {
                 Err(Self::message("the body is not a JSON-RPC message: an object with \"jsonrpc\": \"2.0\""))
             }
         }
     }
 
+    fn check_call(message: &str) -> Result<(), Self> {
+        let Ok(Call { id, method, params }) = serde_json::from_str(message) else { return Ok(()) };
+        match params.arguments {
+            Some(found) if method == "tools/call" && !found.get().starts_with('{') => {
+                let message = format!("params.arguments is {}; it must be an object", Shortened(found.get()));
+                Err(Self { id, ..Self::new(-32602, message) })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn new(code: i32, message: String) -> Self {
+        Self { code, message, id: Value::Null }
+    }
+
     /// The body is JSON, but not a message of the protocol.
     pub fn message(text: &str) -> Self {
-        Self { code: -32600, message: Shortened(text).to_string() }
+        Self::new(-32600, Shortened(text).to_string())
     }
 
     /// A header is wrong.
     pub fn request(text: &str) -> Self {
-        Self { code: -32000, message: Shortened(text).to_string() }
+        Self::new(-32000, Shortened(text).to_string())
+    }
+
+    /// Whether the error answers a message by its id.
+    pub fn has_id(&self) -> bool {
+        !self.id.is_null()
     }
 
     /// Whether the body is not JSON.
@@ -117,8 +156,8 @@ impl Refusal {
 
     /// The body of the response.
     pub fn to_json(&self) -> Value {
-        let Self { code, message } = self;
-        json!({"jsonrpc": "2.0", "id": null, "error": {"code": code, "message": message}})
+        let Self { code, message, id } = self;
+        json!({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message}})
     }
 }
 
@@ -371,6 +410,20 @@ mod tests {
             assert_eq!(found, code, "{body}");
         }
         assert_eq!(Refusal::check(b"\"\xff\"").expect_err("no UTF-8").code, -32700);
+        let call = |arguments: &str| {
+            format!(
+                r#"{{"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {{"name": "compress"{arguments}}}}}"#
+            )
+        };
+        for arguments in ["", r#", "arguments": {}"#, r#", "arguments": null"#] {
+            assert_eq!(Refusal::check(call(arguments).as_bytes()), Ok(()), "{arguments}");
+        }
+        let refusal = Refusal::check(call(r#", "arguments": "x""#).as_bytes()).expect_err("a string");
+        let error = json!({"code": -32602, "message": "params.arguments is \"x\"; it must be an object"});
+        assert_eq!(
+            (refusal.to_json(), refusal.has_id()),
+            (json!({"jsonrpc": "2.0", "id": 7, "error": error}), true)
+        );
         let json = Refusal::message("no").to_json();
         assert_eq!(json, json!({"jsonrpc": "2.0", "id": null, "error": {"code": -32600, "message": "no"}}));
     }

@@ -36,6 +36,18 @@ pub struct MessagesBody {
     /// The same as `config.frozen_message_count`, which takes precedence.
     #[schemars(default)]
     frozen_message_count: Option<usize>,
+    /// The same as `config.protect_recent`, which takes precedence.
+    #[schemars(default)]
+    protect_recent: Option<usize>,
+    /// The same as `config.compress_user_messages`, which takes precedence.
+    #[schemars(default)]
+    compress_user_messages: Option<bool>,
+    /// The same as `config.compress_system_messages`, which takes precedence.
+    #[schemars(default)]
+    compress_system_messages: Option<bool>,
+    /// The same as `config.target_ratio`, which takes precedence.
+    #[schemars(default)]
+    target_ratio: Option<f64>,
 }
 
 /// The schema of the options of a conversation. Other options of Headroom are ignored.
@@ -233,6 +245,10 @@ impl MiddlewareBody {
         let budget = self.budget.map(|Object(budget)| budget.into_domain()).transpose()?;
         if let Some(budget) = budget {
             validate::check_budget(budget)?;
+        }
+        if self.chunks.as_ref().is_some_and(Vec::is_empty) {
+            let message = "chunks is empty: send at least one, or leave it out";
+            return Err(ApiError::with_param(ErrorCode::ChunksEmpty, message, "chunks"));
         }
         if self.query.as_ref().is_some_and(|query| query.trim().is_empty()) {
             let message = "query is blank; leave it out to ask the last question of the user";

@@ -31,7 +31,8 @@ pub async fn handle(service: Scope, request: Request) -> Result<Response, ApiErr
     })
     .await?;
     if let Err(refusal) = checked {
-        return Ok(refusal_response(StatusCode::BAD_REQUEST, &refusal));
+        let status = if refusal.has_id() { StatusCode::OK } else { StatusCode::BAD_REQUEST };
+        return Ok(refusal_response(status, &refusal));
     }
     // The SDK refuses other types of JSON, such as application/vnd.api+json.
     let is_named_json = body::media_type(&head.headers).is_some_and(|kind| kind == "application/json");

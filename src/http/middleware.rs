@@ -72,8 +72,18 @@ pub async fn messages(service: Scope, uri: Uri, headers: HeaderMap, body: Body) 
 }
 
 async fn handle(service: Scope, (dialect, uri): (Dialect, Uri), headers: HeaderMap, body: Body) -> Response {
-    let response = pass_on(service, (dialect, uri), headers, body).await;
+    let response = pass_on(service, (dialect, without_slash(uri)), headers, body).await;
     response.unwrap_or_else(|error| error.dialect_response(dialect))
+}
+
+/// The URI without the slash that may follow its path: servers of models know their paths without one.
+fn without_slash(uri: Uri) -> Uri {
+    let Some(path) = uri.path().strip_suffix('/') else { return uri };
+    let shorter = match uri.query() {
+        Some(query) => format!("{path}?{query}").parse(),
+        None => path.parse(),
+    };
+    shorter.unwrap_or(uri)
 }
 
 async fn pass_on(

@@ -172,6 +172,9 @@ async fn named(service: Scope, request: RetrieveBody) -> Result<OriginalAnswer, 
 
 /// The text that is stored under the hash with this name.
 async fn original(service: Scope, name: String, query: Option<String>) -> Result<OriginalAnswer, ApiError> {
+    if query.as_ref().is_some_and(|query| query.trim().is_empty()) {
+        return Err(ApiError::retrieve_query_blank());
+    }
     let hash = Hash::parse(&name).ok_or_else(ApiError::original_unknown)?;
     let originals = service.originals();
     let text = run_blocking(move || {
@@ -179,7 +182,7 @@ async fn original(service: Scope, name: String, query: Option<String>) -> Result
         String::from_utf8(found.ok_or_else(ApiError::original_unknown)?).map_err(|_| ApiError::internal())
     });
     let text = text.await?;
-    let Some(query) = query.filter(|query| !query.trim().is_empty()) else {
+    let Some(query) = query else {
         return Ok(OriginalAnswer { hash: name, original_content: text, relevant: None });
     };
     service.ready()?;

@@ -34,7 +34,7 @@ const QUERY_BYTES_MAX: usize = 1_000;
 /// Which texts of a conversation may be compressed, in addition to documents and search results.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Policy {
-    /// Names of tools whose results may be compressed; `*`: all tools, except those of `tools_untouched`.
+    /// Names of tools whose results may be compressed, in any spelling; `*`: all tools, except those of `tools_untouched`.
     pub tools: Vec<String>,
     /// Names of tools whose results are not compressed unless `tools` names them.
     pub tools_untouched: Vec<String>,
@@ -53,7 +53,7 @@ impl Policy {
     fn may_compress(&self, name: &str) -> bool {
         let is_all = self.tools.iter().any(|tool| tool == "*");
         let is_untouched = || untouched::is_named(name, &self.tools_untouched);
-        self.tools.iter().any(|tool| tool == name) || is_all && !is_untouched()
+        untouched::is_named(name, &self.tools) || is_all && !is_untouched()
     }
 }
 
@@ -691,5 +691,10 @@ mod tests {
         let named = |name: &str| Policy { tools: vec![name.to_owned()], ..Policy::default() };
         assert_eq!(found(&body, &named("find"))[0].passages.len(), 1);
         assert_eq!(found(&body, &named("other"))[0].passages.len(), 0);
+        let spelled = |name: &str| body.replace("\"find\"", &format!("\"{name}\""));
+        for name in ["mcp__files__ReadFile", "read-file", "files.read_file"] {
+            assert_eq!(found(&spelled(name), &named("read_file"))[0].passages.len(), 1, "{name}");
+        }
+        assert_eq!(found(&spelled("read_files"), &named("read_file"))[0].passages.len(), 0);
     }
 }

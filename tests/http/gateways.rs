@@ -171,7 +171,8 @@ async fn wrong_sessions_counts_and_usages_are_refused_with_their_place() {
     check(json!({"session_id": ""}), "422 session_id_invalid config.session_id", "256").await;
     check(json!({"session_id": "x".repeat(257)}), "422 session_id_invalid config.session_id", "256").await;
     check(json!({"session_id": {}}), "400 wrong_type config.session_id", "a string").await;
-    check(json!({"target_ratio": 0}), "422 ratio_out_of_range config.target_ratio", "").await;
+    let ratio = "config.target_ratio";
+    check(json!({"target_ratio": 0}), &format!("422 ratio_out_of_range {ratio}"), ratio).await;
     check(json!("ccr"), "400 wrong_type config", "an object").await;
     let unknown = get(daemon.http, "/v1/usage?session_id=none").await;
     check_error("unknown", &unknown, "404 session_unknown session_id", "originals.session_expire_s");

@@ -216,6 +216,11 @@ async fn errors_have_the_shape_of_the_clients_api() {
         invalid("unknown_field", json!("thresher.chunk"), 400),
     )
     .await;
+    for empty in ["chunks", "chunk_ids"] {
+        let body = field(&format!(r#"{{"{empty}": []}}"#));
+        let param = json!(format!("thresher.{empty}"));
+        check(empty, chat, "", &body, invalid("chunks_empty", param, 422)).await;
+    }
     check(
         "a wrong type",
         chat,
@@ -380,6 +385,22 @@ async fn registered_chunks_can_be_named_in_the_field_thresher() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_slash_after_a_path_is_not_sent_to_the_upstream() {
+    let upstream = Upstream::default();
+    let daemon =
+        in_front(&settings(format!("http://{}", upstream.listen(200, answer()).await)), true, 1).await;
+    for (path, expect) in [
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/v1/chat/completions/?a=b", "/v1/chat/completions?a=b"),
+        ("/v1/chat/completions?a=b/", "/v1/chat/completions?a=b/"),
+    ] {
+        let response = send_to(&daemon, path, &[], chat().to_string()).await;
+        assert_eq!(response.header("x-thresher"), Some("compressed"), "{path}");
+        assert_eq!(upstream.requests.lock().expect("no panic").pop().expect("a request").0, expect);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn errors_of_the_upstream_are_passed_on_unchanged() {
     let upstream = Upstream::default();
     let error =
@@ -419,6 +440,11 @@ async fn conversations_are_validated_and_their_originals_can_be_retrieved() {
     assert_eq!(whole["original_content"], messages[1]["content"]);
     let found = get(daemon.http, &format!("/v1/retrieve/{hash}?query=the%20tide")).await.json();
     assert!(found["relevant"][0]["text"].as_str().is_some_and(|text| text.contains("tide")), "{found}");
+    let blank = get(daemon.http, &format!("/v1/retrieve/{hash}?query=%20")).await;
+    crate::check_error("blank", &blank, "422 query_empty query", "leave it out");
+    let blank = json!({"hash": hash, "query": ""}).to_string();
+    let blank = post(daemon.http, "/v1/retrieve", blank).await;
+    crate::check_error("empty", &blank, "422 query_empty query", "leave it out");
     for unknown in ["0".repeat(24), "x".to_owned(), "é".repeat(12), "%FF".to_owned()] {
         let response = get(daemon.http, &format!("/v1/retrieve/{unknown}")).await;
         assert_eq!(

@@ -154,7 +154,8 @@ async fn other_paths_go_to_the_upstream_as_they_are() {
     }
     assert_eq!(upstream.take(), []);
     let off = in_front(&MiddlewareSettings::default(), true, 1).await;
-    check_error("off", &send(&off, ("POST", "/v1/embeddings"), &[json], "{}").await, "404 not_found -", "");
+    let refused = send(&off, ("POST", "/v1/embeddings"), &[json], "{}").await;
+    check_error("off", &refused, "404 not_found -", "set middleware.upstreams");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -271,6 +272,8 @@ async fn bodies_that_a_page_could_send_need_a_key() {
             (response.status, &response.json()["error"]["code"]),
             (415, &json!("content_type_unsupported"))
         );
+        let error = response.json()["error"]["message"].to_string();
+        assert!(error.contains("Authorization or x-api-key"), "{error}");
     }
     // A page may also send bytes without a type.
     for call in [("POST", "/v1/files"), ("DELETE", "/v1/files/f1")] {
@@ -323,11 +326,17 @@ async fn a_request_that_comes_back_is_refused() {
         let response = send(&daemon, ("POST", path), &json, body).await;
         let error = &response.json()["error"];
         assert_eq!((response.status, &error["code"]), (508, &json!("upstream_loop")), "{path} {error}");
+        assert!(error["message"].to_string().contains("leads back here"), "{error}");
     }
     assert_eq!(*count.lock().expect("no panic"), 3, "each request went around once");
     let hops = |count: usize| format!("x-thresher-hops: {}", vec!["0123456789abcdef"; count].join(","));
     let many = send(&daemon, ("POST", "/v1/embeddings"), &[json[0], &hops(8)], body).await;
     assert_eq!((many.status, *count.lock().expect("no panic")), (508, 3));
+    assert!(
+        many.body.contains("went through 8 daemons") && !many.body.contains("leads back"),
+        "{}",
+        many.body
+    );
     let listed = send(&daemon, ("GET", "/v1/models"), &json, "").await;
     assert_eq!(
         (listed.status, &listed.json()["data"]),

@@ -51,8 +51,10 @@ impl ConversationRequest {
             return Ok(None);
         }
         limits.check_tree(messages.json().as_bytes(), Some("messages"))?;
-        let messages =
-            messages.is_list().then(|| messages.items()).ok_or_else(ApiError::messages_not_list)?;
+        let messages = messages
+            .is_list()
+            .then(|| messages.items())
+            .ok_or_else(|| ApiError::messages_not_list(messages.json()))?;
         if messages.clone().next().is_none() {
             return Err(ApiError::messages_empty());
         }

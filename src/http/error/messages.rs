@@ -18,6 +18,12 @@ impl ApiError {
         Self::new(ErrorCode::NotFound, format!("no such path; this listener serves {}", paths.join(", ")))
     }
 
+    /// For a path that may be that of a model's API, if there is no upstream.
+    pub(in crate::http) fn not_forwarded() -> Self {
+        let message = "no such path; a path of a model's API is forwarded only if there is an upstream: set middleware.upstreams";
+        Self::new(ErrorCode::NotFound, message)
+    }
+
     pub(in crate::http) fn method_not_allowed() -> Self {
         Self::new(
             ErrorCode::MethodNotAllowed,
@@ -53,6 +59,11 @@ impl ApiError {
         Self::with_param(ErrorCode::QueryStringInvalid, message, name)
     }
 
+    pub(in crate::http) fn query_not_boolean(name: &str, found: &str) -> Self {
+        let message = format!("the query parameter `{name}` is {}; it must be true or false", Quoted(found));
+        Self::with_param(ErrorCode::QueryStringInvalid, message, name)
+    }
+
     pub(in crate::http) fn header_not_boolean(name: &'static str) -> Self {
         let message = format!("the header {name} is neither true (1, yes, on) nor false (0, no, off)");
         Self::with_param(ErrorCode::HeaderInvalid, message, name)
@@ -69,6 +80,15 @@ impl ApiError {
         };
         let message = format!("{found}; send it with the header Content-Type: {taken}");
         Self::new(ErrorCode::ContentTypeUnsupported, message)
+    }
+
+    /// For a body that is not JSON, on a path that takes other bodies with a key.
+    pub(in crate::http) fn or_send_key(self) -> Self {
+        let message = format!(
+            "{}, or send it with the header Authorization or x-api-key, since web pages can send such bodies to any server",
+            self.message
+        );
+        Self { message, ..self }
     }
 
     pub(in crate::http) fn encoding_unsupported() -> Self {
@@ -107,7 +127,7 @@ impl ApiError {
     }
 
     pub(in crate::http) fn invalid_json(cause: &serde_json::Error) -> Self {
-        Self::new(ErrorCode::InvalidJson, cause.to_string())
+        Self::new(ErrorCode::InvalidJson, format!("the body is not JSON: {cause}"))
     }
 
     pub(in crate::http) fn body_memory_full() -> Self {
@@ -258,8 +278,16 @@ impl ApiError {
 
 /// Conversations, and the middleware in front of language models.
 impl ApiError {
-    pub(in crate::http) fn messages_not_list() -> Self {
-        Self::with_param(ErrorCode::WrongType, "messages is not a list", "messages")
+    /// `found` is the JSON of the field.
+    pub(in crate::http) fn messages_not_list(found: &str) -> Self {
+        let message = format!("messages is {}; it must be a list of messages", Shortened(found));
+        Self::with_param(ErrorCode::WrongType, message, "messages")
+    }
+
+    pub(in crate::http) fn conversation_budget() -> Self {
+        let message =
+            "conversations have no field `budget`; set config.target_ratio to the share of tokens to keep";
+        Self::with_param(ErrorCode::UnknownField, message, "budget")
     }
 
     pub(in crate::http) fn message_not_object(index: usize) -> Self {
@@ -382,16 +410,22 @@ impl ApiError {
     ) -> Self {
         let after = if is_shorter { " after compression" } else { "" };
         let message = format!(
-            "the request has {tokens} tokens{after}; the limit is {max} (middleware.input_tokens_max). Send a shorter conversation, or \
-             let more of it be compressed"
+            "the request has {tokens} tokens{after}; the limit is {max} (input_tokens_max of the upstream, or else \
+             middleware.input_tokens_max). Send a shorter conversation, or let more of it be compressed: ask for it with x-thresher-compress: true, name tools in \
+             middleware.tools, and send texts as documents or between the delimiters of a context"
         );
         Self::with_param(ErrorCode::InputTooLong, message, field)
     }
 
-    pub(in crate::http) fn upstream_loop(hop_count: usize) -> Self {
+    pub(in crate::http) fn upstream_loop() -> Self {
+        let message = "the request came back to this daemon: an upstream (middleware.upstreams) leads back here; set its url to the server of the model";
+        Self::new(ErrorCode::UpstreamLoop, message)
+    }
+
+    pub(in crate::http) fn hops_too_many(count: usize) -> Self {
         let message = format!(
-            "the request came back to this daemon, or went through {hop_count} daemons: an upstream (middleware.upstreams) leads back here; set \
-             its url to the server of the model"
+            "the request went through {count} daemons before this one, which is the most; set middleware.upstreams of one of them to the server \
+             of the model"
         );
         Self::new(ErrorCode::UpstreamLoop, message)
     }
@@ -402,6 +436,11 @@ impl ApiError {
             max.as_secs()
         );
         Self::new(ErrorCode::UpstreamSilent, message)
+    }
+
+    pub(in crate::http) fn retrieve_query_blank() -> Self {
+        let message = "query is blank; leave it out to get only the original text";
+        Self::with_param(ErrorCode::QueryEmpty, message, "query")
     }
 
     pub(in crate::http) fn original_unknown() -> Self {

@@ -22,8 +22,8 @@ use crate::middleware::settings::Credential;
 /// The path of the list.
 const PATH: &str = "/v1/models";
 
-/// The query parameter of a request that wants the daemon's own models only, as the page does again and again.
-const OWN: &str = "upstreams=false";
+/// The query parameter that is `false` if a request wants the daemon's own models only, as the page does again and again.
+const UPSTREAMS: &str = "upstreams";
 
 /// The most bytes of the list of one upstream.
 const LIST_BYTES_MAX: usize = 4 << 20;
@@ -42,7 +42,7 @@ struct Listed {
 /// `GET /v1/models`. An upstream that does not answer is represented by the names in its settings.
 pub async fn handle(service: Scope, uri: Uri, headers: HeaderMap) -> Result<Response, ApiError> {
     let middleware = &service.middleware;
-    let is_own = uri.query().is_some_and(|query| query.split('&').any(|pair| pair == OWN));
+    let is_own = is_own(uri.query().unwrap_or_default())?;
     if middleware.is_off() || is_own {
         return Ok(Json(ModelsAnswer::new(service.ready()?)).into_response());
     }
@@ -70,6 +70,19 @@ pub async fn handle(service: Scope, uri: Uri, headers: HeaderMap) -> Result<Resp
         [("has_more", json!(has_more)), ("first_id", id(models.first())), ("last_id", id(models.last()))]
     });
     Ok(Json(ModelsAnswer::of_upstreams(models, page, service.pipeline())).into_response())
+}
+
+/// Whether a query string wants the daemon's own models only. Its other parameters are for the upstreams.
+fn is_own(query: &str) -> Result<bool, ApiError> {
+    let value = query.split('&').find_map(|pair| {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        (name == UPSTREAMS).then_some(value)
+    });
+    match value {
+        None | Some("true") => Ok(false),
+        Some("false") => Ok(true),
+        Some(other) => Err(ApiError::query_not_boolean(UPSTREAMS, other)),
+    }
 }
 
 /// The models of an upstream. Nobody else than the upstream that the caller means may get the caller's key, so an upstream that takes it is asked
@@ -115,4 +128,23 @@ async fn ask(
     let mut body = middleware.workers.run(WAIT_MAX, parse).await.ok()??;
     let Value::Array(models) = body["data"].take() else { return None };
     Some(Listed { models, has_more: body["has_more"].as_bool() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parameter_upstreams_is_true_or_false() {
+        let check = |query: &str, expect: Option<bool>| {
+            let found = is_own(query).map_err(|error| error.param);
+            assert_eq!(found, expect.ok_or(Some("upstreams".to_owned())), "{query}");
+        };
+        check("", Some(false));
+        check("limit=3", Some(false));
+        check("upstreams=true", Some(false));
+        check("limit=3&upstreams=false", Some(true));
+        check("upstreams=no", None);
+        check("upstreams", None);
+    }
 }

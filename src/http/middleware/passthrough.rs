@@ -43,10 +43,12 @@ struct Forwarded {
 /// only one.
 pub async fn handle(service: Scope, method: Method, uri: Uri, headers: HeaderMap, body: Body) -> Response {
     // A mistake in one of the daemon's own paths must not reach another server, and no path may leave the base path of an upstream.
-    let path = paths::decoded(uri.path()).filter(|path| !service.middleware.is_off() && !is_ours(path));
-    let Some(path) = path else {
+    let Some(path) = paths::decoded(uri.path()).filter(|path| !is_ours(path)) else {
         return ApiError::not_found(&crate::http::paths()).into_response();
     };
+    if service.middleware.is_off() {
+        return ApiError::not_forwarded().into_response();
+    }
     let dialect = dialect_of(&path, &headers);
     let response = pass_on(service, Forwarded { dialect, method, uri, path }, headers, body).await;
     response.unwrap_or_else(|error| error.dialect_response(dialect))
@@ -130,7 +132,7 @@ fn check_sender(service: &Scope, method: &Method, headers: &HeaderMap) -> Result
     let only_reads = [Method::GET, Method::HEAD].contains(method) && !headers.contains_key(CONTENT_TYPE);
     match only_reads || has_key || service.is_keyed() {
         true => Ok(()),
-        false => body::check_json(headers),
+        false => body::check_json(headers).map_err(ApiError::or_send_key),
     }
 }
 

@@ -134,9 +134,10 @@ impl Middleware {
     /// `upstream_loop`.
     pub fn check_hops(&self, headers: &HeaderMap) -> Result<(), ApiError> {
         let hops: Vec<&str> = hops(headers).collect();
-        match hops.len() >= HOP_COUNT_MAX || hops.contains(&&*self.name) {
-            true => Err(ApiError::upstream_loop(hops.len())),
-            false => Ok(()),
+        match (hops.contains(&&*self.name), hops.len()) {
+            (true, _) => Err(ApiError::upstream_loop()),
+            (false, count) if count >= HOP_COUNT_MAX => Err(ApiError::hops_too_many(count)),
+            (false, _) => Ok(()),
         }
     }
 

@@ -38,7 +38,10 @@ impl Config {
     pub fn read(body: Located, message_count: usize) -> Result<Self, ApiError> {
         let config = body.get("config").filter(|config| config.json() != "null");
         if config.is_some_and(|config| !config.json().starts_with('{')) {
-            return Err(ApiError::with_param(ErrorCode::WrongType, "config is not an object", "config"));
+            return Err(wrong_type("config", config.unwrap_or_default(), "an object"));
+        }
+        if body.get("budget").is_some_and(|budget| budget.json() != "null") {
+            return Err(ApiError::conversation_budget());
         }
         let options = Options { config: config.unwrap_or_default(), body };
         let mode = options.text("mode")?;
@@ -90,7 +93,7 @@ impl Config {
     }
 }
 
-/// The options as they were sent. The two of sessions may also stand beside `messages`.
+/// The options as they were sent. All but `mode` may also stand beside `messages`.
 struct Options<'a> {
     config: Located<'a>,
     body: Located<'a>,
@@ -100,8 +103,7 @@ impl<'a> Options<'a> {
     /// The path and the value of an option; `None` if it is missing or null.
     fn get(&self, name: &str) -> Option<(String, Located<'a>)> {
         let in_config = self.config.get(name).map(|value| (format!("config.{name}"), value));
-        let is_beside = ["session_id", "frozen_message_count"].contains(&name);
-        let beside = || self.body.get(name).filter(|_| is_beside).map(|value| (name.to_owned(), value));
+        let beside = || self.body.get(name).filter(|_| name != "mode").map(|value| (name.to_owned(), value));
         in_config.or_else(beside).filter(|(_, value)| value.json() != "null")
     }
 
@@ -132,7 +134,11 @@ impl<'a> Options<'a> {
         let Some((param, value)) = self.get("target_ratio") else { return Ok(None) };
         let budget = value.read::<f64>().map(Budget::Ratio);
         let budget = budget.ok_or_else(|| wrong_type(&param, value, "a number"))?;
-        validate::check_budget(budget).map_err(|error| ApiError::from(error).at(param))?;
+        validate::check_budget(budget).map_err(|error| {
+            let error = ApiError::from(error);
+            let message = error.message.replacen("budget.ratio", &param, 1);
+            ApiError { message, ..error.at(param) }
+        })?;
         Ok(Some(budget))
     }
 }
@@ -158,9 +164,12 @@ fn wrong_type(param: &str, found: Located, expected: &str) -> ApiError {
 mod tests {
     use super::*;
 
+    fn parsed(body: &str) -> Result<Config, ApiError> {
+        Config::read(Located::parse(body).expect("JSON"), 3)
+    }
+
     fn read(body: &str) -> Result<Config, (&'static str, String)> {
-        let config = Config::read(Located::parse(body).expect("JSON"), 3);
-        config.map_err(|error| (error.code.as_str(), error.param.unwrap_or_default()))
+        parsed(body).map_err(|error| (error.code.as_str(), error.param.unwrap_or_default()))
     }
 
     #[test]
@@ -197,6 +206,32 @@ mod tests {
         fails(r#"{"target_ratio": 1.5}"#, "ratio_out_of_range", "config.target_ratio");
         fails(r#"{"target_ratio": "half"}"#, "wrong_type", "config.target_ratio");
         assert_eq!(read(r#"{"session_id": ""}"#).map_err(|(_, param)| param), Err("session_id".to_owned()));
+    }
+
+    #[test]
+    fn errors_name_the_option_and_what_was_sent() {
+        let check = |body: &str, expect: &str| {
+            let error = parsed(body).expect_err(body);
+            assert!(error.message.contains(expect), "{body}: {}", error.message);
+        };
+        check(r#"{"config": [1]}"#, "config is [1]; it must be an object");
+        check(r#"{"config": {"target_ratio": 0}}"#, "config.target_ratio is 0");
+        check(r#"{"target_ratio": 1.5}"#, "target_ratio is 1.5");
+        check(r#"{"budget": {"ratio": 0.5}}"#, "config.target_ratio");
+    }
+
+    #[test]
+    fn options_may_stand_beside_the_messages() {
+        let beside = read(
+            r#"{"target_ratio": 0.5, "protect_recent": 2, "mode": "x", "config": {"protect_recent": 1}}"#,
+        );
+        let inside = read(r#"{"config": {"target_ratio": 0.5, "protect_recent": 1}}"#);
+        assert_eq!(beside, inside);
+        assert_eq!(beside.expect("options").budget, Some(Budget::Ratio(0.5)));
+        assert_eq!(
+            read(r#"{"protect_recent": -1}"#).map_err(|(_, param)| param),
+            Err("protect_recent".to_owned())
+        );
     }
 
     #[test]
