@@ -119,7 +119,7 @@ pub struct SessionAnswer {
 pub struct RetrieveBody {
     /// The hash of the text.
     pub hash: String,
-    /// A question, to which the answer names the relevant sentences of the text.
+    /// A question, to which the answer names the relevant sentences of the text; not blank.
     #[serde(default)]
     pub query: Option<String>,
 }
@@ -186,11 +186,13 @@ pub struct MiddlewareBody {
     /// The question; default: the user's last message.
     #[serde(default)]
     query: Option<String>,
-    /// Chunks to put before the user's message.
+    /// Chunks to put before the user's message; at least one.
     #[serde(default)]
+    #[schemars(length(min = 1))]
     chunks: Option<Vec<ChunkBody>>,
-    /// Instead of `chunks`: the ids of registered chunks, each once.
+    /// Instead of `chunks`: the ids of registered chunks, each once; at least one.
     #[serde(default)]
+    #[schemars(length(min = 1))]
     chunk_ids: Option<Vec<String>>,
     /// How much may be kept; default: as the settings say.
     #[serde(default)]
