@@ -10,7 +10,7 @@ use super::traces::{self, ServerSpan};
 use axum::extract::{MatchedPath, Request};
 use axum::middleware::Next;
 use axum::response::Response;
-use metrics::{Label, counter, gauge, histogram};
+use metrics::{counter, gauge, histogram};
 use thresher_core::model::ModelInfo;
 use thresher_core::pipeline::Compressed;
 use thresher_core::pipeline::clock::Timings;
@@ -101,16 +101,14 @@ pub fn savings(labels: &SavingsLabels, counts: &Counts, money: Option<Money>) {
         Treatment::Compress if counts.requests_shortened > 0 => "compressed",
         Treatment::Compress => "whole",
     };
-    let base = [
-        Label::new("tenant", tenant.clone()),
-        Label::new("model", model.clone()),
-        Label::new("route", ledger::route(exchange.dialect)),
-        Label::new("outcome", outcome),
-    ];
-    let with = |name: &'static str, value: String| [&base[..], &[Label::new(name, value)]].concat();
-    counter!("savings_requests_total", base.to_vec()).increment(1);
-    counter!("savings_tokens_before_total", base.to_vec()).increment(counts.tokens_before);
-    counter!("savings_tokens_after_total", base.to_vec()).increment(counts.tokens_after);
+    let route = ledger::route(exchange.dialect);
+    let (tenant, model) = (|| tenant.clone(), || model.clone());
+    counter!("savings_requests_total", "tenant" => tenant(), "model" => model(), "route" => route, "outcome" => outcome)
+        .increment(1);
+    counter!("savings_tokens_before_total", "tenant" => tenant(), "model" => model(), "route" => route, "outcome" => outcome)
+        .increment(counts.tokens_before);
+    counter!("savings_tokens_after_total", "tenant" => tenant(), "model" => model(), "route" => route, "outcome" => outcome)
+        .increment(counts.tokens_after);
     let SavedAs { input, cached_read, cached_write, unknown } = counts.saved_as;
     let saved = [
         ("input", input),
@@ -119,20 +117,22 @@ pub fn savings(labels: &SavingsLabels, counts: &Counts, money: Option<Money>) {
         ("unknown", unknown),
     ];
     for (kind, tokens) in saved.into_iter().filter(|(_, tokens)| *tokens > 0) {
-        counter!("savings_tokens_saved_total", with("billed_as", kind.to_owned())).increment(tokens);
+        counter!("savings_tokens_saved_total", "tenant" => tenant(), "model" => model(), "route" => route, "outcome" => outcome, "billed_as" => kind)
+            .increment(tokens);
     }
     let Usage { input, cached_read, cached_write, output } = counts.billed;
     let billed =
         [("input", input), ("cached_read", cached_read), ("cached_write", cached_write), ("output", output)];
     for (kind, tokens) in billed.into_iter().filter(|(_, tokens)| *tokens > 0) {
-        counter!("savings_tokens_billed_total", with("kind", kind.to_owned())).increment(tokens);
+        counter!("savings_tokens_billed_total", "tenant" => tenant(), "model" => model(), "route" => route, "outcome" => outcome, "kind" => kind)
+            .increment(tokens);
     }
-    if let Some(money) = money {
+    if let Some(Money { currency, saved, billed, .. }) = money {
         let micros = |amount: f64| (amount * 1e6).round() as u64;
-        counter!("savings_saved_micros_total", with("currency", money.currency.clone()))
-            .increment(micros(money.saved));
-        counter!("savings_billed_micros_total", with("currency", money.currency))
-            .increment(micros(money.billed));
+        counter!("savings_saved_micros_total", "tenant" => tenant(), "model" => model(), "route" => route, "outcome" => outcome, "currency" => currency.clone())
+            .increment(micros(saved));
+        counter!("savings_billed_micros_total", "tenant" => tenant(), "model" => model(), "route" => route, "outcome" => outcome, "currency" => currency)
+            .increment(micros(billed));
     }
 }
 
