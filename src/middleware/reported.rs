@@ -4,6 +4,7 @@
 use super::dialect::Dialect;
 use super::json::Located;
 use super::sse::{self, Events};
+use super::usage::Counted;
 
 /// The most bytes of an answer in one JSON text, or of one event, that are buffered in order to read them. Longer ones report nothing.
 const BUFFER_BYTES_MAX: usize = 1 << 20;
@@ -41,6 +42,7 @@ pub struct ReportedReader {
     dialect: Dialect,
     arriving: Arriving,
     found: Reported,
+    counted: Counted,
     /// Whether the last event of the stream has arrived.
     is_complete: bool,
 }
@@ -62,7 +64,13 @@ impl ReportedReader {
             true => Arriving::Events(Events::new(BUFFER_BYTES_MAX)),
             false => Arriving::Json(Vec::new()),
         };
-        Self { dialect, arriving, found: Reported::default(), is_complete: false }
+        Self {
+            dialect,
+            arriving,
+            found: Reported::default(),
+            counted: Counted::default(),
+            is_complete: false,
+        }
     }
 
     /// Reads the next bytes of the answer.
@@ -77,7 +85,7 @@ impl ReportedReader {
             Arriving::Events(events) => {
                 for event in events.push(bytes) {
                     if let Some(data) = sse::data(&event) {
-                        self.found.read(&data);
+                        self.found.read(&data, &mut self.counted);
                         self.is_complete |= is_last(&data);
                     }
                 }
@@ -99,28 +107,28 @@ impl ReportedReader {
         if let Arriving::Json(buffer) = &self.arriving
             && let Ok(text) = std::str::from_utf8(buffer)
         {
-            self.found.read(text);
+            self.found.read(text, &mut self.counted);
         }
-        let mut found = self.found;
-        if self.dialect == Dialect::Messages {
-            // Anthropic counts the tokens of the cache beside those of the input.
-            let of_cache = [found.cache_read_tokens, found.cache_write_tokens].into_iter().flatten();
-            let of_cache = of_cache.fold(0_u64, u64::saturating_add);
-            found.input_tokens = found.input_tokens.map(|tokens| tokens.saturating_add(of_cache));
+        let Counted { read, written, output, .. } = self.counted;
+        Reported {
+            input_tokens: self.counted.whole_prompt(self.dialect),
+            output_tokens: output,
+            cache_read_tokens: read,
+            cache_write_tokens: written,
+            ..self.found
         }
-        found
     }
 }
 
 impl Reported {
-    fn read(&mut self, json: &str) {
+    fn read(&mut self, json: &str, counted: &mut Counted) {
         if let Ok(object) = Located::parse(json) {
-            self.read_object(object, true);
+            self.read_object(object, true, counted);
         }
     }
 
     /// Reads an answer, or the data of an event, in which the answer may be a field.
-    fn read_object(&mut self, object: Located, is_outermost: bool) {
+    fn read_object(&mut self, object: Located, is_outermost: bool, counted: &mut Counted) {
         for (name, value) in object.fields() {
             match &*name {
                 "id" => keep(&mut self.id, value),
@@ -133,29 +141,22 @@ impl Reported {
                 }
                 "stop_reason" => self.stopped(value),
                 "delta" => value.get("stop_reason").into_iter().for_each(|reason| self.stopped(reason)),
-                "usage" => self.read_usage(value),
-                "message" | "response" if is_outermost => self.read_object(value, false),
+                "usage" => {
+                    *counted = counted.replaced_by(Counted::read(value));
+                    self.read_reasoning(value);
+                }
+                "message" | "response" if is_outermost => self.read_object(value, false, counted),
                 _ => {}
             }
         }
     }
 
-    fn read_usage(&mut self, usage: Located) {
-        for (name, value) in usage.fields() {
-            match &*name {
-                "prompt_tokens" | "input_tokens" => count(&mut self.input_tokens, Some(value)),
-                "completion_tokens" | "output_tokens" => count(&mut self.output_tokens, Some(value)),
-                "prompt_tokens_details" | "input_tokens_details" => {
-                    count(&mut self.cache_read_tokens, value.get("cached_tokens"));
-                }
-                "completion_tokens_details" | "output_tokens_details" => {
-                    count(&mut self.reasoning_tokens, value.get("reasoning_tokens"));
-                }
-                "cache_read_input_tokens" => count(&mut self.cache_read_tokens, Some(value)),
-                "cache_creation_input_tokens" => count(&mut self.cache_write_tokens, Some(value)),
-                _ => {}
-            }
-        }
+    /// Reads the tokens of reasoning. In a stream, later events repeat a count that has grown.
+    fn read_reasoning(&mut self, usage: Located) {
+        let details = ["completion_tokens_details", "output_tokens_details"];
+        let details = details.iter().find_map(|name| usage.get(name));
+        let tokens = details.and_then(|details| details.get("reasoning_tokens")?.read());
+        self.reasoning_tokens = tokens.or(self.reasoning_tokens);
     }
 
     fn stopped(&mut self, reason: Located) {
@@ -184,11 +185,6 @@ fn keep(kept: &mut Option<String>, value: Located) {
     if kept.is_none() {
         *kept = value.text().map(|text| shortened(&text).to_owned());
     }
-}
-
-/// Keeps the last number: in a stream, later events repeat a count that has grown.
-fn count(kept: &mut Option<u64>, value: Option<Located>) {
-    *kept = value.and_then(Located::read).or(*kept);
 }
 
 #[cfg(test)]

@@ -50,15 +50,20 @@ impl Usage {
 
 /// The counts of an object `usage`, as the upstream wrote them. `None`: the object does not have the count.
 #[derive(Debug, Clone, Copy, Default)]
-struct Counted {
+pub struct Counted {
+    /// Tokens of the prompt. Anthropic counts cached tokens apart, OpenAI among the others.
     prompt: Option<u64>,
-    read: Option<u64>,
-    written: Option<u64>,
-    output: Option<u64>,
+    /// Tokens of the prompt that were read from a cache.
+    pub read: Option<u64>,
+    /// Tokens of the prompt that were written into a cache.
+    pub written: Option<u64>,
+    /// Tokens of the answer.
+    pub output: Option<u64>,
 }
 
 impl Counted {
-    fn read(usage: Located) -> Self {
+    /// Reads an object `usage`.
+    pub fn read(usage: Located) -> Self {
         let count = |object: Located, names: &[&str]| -> Option<u64> {
             names.iter().find_map(|name| object.get(name)?.read())
         };
@@ -77,13 +82,24 @@ impl Counted {
     }
 
     /// The counts of `later`, and those of `self` that it does not have: counts of a stream grow, and later ones replace earlier ones.
-    fn replaced_by(self, later: Self) -> Self {
+    #[must_use]
+    pub fn replaced_by(self, later: Self) -> Self {
         Self {
             prompt: later.prompt.or(self.prompt),
             read: later.read.or(self.read),
             written: later.written.or(self.written),
             output: later.output.or(self.output),
         }
+    }
+
+    /// Returns the tokens of the prompt, cached ones included; `None` if the upstream did not count them.
+    pub fn whole_prompt(self, dialect: Dialect) -> Option<u64> {
+        let apart = match dialect {
+            Dialect::Messages => [self.read, self.written],
+            Dialect::Chat | Dialect::Responses => [None, None],
+        };
+        let prompt = self.prompt?;
+        Some(apart.into_iter().flatten().fold(prompt, u64::saturating_add))
     }
 
     fn usage(self, dialect: Dialect) -> Option<Usage> {
@@ -93,7 +109,6 @@ impl Counted {
         let (cached_read, cached_write) = (self.read.unwrap_or(0), self.written.unwrap_or(0));
         let prompt = self.prompt.unwrap_or(0);
         let input = match dialect {
-            // Anthropic counts cached tokens apart, OpenAI among the others.
             Dialect::Messages => prompt,
             Dialect::Chat | Dialect::Responses => {
                 prompt.saturating_sub(cached_read).saturating_sub(cached_write)
