@@ -3,6 +3,7 @@
 
 mod prometheus;
 
+use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -78,7 +79,10 @@ pub fn install_tracing(settings: &Telemetry) -> Result<TraceGuard, TelemetryErro
         LogFormat::Json => {
             fmt::layer().json().flatten_event(true).with_span_list(false).with_writer(std::io::stderr).boxed()
         }
-        LogFormat::Text => fmt::layer().with_writer(std::io::stderr).boxed(),
+        LogFormat::Text => {
+            // Files and collectors get no colours.
+            fmt::layer().with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr).boxed()
+        }
     };
     let provider = trace_provider(settings)?;
     // The stages of the pipeline become spans, whatever `telemetry.log` says: a quiet log does not turn traces off. The other spans are made by

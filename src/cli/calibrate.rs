@@ -60,7 +60,13 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["heads", "by", "probe", "kv", "coverage"])]
     verdicts: bool,
     /// With --coverage: the file to write, for the setting coverage.file.
-    #[arg(long, value_name = "FILE.toml", requires = "coverage", default_value = "calibration.toml")]
+    #[arg(
+        long,
+        value_name = "FILE.toml",
+        requires = "coverage",
+        conflicts_with = "verdicts",
+        default_value = "calibration.toml"
+    )]
     out: PathBuf,
     /// With --kv or --probe: the text that the model reads after the chunks; {question} stands for the question, \n for a line break.
     #[arg(long, value_name = "TEXT", default_value = TEMPLATE_DEFAULT, value_parser = template)]

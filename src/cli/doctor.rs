@@ -7,12 +7,12 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, anyhow};
-use thresher_core::Engine;
 use thresher_core::kv::local::{LocalError, LocalTiers};
 use thresher_core::model::ModelError;
 use thresher_core::model::contract::{Contract, Family};
 use thresher_core::model::ort::runtime_version;
 use thresher_core::private_files::{self, Exposed};
+use thresher_core::{Engine, EngineError};
 use thresher_registry::{Registry, RegistryError, RegistrySettings};
 
 use self::Finding::{Fine, Warning};
@@ -153,7 +153,13 @@ fn check(config: Result<Config, ConfigError>, report: &mut Report) {
         return;
     }
     let engine = app::engine_with_exporter(&config).build();
-    let engine = report.value("device", engine, |engine| engine.pipeline().model().device.to_string());
+    let part = match &engine {
+        Err(EngineError::Calibration(_)) => "coverage.file",
+        Err(EngineError::VerdictModel { .. }) => "verdict.model",
+        Err(EngineError::KvModel { .. }) => "model.kv_dir",
+        _ => "device",
+    };
+    let engine = report.value(part, engine, |engine| engine.pipeline().model().device.to_string());
     if let Some(pipeline) = engine.map(Engine::into_pipeline) {
         report.value("answer", app::warm_up(&pipeline), |took| {
             format!("a request took {:.1} ms, cold", took.as_secs_f64() * 1e3)

@@ -37,6 +37,7 @@ impl Config {
             .or_else(|| self.check_marks())
             .or_else(shared)
             .or_else(middleware)
+            .or_else(|| self.check_upstreams())
             .or_else(savings);
         match broken {
             Some(message) => Err(ConfigError::Relation(message)),
@@ -77,6 +78,16 @@ impl Config {
             }
             _ => None,
         }
+    }
+
+    /// An upstream is another program: a request to the daemon itself would come back until it is refused.
+    fn check_upstreams(&self) -> Option<String> {
+        let listen = self.http.listen;
+        let upstream = self.middleware.upstreams.iter().find(|upstream| upstream.is_at(listen))?;
+        Some(format!(
+            "middleware.upstreams: {} is this daemon (http.listen is {listen}); name the server that has the models",
+            upstream.url
+        ))
     }
 
     fn check_log(&self) -> Option<String> {

@@ -1,6 +1,6 @@
 //! Settings of the middleware and of its upstreams, with their defaults and checks.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -288,6 +288,17 @@ impl UpstreamSettings {
         is_cleartext.then_some("keys and texts cross the network unencrypted; use an https:// address")
     }
 
+    /// Whether the URL is that of a program on this machine that listens at `address`.
+    pub fn is_at(&self, address: SocketAddr) -> bool {
+        let ip = address.ip().to_canonical();
+        let default_port = if self.url.starts_with("https://") { 443 } else { 80 };
+        let authority = self.url.split('/').nth(2).unwrap_or_default();
+        let port = authority.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
+        is_loopback(self.host())
+            && (ip.is_loopback() || ip.is_unspecified())
+            && port.unwrap_or(default_port) == address.port()
+    }
+
     /// The host of the URL, without brackets and port.
     fn host(&self) -> &str {
         let authority = self.url.split('/').nth(2).unwrap_or_default();
@@ -417,6 +428,21 @@ mod tests {
         check("http://[::ffff:127.0.0.1]", false);
         check("http://[2001:db8::1]:8000", true);
         check("http://127.0.0.1.example.com", true);
+    }
+
+    #[test]
+    fn an_upstream_at_an_address_of_this_machine_is_recognised() {
+        let check = |url: &str, address: &str, expect: bool| {
+            let upstream = UpstreamSettings { url: url.to_owned(), ..UpstreamSettings::default() };
+            assert_eq!(upstream.is_at(address.parse().expect("an address")), expect, "{url} {address}");
+        };
+        check("http://localhost:8080/v1", "127.0.0.1:8080", true);
+        check("http://[::1]:8080", "0.0.0.0:8080", true);
+        check("http://127.0.0.1", "127.0.0.1:80", true);
+        check("https://[::1]/v1", "[::]:443", true);
+        check("http://127.0.0.1:8000", "127.0.0.1:8080", false);
+        check("http://10.0.0.7:8080", "127.0.0.1:8080", false);
+        check("http://127.0.0.1:8080", "10.0.0.7:8080", false);
     }
 
     #[test]

@@ -196,6 +196,10 @@ fn settings_that_contradict_each_other_are_refused() {
     let check = |file: &str, expect: &str| check_refused(file, file, &[], &[expect]);
     check("[http]\nlisten = \"127.0.0.1:8081\"", "http.listen and admin.listen are both 127.0.0.1:8081");
     check("[http]\nbody_bytes_max = 0", "http.body_bytes_max is 0");
+    check(
+        "[[middleware.upstreams]]\nurl = \"http://localhost:8080/v1\"",
+        "middleware.upstreams: http://localhost:8080/v1 is this daemon (http.listen is 127.0.0.1:8080)",
+    );
     check("[telemetry]\ntrace_share = 1.5", "telemetry.trace_share is 1.5; it must be from 0 to 1");
     check("[telemetry]\ntrace_share = -0.1", "telemetry.trace_share is -0.1; it must be from 0 to 1");
     check("[telemetry]\ntrace_share = nan", "telemetry.trace_share is NaN; it must be from 0 to 1");
