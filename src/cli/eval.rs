@@ -45,6 +45,9 @@ pub struct Args {
     /// The model directory (overrides model.dir).
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
+    /// Compare the model with that of another directory instead, row by row: the mean difference of each measure with its interval.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["kv", "kinds", "plot"])]
+    against: Option<PathBuf>,
     /// Write the results as JSON: one object, or an array for several files.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -105,6 +108,9 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(folder) = &args.kinds {
         return kinds(folder, &pipeline, config.blocks.codec, args);
     }
+    if let Some(dir) = &args.against {
+        return against(&exact, dir, &pipeline, config.blocks.codec, args);
+    }
     let mut reports = Vec::new();
     for file in &args.files {
         let report =
@@ -113,12 +119,36 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         reports.push(report);
     }
     if let Some(path) = &args.json {
-        let mut all: Vec<Value> = reports.iter().map(eval::Report::json).collect();
-        write(path, &if all.len() == 1 { all.remove(0) } else { Value::Array(all) })?;
+        write_all(path, reports.iter().map(eval::Report::json).collect())?;
     }
     if let Some(path) = &args.plot {
         std::fs::write(path, eval::svg(&reports)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Compares the model of `pipeline` with that in `dir` on each file.
+fn against(
+    config: &Config,
+    dir: &Path,
+    pipeline: &Pipeline,
+    codec: Codec,
+    args: &Args,
+) -> anyhow::Result<ExitCode> {
+    let mut other = config.clone();
+    dir.clone_into(&mut other.model.dir);
+    let other = app::pipeline(&other)?;
+    let names = [dir, &config.model.dir].map(|dir| dir.display().to_string());
+    let mut found = Vec::new();
+    for file in &args.files {
+        let comparison =
+            with_progress(file, |progress| eval::paired::file(file, [&other, pipeline], codec, progress))?;
+        super::print(eval::paired::table(&comparison, [&names[0], &names[1]]));
+        found.push(comparison.json());
+    }
+    if let Some(path) = &args.json {
+        write_all(path, found)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -169,6 +199,11 @@ pub fn with_progress<T>(
     });
     bar.finish_and_clear();
     found
+}
+
+/// Writes the results of several files as an array, and those of one file alone.
+fn write_all(path: &Path, mut all: Vec<Value>) -> anyhow::Result<()> {
+    write(path, &if all.len() == 1 { all.remove(0) } else { Value::Array(all) })
 }
 
 fn write(path: &Path, json: &Value) -> anyhow::Result<()> {

@@ -7,8 +7,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use thresher_core::model::contract::Contract;
+use thresher_core::model::contract::{Contract, Weights};
 use thresher_core::model::device::DeviceChoice;
+use thresher_core::model::ort::multiplies_bytes_fast;
 use thresher_export::{ExportOptions, Prefixes, export};
 use thresher_provision::{Item, Outcome, PUBLIC_INDEX, Pin, Source, ensure, platform};
 
@@ -44,6 +45,31 @@ pub struct Args {
     /// Fetch the CUDA runtime, for NVIDIA GPUs, and set model.device to "auto". It needs CUDA 13 and cuDNN 9.
     #[arg(long)]
     gpu: bool,
+    /// The precision of the model's weights. auto: int8 if this processor multiplies bytes fast (x86 with VNNI) and --gpu is not given, else
+    /// f32. With int8, the model reads chunks faster; docs/evaluation.md compares the two. A model that is installed already is only replaced
+    /// if this option names another precision.
+    #[arg(long, value_enum, default_value_t = Precision::Auto)]
+    weights: Precision,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Precision {
+    Auto,
+    F32,
+    Int8,
+}
+
+impl Precision {
+    /// The element type of the stored weights, on a machine that uses a GPU or not, and whose processor multiplies bytes fast or not.
+    fn weights(self, uses_gpu: bool, has_fast_bytes: bool) -> Weights {
+        match self {
+            Self::F32 => Weights::F32,
+            Self::Int8 => Weights::Int8,
+            // On a GPU, ONNX Runtime has no kernel for products of unsigned bytes.
+            Self::Auto if has_fast_bytes && !uses_gpu => Weights::Int8,
+            Self::Auto => Weights::F32,
+        }
+    }
 }
 
 pub fn run(args: &Args, settings: Option<&Path>) -> anyhow::Result<ExitCode> {
@@ -85,7 +111,7 @@ pub fn run(args: &Args, settings: Option<&Path>) -> anyhow::Result<ExitCode> {
     let text = settings_text(&root, gpu)?;
 
     provide(runtime_item(gpu), &root.join("runtime"), &source)?;
-    install_model(&root, &source)?;
+    install_model(&root, &source, (args.weights, gpu))?;
     if older.is_none() {
         write_settings(&file, &text)?;
         super::print(format_args!("settings: written to {}", file.display()));
@@ -220,10 +246,18 @@ fn provide(item: Item, target: &Path, source: &Source) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Exports the default model, unless there is an export that this version can use.
-fn install_model(root: &Path, source: &Source) -> anyhow::Result<()> {
+/// Exports the default model, unless there is an export that this version can use and that has the precision that the command names.
+fn install_model(
+    root: &Path,
+    source: &Source,
+    (precision, uses_gpu): (Precision, bool),
+) -> anyhow::Result<()> {
     let target = root.join("models").join(MODEL);
-    let is_usable = |contract: Contract| contract.verify_files(&target).is_ok();
+    let weights = precision.weights(uses_gpu, multiplies_bytes_fast());
+    let is_usable = |contract: Contract| {
+        let is_wanted = precision == Precision::Auto || contract.weights.dtype == weights;
+        is_wanted && contract.verify_files(&target).is_ok()
+    };
     if Contract::load(&target).is_ok_and(is_usable) {
         super::print(format_args!("{MODEL}: present, in {}", target.display()));
         return Ok(());
@@ -231,14 +265,18 @@ fn install_model(root: &Path, source: &Source) -> anyhow::Result<()> {
     let original = root.join("models").join(format!(".fetch-{MODEL}"));
     provide(Item::Model, &original, source)?;
     let prefixes = Prefixes { question: None, passage: None };
-    let options = ExportOptions { name: MODEL.to_owned(), prefixes, ..ExportOptions::default() };
-    // What is there is no export that can be used, and `export` replaces nothing else.
+    let options = ExportOptions { name: MODEL.to_owned(), prefixes, weights, ..ExportOptions::default() };
+    // What is there is no export that can be used, or has another precision, and `export` replaces nothing else.
     if target.exists() {
         fs::remove_dir_all(&target).with_context(|| cannot("remove", &target))?;
     }
     export(&original, &target, &options, &|_, _| {})?;
     fs::remove_dir_all(&original).with_context(|| cannot("remove", &original))?;
-    super::print(format_args!("{MODEL}: exported to {}", target.display()));
+    super::print(format_args!(
+        "{MODEL}: exported to {}, with {} weights",
+        target.display(),
+        weights.as_str()
+    ));
     Ok(())
 }
 
@@ -308,6 +346,18 @@ mod tests {
             assert_eq!(found.http, Config::default().http);
             assert_eq!(found.limits, Config::default().limits);
         }
+    }
+
+    #[test]
+    fn int8_is_the_default_where_it_is_fast() {
+        let check = |precision: Precision, uses_gpu, has_fast_bytes, expect: Weights| {
+            assert_eq!(precision.weights(uses_gpu, has_fast_bytes), expect, "{uses_gpu} {has_fast_bytes}");
+        };
+        check(Precision::Auto, false, true, Weights::Int8);
+        check(Precision::Auto, false, false, Weights::F32);
+        check(Precision::Auto, true, true, Weights::F32);
+        check(Precision::F32, false, true, Weights::F32);
+        check(Precision::Int8, false, false, Weights::Int8);
     }
 
     #[test]

@@ -86,7 +86,7 @@ fn int8_weights_stay_close_to_f32() {
     }
     let mean = cosines.iter().sum::<f64>() / cosines.len() as f64;
     let least = cosines.iter().copied().fold(1.0, f64::min);
-    assert!(mean > 0.998 && least > 0.99, "cosines to the exact readout: mean {mean}, least {least}");
+    assert!(mean > 0.9985 && least > 0.99, "cosines to the exact readout: mean {mean}, least {least}");
 }
 
 #[test]

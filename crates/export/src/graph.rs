@@ -51,6 +51,19 @@ pub enum Activation {
     Silu,
 }
 
+impl Activation {
+    /// Returns a number below which the function has no value, near its lowest value.
+    pub fn lowest(self) -> f32 {
+        match self {
+            // The lowest values are -0.16997 and, approximated, -0.17004.
+            Self::Gelu | Self::GeluTanh => -0.1701,
+            Self::Relu => 0.0,
+            // The lowest value is -0.27846.
+            Self::Silu => -0.2785,
+        }
+    }
+}
+
 /// A graph that is being built. A clone continues from the same operations and shares the weights on disk.
 #[derive(Debug, Clone, Default)]
 pub struct GraphBuilder {

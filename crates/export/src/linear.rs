@@ -5,10 +5,12 @@
 //! multiply f16 many times faster, and the sums over the layers keep `f32` precision.
 //!
 //! With int8 weights, a weight is a signed byte times the scale of its column. Each row of `x`, a token, is
-//! quantised to unsigned bytes, scaled by its component of the largest magnitude. The product of integers is
-//! exact, so the result depends neither on the other rows of the batch nor on threads. On x86 without VNNI,
-//! ONNX Runtime's fast kernels saturate; a runtime has to select the precise kernels there
-//! (`session.x64quantprecision`), with which int8 is hardly faster than `f32`.
+//! quantised to unsigned bytes, scaled by its component of the largest magnitude. After an activation whose
+//! lowest value is known, such as GELU, the bytes span the range from that value to the largest component:
+//! all of them are used, and not only those above zero. The product of integers is exact, so the result
+//! depends neither on the other rows of the batch nor on threads. On x86 without VNNI, ONNX Runtime's fast
+//! kernels saturate; a runtime has to select the precise kernels there (`session.x64quantprecision`), with
+//! which int8 is hardly faster than `f32`.
 
 use thresher_core::model::contract::Weights;
 use thresher_core::model::onnx::DataType;
@@ -23,8 +25,11 @@ use super::{
 /// The largest magnitude of a quantised weight or component.
 const QUANTISED_MAX: f32 = 127.0;
 
-/// The byte that represents zero in a quantised row.
+/// The byte that represents zero in a quantised row whose lowest value is not known.
 const ZERO_POINT: u8 = 128;
+
+/// The largest byte, which represents the largest component of a row whose lowest value is known.
+const BYTE_MAX: f32 = 255.0;
 
 /// The smallest value by which a row is divided. A row whose largest component is not above it counts as
 /// zero.
@@ -39,6 +44,8 @@ pub struct Linear {
     scale: Option<StoredTensor>,
     /// `[out]`
     bias: Option<StoredTensor>,
+    /// The lowest value of `x`, if the rows of `x` are quantised from it on.
+    input_min: Option<f32>,
 }
 
 impl Linear {
@@ -49,22 +56,41 @@ impl Linear {
     pub fn store(
         out: &mut WeightFile,
         name: &str,
-        (weight, bias): (&Tensor, Option<&Tensor>),
+        tensors: (&Tensor, Option<&Tensor>),
         weights: Weights,
     ) -> Result<Self, ExportError> {
+        Self::store_bounded(out, name, tensors, weights, None)
+    }
+
+    /// Does the same for a layer whose input has no component below `input_min`.
+    ///
+    /// # Errors
+    /// As [`Self::store`].
+    pub fn store_bounded(
+        out: &mut WeightFile,
+        name: &str,
+        (weight, bias): (&Tensor, Option<&Tensor>),
+        weights: Weights,
+        input_min: Option<f32>,
+    ) -> Result<Self, ExportError> {
         let weight_name = format!("{name}.weight");
-        let (weight, scale) = match weights {
-            Weights::F32 => (out.push(&weight_name, &weight.dims, &weight.values)?, None),
-            Weights::F16 => (out.push_f16(&weight_name, &weight.dims, &weight.values)?, None),
+        let bias_name = format!("{name}.bias");
+        let store_bias = |out: &mut WeightFile, bias: &Tensor| out.push(&bias_name, &bias.dims, &bias.values);
+        let stored = match weights {
+            Weights::F32 => out.push(&weight_name, &weight.dims, &weight.values)?,
+            Weights::F16 => out.push_f16(&weight_name, &weight.dims, &weight.values)?,
             Weights::Int8 => {
                 let (values, scales) = quantise(weight);
                 let stored = out.push_i8(&weight_name, &weight.dims, &values)?;
-                (stored, Some(out.push(&format!("{name}.step"), &weight.dims[1..], &scales)?))
+                let scale = Some(out.push(&format!("{name}.step"), &weight.dims[1..], &scales)?);
+                // The graph multiplies `x - input_min`; what is missing from the product is the same for every row.
+                let shifted = input_min.map(|min| shifted_bias(bias, (&values, &scales), min));
+                let bias = shifted.as_ref().or(bias).map(|bias| store_bias(out, bias)).transpose()?;
+                return Ok(Self { weight: stored, scale, bias, input_min });
             }
         };
-        let store = |bias: &Tensor| out.push(&format!("{name}.bias"), &bias.dims, &bias.values);
-        let bias = bias.map(store).transpose()?;
-        Ok(Self { weight, scale, bias })
+        let bias = bias.map(|bias| store_bias(out, bias)).transpose()?;
+        Ok(Self { weight: stored, scale: None, bias, input_min: None })
     }
 
     /// Adds the layer to the graph: `x [.., in]` → `[.., out]`.
@@ -79,7 +105,7 @@ impl Linear {
             None => g.matmul(x, &weight),
             Some(scale) => {
                 let scale = g.weight(scale);
-                quantised_product(g, x, (&weight, &scale))
+                quantised_product(g, (x, self.input_min), (&weight, &scale))
             }
         };
         match &self.bias {
@@ -92,19 +118,46 @@ impl Linear {
     }
 }
 
-fn quantised_product(g: &mut GraphBuilder, x: &Value, (weight, scale): (&Value, &Value)) -> Value {
-    let magnitude = g.abs(x);
-    let largest = g.max_of_row(&magnitude);
+fn quantised_product(
+    g: &mut GraphBuilder,
+    (x, input_min): (&Value, Option<f32>),
+    (weight, scale): (&Value, &Value),
+) -> Value {
+    let (from, largest, steps, zero) = match input_min {
+        None => {
+            let magnitude = g.abs(x);
+            (x.clone(), g.max_of_row(&magnitude), QUANTISED_MAX, ZERO_POINT)
+        }
+        Some(min) => {
+            let min = g.const_f32(min);
+            let from = g.sub(x, &min);
+            let largest = g.max_of_row(&from);
+            (from, largest, BYTE_MAX, 0)
+        }
+    };
     let least = g.const_f32(ROW_MIN);
     let largest = g.max(&largest, &least);
-    let reciprocal = g.const_f32(1.0 / QUANTISED_MAX);
+    let reciprocal = g.const_f32(1.0 / steps);
     let row_scale = g.mul(&largest, &reciprocal);
-    let scaled = g.div(x, &row_scale);
-    let bytes = g.round_to_u8(&scaled, ZERO_POINT);
-    let integers = g.matmul_integer(&bytes, weight, ZERO_POINT);
+    let scaled = g.div(&from, &row_scale);
+    let bytes = g.round_to_u8(&scaled, zero);
+    let integers = g.matmul_integer(&bytes, weight, zero);
     let product = g.cast_f32(&integers);
     let product = g.mul(&product, &row_scale);
     g.mul(&product, scale)
+}
+
+/// Returns `bias [out]`, or zeros, plus the product of a row in which every component is `min`, with the quantised
+/// weights `values [in, out]` and their scales `[out]`.
+fn shifted_bias(bias: Option<&Tensor>, (values, scales): (&[i8], &[f32]), min: f32) -> Tensor {
+    let columns = scales.len();
+    let mut sums = vec![0_i64; columns];
+    for row in values.chunks(columns) {
+        sums.iter_mut().zip(row).for_each(|(sum, &value)| *sum += i64::from(value));
+    }
+    let bias = bias.map_or_else(|| vec![0.0; columns], |bias| bias.values.clone());
+    let shift = sums.iter().zip(scales).map(|(&sum, scale)| sum as f32 * scale * min);
+    Tensor { dims: vec![columns], values: bias.iter().zip(shift).map(|(bias, shift)| bias + shift).collect() }
 }
 
 /// Quantises `weight [in, out]` to signed bytes. Returns them with the scale of each column.
@@ -125,6 +178,19 @@ fn quantise(weight: &Tensor) -> (Vec<i8>, Vec<f32>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_bias_has_what_the_shift_of_the_input_takes_from_the_product() {
+        let values: [i8; 6] = [127, -127, 0, -63, 64, 1];
+        let scales = [1.0, 0.5, 2.0];
+        let expect = [-0.25 * 64.0, -0.25 * -31.5, -0.25 * 2.0];
+        assert_eq!(shifted_bias(None, (&values, &scales), -0.25).values, expect);
+        let bias = Tensor { dims: vec![3], values: vec![1.0; 3] };
+        assert_eq!(
+            shifted_bias(Some(&bias), (&values, &scales), -0.25).values,
+            expect.map(|shift| shift + 1.0)
+        );
+    }
 
     #[test]
     fn each_column_uses_the_full_range() {

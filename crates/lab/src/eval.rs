@@ -15,6 +15,7 @@ pub mod kinds;
 pub mod kv;
 mod logistic;
 mod methods;
+pub mod paired;
 mod perturb;
 pub mod probe;
 mod report;

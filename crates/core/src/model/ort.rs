@@ -200,6 +200,8 @@ fn session_builder(
         .with_intra_threads(threads)?
         // Spinning threads of an idle question session would take cores from the workers that read windows.
         .with_intra_op_spinning(false)?;
+    // Without VNNI, the sums of the fast 8-bit kernels of x86 saturate.
+    let builder = if cpu_kernels() == X86 { builder.with_precise_qmm()? } else { builder };
     device.configure(builder)
 }
 
@@ -271,7 +273,7 @@ fn io_of_session(session: &WeightedSession) -> Vec<IoTensor> {
 /// With `F32` weights it depends on the contract only: builds of ONNX Runtime and CPUs compute single
 /// precision alike except for rounding, and the rounding is far smaller than the error of the cache's codecs.
 /// All machines of a fleet therefore share such keys. With `Int8` weights it also depends on the build and on
-/// the kind of kernels, which differ in more than rounding: on x86 without VNNI they saturate. With `F16`
+/// the kind of kernels, which round intermediate results differently. With `F16`
 /// weights it does, too, because x86 multiplies them in 32 bits and a GPU in 16 bits.
 fn fingerprint(contract: &Contract, is_cpu: bool) -> String {
     let kernels = if is_cpu { cpu_kernels() } else { "cuda" };
@@ -292,12 +294,22 @@ fn fingerprint_with(contract: &[u8; 32], weights: Weights, build: &str, kernels:
     }
 }
 
+/// Returns whether this processor is an x86 with VNNI, on which ONNX Runtime reads chunks faster with int8 weights than
+/// with f32 weights.
+pub fn multiplies_bytes_fast() -> bool {
+    cpu_kernels() == X86_VNNI
+}
+
+/// The kind of 8-bit kernels of x86 processors with VNNI, and of others.
+const X86_VNNI: &str = "x86-vnni";
+const X86: &str = "x86";
+
 /// Returns the kind of 8-bit kernels that ONNX Runtime uses on this CPU.
 fn cpu_kernels() -> &'static str {
     #[cfg(target_arch = "x86_64")]
     {
         let vnni = is_x86_feature_detected!("avx512vnni") || is_x86_feature_detected!("avxvnni");
-        if vnni { "x86-vnni" } else { "x86" }
+        if vnni { X86_VNNI } else { X86 }
     }
     #[cfg(not(target_arch = "x86_64"))]
     std::env::consts::ARCH

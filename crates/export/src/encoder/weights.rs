@@ -175,7 +175,7 @@ impl WeightCopier<'_> {
         let up_parts = if gated { 2 } else { 1 };
         // The order of the calls is that of the tensors in the file.
         let qkv = self.qkv(&name)?;
-        let attention_out = self.linear(&name(names.attention_out), [d, d], biases.attention)?;
+        let attention_out = self.linear(&name(names.attention_out), [d, d], biases.attention, None)?;
         let is_normalised = pre_norm && layer == 0;
         let attention_norm = match is_normalised {
             true => None,
@@ -184,7 +184,9 @@ impl WeightCopier<'_> {
         let (weight, bias) = self.joined(&names.up, &name, [d, up_parts * intermediate], biases.mlp)?;
         let stored = name(names.up.stored);
         let up = Linear::store(self.out, &stored, (&weight.transposed(), bias.as_ref()), self.weights)?;
-        let down = self.linear(&name(names.down), [intermediate, d], biases.mlp)?;
+        // The product with a gate has no lowest value.
+        let down_min = (!gated).then(|| self.encoder.activation.lowest());
+        let down = self.linear(&name(names.down), [intermediate, d], biases.mlp, down_min)?;
         let mlp_norm = self.norm(&name(names.mlp_norm))?;
         Ok(LayerWeights { qkv, attention_out, attention_norm, up, down, mlp_norm })
     }
@@ -211,10 +213,12 @@ impl WeightCopier<'_> {
         name: &str,
         [inputs, outputs]: [usize; 2],
         has_bias: bool,
+        input_min: Option<f32>,
     ) -> Result<Linear, ExportError> {
         let weight = self.read(&format!("{name}.weight"), &[outputs, inputs])?;
         let bias = has_bias.then(|| self.read(&format!("{name}.bias"), &[outputs])).transpose()?;
-        Linear::store(self.out, name, (&weight.transposed(), bias.as_ref()), self.weights)
+        let tensors = (&weight.transposed(), bias.as_ref());
+        Linear::store_bounded(self.out, name, tensors, self.weights, input_min)
     }
 
     fn qkv(&mut self, name: &impl Fn(&str) -> String) -> Result<Linear, ExportError> {

@@ -25,6 +25,7 @@ use super::data::{AttributionRow, LabelledChunk, LabelledSpan};
 use super::estimate::{SplitMix64, auroc, bootstrap_mean};
 use super::judged::Judged;
 use super::methods::{self, Method, RowReading};
+use super::paired::Values;
 use super::perturb::{self, Kind};
 use super::report::{MethodReport, Report, SupportReport};
 
@@ -86,6 +87,25 @@ pub fn evaluate(
         spans: samples.judged,
         ..Report::default()
     })
+}
+
+/// Returns for each labelled span whether its best chunk is the labelled one.
+pub fn default_values(
+    rows: &[AttributionRow],
+    pipeline: &Pipeline,
+    codec: Codec,
+    progress: &dyn Fn(usize, usize),
+) -> Result<Values> {
+    let mut samples = AttributionSamples::default();
+    for (done, row) in rows.iter().enumerate() {
+        let request = request(&row.answer, &row.chunks);
+        let reading = pipeline.read(&request, &Cancel::default(), &mut Clock::start())?;
+        let chunks: Vec<Arc<Chunk>> = row.chunks.iter().map(LabelledChunk::chunk).map(Arc::new).collect();
+        let candidates = Candidates::new(&chunks, reading.recoded(codec).blocks, None);
+        samples.add(rows, done, (pipeline, &candidates), 0.0)?;
+        progress(done + 1, rows.len());
+    }
+    Ok(vec![("accuracy", samples.correct)])
 }
 
 /// Samples of the attribution method itself, one value per span.

@@ -20,6 +20,7 @@ use super::attribution;
 use super::data::{LabelledChunk, SelectionRow};
 use super::estimate::{bootstrap_mean, wilson_proportion};
 use super::methods::{self, RowReading, Texts};
+use super::paired::Values;
 use super::report::{AutoReport, MethodReport, PrefilterReport, Report};
 
 const RATIOS: [u32; 3] = [4, 8, 16];
@@ -112,6 +113,30 @@ pub fn evaluate(
         spans: Vec::new(),
         judged: None,
     })
+}
+
+/// Returns the values of the default method, one per row.
+pub fn default_values(
+    rows: &[SelectionRow],
+    pipeline: &Pipeline,
+    codec: Codec,
+    progress: &dyn Fn(usize, usize),
+) -> Result<Values> {
+    let default = methods::of(pipeline, codec)[0];
+    let mut samples = Samples::default();
+    for (done, row) in rows.iter().enumerate() {
+        let request = request(row);
+        let reading = RowReading::new(pipeline.read(&request, &Cancel::default(), &mut Clock::start())?);
+        let texts = texts(&row.chunks, &request, &reading.reading);
+        let scores = default.scores(&row.query, &reading, &texts)?;
+        let scored =
+            ScoredRow { row, request: &request, pipeline, reading: &reading.reading, scores: &scores };
+        samples.add(&scored)?;
+        progress(done + 1, rows.len());
+    }
+    let Samples { recall, reciprocal_rank, kept, .. } = samples;
+    let kept = ["kept@4x", "kept@8x", "kept@16x"].into_iter().zip(kept).filter(|(_, kept)| !kept.is_empty());
+    Ok([("R@gold", recall), ("MRR", reciprocal_rank)].into_iter().chain(kept).collect())
 }
 
 impl Samples {
