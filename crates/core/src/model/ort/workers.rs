@@ -9,18 +9,42 @@ use std::thread::JoinHandle;
 use super::scheduling::{FairScheduler, Flow};
 use crate::model::ModelError;
 
-/// The largest number of tokens of a batch on the CPU, unless a single window has more.
-///
-/// The windows of a batch have equal lengths, so there is no padding, and each gets the same bits as alone.
-/// On the CPU only short windows gain: eight windows of 18 tokens together take two thirds of their time
-/// alone, and from 64 tokens on it makes no difference (`docs/performance.md`).
-pub const BATCH_TOKENS_MAX: usize = 144;
+/// Which windows may share a batch, and how large a batch may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Batching {
+    /// The largest number of tokens of a batch, padding included, unless a single window has more. Special
+    /// tokens do not count.
+    pub tokens_max: usize,
+    /// Windows may share a batch if their lengths, rounded up to a multiple of this number, are equal. With 1,
+    /// all windows of a batch have the same length, and there is no padding.
+    pub length_step: usize,
+}
+
+impl Batching {
+    /// The batching on the CPU. Without padding, each window gets the same bits as alone.
+    ///
+    /// Only short windows gain: eight windows of 18 tokens together take two thirds of their time alone, and
+    /// from 64 tokens on it makes no difference (`docs/performance.md`).
+    pub const CPU: Self = Self { tokens_max: 144, length_step: 1 };
+
+    /// Returns the largest length of the windows that may share a batch with a window of `tokens` tokens.
+    /// Windows may share a batch if and only if this length is the same for all of them.
+    fn length_max(self, tokens: usize) -> usize {
+        tokens.next_multiple_of(self.length_step.max(1))
+    }
+
+    /// Returns the largest number of windows in a batch with a window of `tokens` tokens.
+    fn windows_max(self, tokens: usize) -> usize {
+        (self.tokens_max / self.length_max(tokens).max(1)).max(1)
+    }
+}
 
 /// How many batches per worker a call has in the queue at a time. With this many, no worker waits for the
 /// caller to queue more, and a small request never waits for all windows of a large one.
 const QUEUED_BATCHES_PER_WORKER: usize = 2;
 
-/// Computes a batch: takes windows of equal length, and returns one result per window.
+/// Computes a batch: takes windows that may share a batch (see [`Batching`]), and returns one result per
+/// window.
 pub trait RunBatch<T>: FnMut(&[Box<[u32]>]) -> Result<Vec<T>, ModelError> + Send + 'static {}
 impl<T, F: FnMut(&[Box<[u32]>]) -> Result<Vec<T>, ModelError> + Send + 'static> RunBatch<T> for F {}
 
@@ -34,7 +58,7 @@ pub struct Workers<T> {
 struct Queue<T> {
     state: Mutex<QueueState<T>>,
     changed: Condvar,
-    batch_tokens_max: usize,
+    batching: Batching,
 }
 
 struct QueueState<T> {
@@ -56,16 +80,15 @@ struct Job<T> {
 }
 
 impl<T: Send + 'static> Workers<T> {
-    /// Starts one thread for each of `runners`. `batch_tokens_max` is the largest number of tokens of a batch
-    /// of more than one window.
+    /// Starts one thread for each of `runners`.
     ///
     /// # Errors
     /// Fails if the operating system cannot start a thread.
     pub fn start(
         runners: impl IntoIterator<Item = impl RunBatch<T>>,
-        batch_tokens_max: usize,
+        batching: Batching,
     ) -> std::io::Result<Self> {
-        let queue = Arc::new(Queue::new(batch_tokens_max));
+        let queue = Arc::new(Queue::new(batching));
         let start = |(i, run)| {
             let queue = Arc::clone(&queue);
             std::thread::Builder::new().name(format!("model-{i}")).spawn(move || queue.serve(run))
@@ -97,6 +120,7 @@ impl<T: Send + 'static> Workers<T> {
         let (reply, replies) = mpsc::channel();
         let (mut queued_jobs, mut queued_tokens) = (0, 0);
         loop {
+            let mut jobs = Vec::new();
             while let Some(&index) = order.peek()
                 && self.may_queue(queued_jobs, queued_tokens)
             {
@@ -104,9 +128,10 @@ impl<T: Send + 'static> Workers<T> {
                 if is_needed(index) {
                     (queued_jobs, queued_tokens) = (queued_jobs + 1, queued_tokens + windows[index].len());
                     let (window, cancelled) = (windows[index].into(), Arc::clone(&cancelled));
-                    self.queue.push(Job { window, index, flow, cancelled, reply: reply.clone() });
+                    jobs.push(Job { window, index, flow, cancelled, reply: reply.clone() });
                 }
             }
+            self.queue.push(jobs);
             if queued_jobs == 0 {
                 return Ok(());
             }
@@ -126,23 +151,30 @@ impl<T: Send + 'static> Workers<T> {
     /// worker, whether a batch is one long window or many short ones.
     fn may_queue(&self, queued_jobs: usize, queued_tokens: usize) -> bool {
         let batches = QUEUED_BATCHES_PER_WORKER * self.count();
-        queued_jobs < batches || queued_tokens < batches * self.queue.batch_tokens_max
+        queued_jobs < batches || queued_tokens < batches * self.queue.batching.tokens_max
     }
 }
 
 impl<T> Queue<T> {
-    fn new(batch_tokens_max: usize) -> Self {
+    fn new(batching: Batching) -> Self {
         let state = QueueState { jobs: Vec::new(), scheduler: FairScheduler::default(), closed: false };
-        Self { state: Mutex::new(state), changed: Condvar::new(), batch_tokens_max }
+        Self { state: Mutex::new(state), changed: Condvar::new(), batching }
     }
 
     fn lock(&self) -> MutexGuard<'_, QueueState<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn push(&self, job: Job<T>) {
-        self.lock().jobs.push(job);
-        self.changed.notify_one();
+    /// Queues jobs. All of them are in the queue before an idle worker takes its next batch; otherwise it
+    /// would begin with a batch of one window.
+    fn push(&self, jobs: Vec<Job<T>>) {
+        let count = jobs.len();
+        self.lock().jobs.extend(jobs);
+        match count {
+            0 => {}
+            1 => self.changed.notify_one(),
+            _ => self.changed.notify_all(),
+        }
     }
 
     /// Runs batches until the queue is closed. A panic of `run` fails the batch and does not end the thread.
@@ -153,17 +185,7 @@ impl<T> Queue<T> {
             if results.len() == windows.len() { Ok(results) } else { Err(missing_result()) }
         };
         while let Some((windows, jobs)) = self.next_batch() {
-            let results: Vec<_> = match run(&windows) {
-                Ok(results) => results.into_iter().map(Ok).collect(),
-                Err(error) if windows.len() == 1 => vec![Err(error)],
-                // The windows of a batch may belong to several calls. Each is run alone, so that only the
-                // call of the window that causes the failure fails.
-                Err(_) => windows
-                    .iter()
-                    .map(|window| run(std::slice::from_ref(window))?.pop().ok_or_else(missing_result))
-                    .collect(),
-            };
-            for ((index, reply), result) in jobs.into_iter().zip(results) {
+            for ((index, reply), result) in jobs.into_iter().zip(run_in_parts(&mut run, &windows)) {
                 let _ = reply.send((index, result));
             }
         }
@@ -177,7 +199,7 @@ impl<T> Queue<T> {
     ) -> Option<(Vec<Box<[u32]>>, Vec<(usize, mpsc::Sender<(usize, Result<T, ModelError>)>)>)> {
         let mut state = self.lock();
         loop {
-            if let Some(jobs) = state.next_batch(self.batch_tokens_max) {
+            if let Some(jobs) = state.next_batch(self.batching) {
                 return Some(jobs.into_iter().map(|job| (job.window, (job.index, job.reply))).unzip());
             }
             if state.closed {
@@ -190,24 +212,25 @@ impl<T> Queue<T> {
 
 impl<T> QueueState<T> {
     /// Removes the jobs of the next batch from the queue: the oldest job of the flow that is served next, and
-    /// jobs with windows of the same length, up to the limit; first those of the same flow, then those of
+    /// jobs whose windows may share its batch, up to the limit; first those of the same flow, then those of
     /// other flows, to which this is no disadvantage. Each flow is charged for its own windows.
-    fn next_batch(&mut self, batch_tokens_max: usize) -> Option<Vec<Job<T>>> {
+    fn next_batch(&mut self, batching: Batching) -> Option<Vec<Job<T>>> {
         self.jobs.retain(|job| !job.cancelled.load(Ordering::Relaxed));
         let flow = self.scheduler.next(self.jobs.iter().map(|job| job.flow))?;
         let first = self.jobs.iter().position(|job| job.flow == flow).expect("the flow has a job");
         let first = self.jobs.remove(first);
         let tokens = first.window.len();
         self.scheduler.begin(flow, tokens as u64);
-        let count_max = (batch_tokens_max / tokens.max(1)).max(1);
+        let (length_max, count_max) = (batching.length_max(tokens), batching.windows_max(tokens));
         let mut batch = vec![first];
         for is_same_flow in [true, false] {
             let mut at = 0;
             while batch.len() < count_max && at < self.jobs.len() {
                 let job = &self.jobs[at];
-                match job.window.len() == tokens && (job.flow == flow) == is_same_flow {
+                let fits = batching.length_max(job.window.len()) == length_max;
+                match fits && (job.flow == flow) == is_same_flow {
                     true => {
-                        self.scheduler.charge(job.flow, tokens as u64);
+                        self.scheduler.charge(job.flow, job.window.len() as u64);
                         batch.push(self.jobs.remove(at));
                     }
                     false => at += 1,
@@ -223,6 +246,26 @@ impl<T> Drop for Workers<T> {
         self.queue.lock().closed = true;
         self.queue.changed.notify_all();
         self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}
+
+/// Runs a batch and returns the result of each window. If the batch fails, both halves are run on their own,
+/// down to single windows. The windows of a batch may belong to several calls, so only the call of the window
+/// that causes the failure may fail; and a batch may need more memory than the device has left, which its parts
+/// do not.
+fn run_in_parts<T>(
+    run: &mut impl FnMut(&[Box<[u32]>]) -> Result<Vec<T>, ModelError>,
+    windows: &[Box<[u32]>],
+) -> Vec<Result<T, ModelError>> {
+    match run(windows) {
+        Ok(results) => results.into_iter().map(Ok).collect(),
+        Err(error) if windows.len() == 1 => vec![Err(error)],
+        Err(_) => {
+            let (first, second) = windows.split_at(windows.len() / 2);
+            let mut results = run_in_parts(run, first);
+            results.extend(run_in_parts(run, second));
+            results
+        }
     }
 }
 
@@ -253,7 +296,7 @@ mod tests {
                 }
             }
         };
-        (Workers::start((0..count).map(run).collect::<Vec<_>>(), BATCH_TOKENS_MAX).expect("threads"), batches)
+        (Workers::start((0..count).map(run).collect::<Vec<_>>(), Batching::CPU).expect("threads"), batches)
     }
 
     /// Returns the sum of each window, or `None` for a window that was skipped.
@@ -287,8 +330,62 @@ mod tests {
         let (workers, batches) = workers(1);
         sums(&workers, &vec![vec![1; 16]; 90], |_| true);
         let batches = batches.lock().expect("no panic");
-        assert!(batches.iter().all(|&size| size <= BATCH_TOKENS_MAX / 16), "{batches:?}");
+        assert!(batches.iter().all(|&size| size <= Batching::CPU.tokens_max / 16), "{batches:?}");
         assert!(batches.len() < 20, "{batches:?}");
+    }
+
+    #[test]
+    fn windows_share_a_batch_if_their_rounded_lengths_are_equal() {
+        let check = |name: &str, batching: Batching, lengths: &[usize], expect: &[&[usize]]| {
+            let (queue, (reply, _replies)) = (Queue::<()>::new(batching), mpsc::channel());
+            let job = |(index, &tokens): (usize, &usize)| Job {
+                window: vec![1; tokens].into(),
+                index,
+                flow: Flow::DEFAULT,
+                cancelled: Arc::default(),
+                reply: reply.clone(),
+            };
+            queue.push(lengths.iter().enumerate().map(job).collect());
+            let batches = std::iter::from_fn(|| queue.lock().next_batch(batching));
+            let lengths = |jobs: Vec<Job<()>>| jobs.iter().map(|job| job.window.len()).collect::<Vec<_>>();
+            let found: Vec<Vec<usize>> = batches.map(lengths).collect();
+            assert_eq!(found, expect, "{name}");
+            for batch in &found {
+                let padded = batch.len() * batch.iter().max().expect("a window");
+                assert!(batch.len() == 1 || padded <= batching.tokens_max, "{name}: {padded} tokens");
+            }
+        };
+        let step = |tokens_max, length_step| Batching { tokens_max, length_step };
+        check("equal lengths only", step(100, 1), &[9, 10, 9, 10], &[&[9, 9], &[10, 10]]);
+        let mixed = [32, 33, 1, 64, 31, 65];
+        check("one step", step(1000, 32), &mixed, &[&[32, 1, 31], &[33, 64], &[65]]);
+        check("padding counts", step(96, 32), &[1, 2, 3, 4, 32], &[&[1, 2, 3], &[4, 32]]);
+        check("a window beyond the limit", step(96, 32), &[100, 101, 5], &[&[100], &[101], &[5]]);
+        check("empty windows", step(64, 32), &[0, 0, 1], &[&[0, 0], &[1]]);
+        // A hundred chunks of usual size take two runs, not a hundred.
+        let usual: Vec<usize> = (0..100).map(|i| 180 + i * 7 % 41).collect();
+        let (shorter, longer) = usual.iter().copied().partition::<Vec<usize>, _>(|&tokens| tokens <= 192);
+        check("usual chunks", step(16_384, 32), &usual, &[&shorter, &longer]);
+        assert_eq!((shorter.len(), longer.len()), (32, 68));
+    }
+
+    #[test]
+    fn a_call_queues_as_many_windows_as_a_batch_may_have() {
+        let (batches, batching) = (Arc::default(), Batching { tokens_max: 16_384, length_step: 32 });
+        let runner = |_| {
+            let batches: Arc<Mutex<Vec<usize>>> = Arc::clone(&batches);
+            move |windows: &[Box<[u32]>]| {
+                batches.lock().expect("no panic").push(windows.len());
+                Ok(windows.iter().map(|window| window.iter().sum()).collect())
+            }
+        };
+        let workers = Workers::start((0..2).map(runner).collect::<Vec<_>>(), batching).expect("threads");
+        let windows: Vec<Vec<u32>> = (0..100).map(|i| vec![1; 180 + i * 7 % 41]).collect();
+        let expected: Vec<_> = windows.iter().map(|window| Some(window.len() as u32)).collect();
+        assert_eq!(sums(&workers, &windows, |_| true), expected);
+        let mut found = batches.lock().expect("no panic").clone();
+        found.sort_unstable();
+        assert_eq!(found, [32, 68]);
     }
 
     #[test]
@@ -308,10 +405,10 @@ mod tests {
     #[test]
     fn a_failed_window_does_not_fail_the_others_of_its_batch() {
         let failing: Vec<Box<[u32]>> = vec![[1; 4].into(), [u32::MAX; 4].into(), [2; 4].into()];
-        let (queue, (reply, replies)) = (Queue::new(BATCH_TOKENS_MAX), mpsc::channel());
+        let (queue, (reply, replies)) = (Queue::new(Batching::CPU), mpsc::channel());
         for (index, window) in failing.into_iter().enumerate() {
             let (flow, cancelled) = (Flow::DEFAULT, Arc::default());
-            queue.push(Job { window, index, flow, cancelled, reply: reply.clone() });
+            queue.push(vec![Job { window, index, flow, cancelled, reply: reply.clone() }]);
         }
         queue.lock().closed = true;
         queue.serve(|windows: &[Box<[u32]>]| match windows.iter().any(|window| window[0] == u32::MAX) {
@@ -328,7 +425,7 @@ mod tests {
             0 => panic!("on purpose"),
             n => Ok(vec![n; windows.len()]),
         };
-        let workers = Workers::start([run], BATCH_TOKENS_MAX).expect("threads");
+        let workers = Workers::start([run], Batching::CPU).expect("threads");
         assert!(workers.read(Flow::DEFAULT, &[&[0]], |_| true, |_, _: u32| ()).is_err());
         assert_eq!(sums(&workers, &[vec![7]], |_| true), [Some(7)]);
     }
@@ -360,7 +457,7 @@ mod tests {
 
     #[test]
     fn a_flow_waits_for_one_batch_of_another_flow_not_for_all_its_batches() {
-        let (queue, (reply, replies)) = (Queue::new(BATCH_TOKENS_MAX), mpsc::channel());
+        let (queue, (reply, replies)) = (Queue::new(Batching::CPU), mpsc::channel());
         let [flood, other] = [Flow::new(), Flow::new()];
         let job = |index: usize, flow: Flow, tokens: usize| Job {
             window: vec![1; tokens].into(),
@@ -369,19 +466,22 @@ mod tests {
             cancelled: Arc::default(),
             reply: reply.clone(),
         };
-        (0..8).for_each(|index| queue.push(job(index, flood, 100)));
-        (8..11).for_each(|index| queue.push(job(index, other, 100)));
+        queue.push((0..8).map(|index| job(index, flood, 100)).collect());
+        queue.push((8..11).map(|index| job(index, other, 100)).collect());
         queue.lock().closed = true;
         queue.serve(|windows: &[Box<[u32]>]| Ok(windows.iter().map(|window| window.len()).collect()));
         let order: Vec<usize> = replies.try_iter().map(|(index, _)| index).collect();
         assert_eq!(order, [0, 8, 1, 9, 2, 10, 3, 4, 5, 6, 7]);
         // Short windows of another flow fill a batch after those of the flow that is served.
-        let queue = Queue::new(8);
-        [job(0, flood, 2), job(1, other, 2), job(2, flood, 2), job(3, flood, 2), job(4, flood, 2)]
-            .into_iter()
-            .for_each(|job| queue.push(job));
+        let batching = Batching { tokens_max: 8, length_step: 1 };
+        let queue = Queue::new(batching);
+        queue.push(
+            [(0, flood), (1, other), (2, flood), (3, flood), (4, flood)]
+                .map(|(index, flow)| job(index, flow, 2))
+                .into(),
+        );
         queue.lock().scheduler.begin(other, 1);
-        let mut batches = std::iter::from_fn(|| queue.lock().next_batch(8));
+        let mut batches = std::iter::from_fn(|| queue.lock().next_batch(batching));
         let first: Vec<usize> = batches.next().expect("a batch").iter().map(|job| job.index).collect();
         assert_eq!(first, [0, 2, 3, 4]);
     }
