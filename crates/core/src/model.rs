@@ -51,7 +51,8 @@ pub trait ModelRuntime: Send + Sync {
     /// Reads windows in their order. The tokens of a window attend to that window and the special tokens
     /// around it, not to other windows.
     ///
-    /// `on_read(i, planes)` is called in any order, as soon as window `i` is read. `planes` is
+    /// `on_read(i, planes)` is called in any order, as soon as window `i` is read, and on several threads at
+    /// the same time. All calls have returned when this function returns. `planes` is
     /// `[plane, token, head_dim]` and does not include special tokens. `is_needed(i)` is called right before
     /// window `i` is queued, which is at most two inference runs per worker ahead; if it returns false, the
     /// window is skipped and `on_read` is not called for it.

@@ -1,10 +1,12 @@
 //! Threads that read windows: the queue of windows, the order in which flows are served, and the grouping of
 //! windows into batches. Knows nothing of what a batch computes.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use super::scheduling::{FairScheduler, Flow};
 use crate::model::ModelError;
@@ -43,6 +45,10 @@ impl Batching {
 /// caller to queue more, and a small request never waits for all windows of a large one.
 const QUEUED_BATCHES_PER_WORKER: usize = 2;
 
+/// How long a call leaves a result to the threads of rayon before it processes the result itself. They may be
+/// busy for long. While the call processes a result, it passes no others on.
+const HELP_PATIENCE: Duration = Duration::from_millis(1);
+
 /// Computes a batch: takes windows that may share a batch (see [`Batching`]), and returns one result per
 /// window.
 pub trait RunBatch<T>: FnMut(&[Box<[u32]>]) -> Result<Vec<T>, ModelError> + Send + 'static {}
@@ -76,7 +82,45 @@ struct Job<T> {
     flow: Flow,
     /// Set when the call has failed; its other jobs are then removed from the queue.
     cancelled: Arc<AtomicBool>,
-    reply: mpsc::Sender<(usize, Result<T, ModelError>)>,
+    reply: mpsc::Sender<Event<T>>,
+}
+
+/// What happens to a window of a call, in this order. Each event has the index of the window.
+enum Event<T> {
+    /// A worker has read the window, or has failed to.
+    Read(usize, Result<T, ModelError>),
+    /// The result has been passed to the caller's function, which may have panicked.
+    Processed(usize, thread::Result<()>),
+}
+
+/// The results of a call that have not been passed to the caller's function yet.
+struct Unprocessed<'a, T, F> {
+    results: Mutex<VecDeque<(usize, T)>>,
+    on_read: &'a F,
+    events: mpsc::Sender<Event<T>>,
+}
+
+impl<T, F: Fn(usize, T)> Unprocessed<'_, T, F> {
+    fn push(&self, index: usize, result: T) {
+        self.lock().push_back((index, result));
+    }
+
+    /// Processes the oldest result on this thread. Returns false if there is none.
+    fn process_one(&self) -> bool {
+        let Some((index, result)) = self.lock().pop_front() else { return false };
+        let outcome = catch_unwind(AssertUnwindSafe(|| (self.on_read)(index, result)));
+        // The receiver is gone only if the call has failed.
+        let _ = self.events.send(Event::Processed(index, outcome));
+        true
+    }
+
+    fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<(usize, T)>> {
+        self.results.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl<T: Send + 'static> Workers<T> {
@@ -102,56 +146,107 @@ impl<T: Send + 'static> Workers<T> {
         self.threads.len()
     }
 
-    /// Reads `windows` in their order, and calls `on_read` with the index and the result of each on the
-    /// calling thread. A window for which `is_needed` returns false right before the window would be queued
-    /// is skipped.
+    /// Reads `windows` in their order, and calls `on_read` with the index and the result of each, on the
+    /// calling thread and on the threads of rayon. A window for which `is_needed` returns false right before
+    /// the window would be queued is skipped. A window counts as queued until `on_read` has returned, so the
+    /// number of results in memory is limited, too.
     ///
     /// # Errors
     /// Returns the first failure; the remaining windows are not read.
+    ///
+    /// # Panics
+    /// When `on_read` panics.
     pub fn read(
         &self,
         flow: Flow,
         windows: &[&[u32]],
         is_needed: impl Fn(usize) -> bool,
-        mut on_read: impl FnMut(usize, T),
+        on_read: impl Fn(usize, T) + Sync,
     ) -> Result<(), ModelError> {
-        let mut order = (0..windows.len()).peekable();
+        let (reply, events) = mpsc::channel();
+        let unprocessed = Unprocessed { results: Mutex::default(), on_read: &on_read, events: reply.clone() };
+        let mut queued = Queued { jobs: 0, tokens: 0 };
         let cancelled = Arc::new(AtomicBool::new(false));
-        let (reply, replies) = mpsc::channel();
-        let (mut queued_jobs, mut queued_tokens) = (0, 0);
-        loop {
-            let mut jobs = Vec::new();
-            while let Some(&index) = order.peek()
-                && self.may_queue(queued_jobs, queued_tokens)
-            {
-                order.next();
-                if is_needed(index) {
-                    (queued_jobs, queued_tokens) = (queued_jobs + 1, queued_tokens + windows[index].len());
-                    let (window, cancelled) = (windows[index].into(), Arc::clone(&cancelled));
-                    jobs.push(Job { window, index, flow, cancelled, reply: reply.clone() });
+        let mut order = (0..windows.len()).peekable();
+        let mut read = |patience: Duration, help: &dyn Fn()| {
+            loop {
+                let mut jobs = Vec::new();
+                while let Some(&index) = order.peek()
+                    && self.may_queue(&queued)
+                {
+                    order.next();
+                    if is_needed(index) {
+                        queued.add(windows[index]);
+                        let (window, cancelled) = (windows[index].into(), Arc::clone(&cancelled));
+                        jobs.push(Job { window, index, flow, cancelled, reply: reply.clone() });
+                    }
+                }
+                self.queue.push(jobs);
+                if queued.jobs == 0 {
+                    return Ok(());
+                }
+                let event = if unprocessed.is_empty() {
+                    events.recv().expect("this function holds a sender")
+                } else if let Ok(event) = events.recv_timeout(patience) {
+                    event
+                } else {
+                    unprocessed.process_one();
+                    continue;
+                };
+                match event {
+                    Event::Read(index, Ok(result)) => {
+                        unprocessed.push(index, result);
+                        help();
+                    }
+                    Event::Processed(index, Ok(())) => queued.remove(windows[index]),
+                    Event::Read(_, Err(error)) => {
+                        cancelled.store(true, Ordering::Relaxed);
+                        return Err(error);
+                    }
+                    Event::Processed(_, Err(panic)) => {
+                        cancelled.store(true, Ordering::Relaxed);
+                        resume_unwind(panic);
+                    }
                 }
             }
-            self.queue.push(jobs);
-            if queued_jobs == 0 {
-                return Ok(());
-            }
-            let (index, result) = replies.recv().expect("this function holds a sender");
-            (queued_jobs, queued_tokens) = (queued_jobs - 1, queued_tokens - windows[index].len());
-            match result {
-                Ok(result) => on_read(index, result),
-                Err(error) => {
-                    cancelled.store(true, Ordering::Relaxed);
-                    return Err(error);
-                }
-            }
+        };
+        // At the end of the scope, a thread of rayon would take up other work while it waits. That work could
+        // need a result that only this thread can give.
+        match rayon::current_thread_index() {
+            Some(_) => read(Duration::ZERO, &|| ()),
+            None => rayon::in_place_scope(|scope| {
+                let unprocessed = &unprocessed;
+                let help = || {
+                    scope.spawn(move |_| {
+                        unprocessed.process_one();
+                    });
+                };
+                read(HELP_PATIENCE, &help)
+            }),
         }
     }
 
-    /// Whether a call with this many jobs and tokens in the queue may queue more: up to two batches per
-    /// worker, whether a batch is one long window or many short ones.
-    fn may_queue(&self, queued_jobs: usize, queued_tokens: usize) -> bool {
+    /// Whether a call with these windows in the queue may queue more: up to two batches per worker, whether a
+    /// batch is one long window or many short ones.
+    fn may_queue(&self, queued: &Queued) -> bool {
         let batches = QUEUED_BATCHES_PER_WORKER * self.count();
-        queued_jobs < batches || queued_tokens < batches * self.queue.batching.tokens_max
+        queued.jobs < batches || queued.tokens < batches * self.queue.batching.tokens_max
+    }
+}
+
+/// The windows of a call that are queued, and their tokens.
+struct Queued {
+    jobs: usize,
+    tokens: usize,
+}
+
+impl Queued {
+    fn add(&mut self, window: &[u32]) {
+        (self.jobs, self.tokens) = (self.jobs + 1, self.tokens + window.len());
+    }
+
+    fn remove(&mut self, window: &[u32]) {
+        (self.jobs, self.tokens) = (self.jobs - 1, self.tokens - window.len());
     }
 }
 
@@ -186,7 +281,8 @@ impl<T> Queue<T> {
         };
         while let Some((windows, jobs)) = self.next_batch() {
             for ((index, reply), result) in jobs.into_iter().zip(run_in_parts(&mut run, &windows)) {
-                let _ = reply.send((index, result));
+                // The receiver is gone if the call has failed.
+                let _ = reply.send(Event::Read(index, result));
             }
         }
     }
@@ -194,9 +290,7 @@ impl<T> Queue<T> {
     /// Waits for the next batch. Returns its windows, and for each the index and the channel of its call.
     /// Returns `None` when the queue is closed and empty.
     #[allow(clippy::type_complexity, reason = "the windows are separate because the runner takes a slice")]
-    fn next_batch(
-        &self,
-    ) -> Option<(Vec<Box<[u32]>>, Vec<(usize, mpsc::Sender<(usize, Result<T, ModelError>)>)>)> {
+    fn next_batch(&self) -> Option<(Vec<Box<[u32]>>, Vec<(usize, mpsc::Sender<Event<T>>)>)> {
         let mut state = self.lock();
         loop {
             if let Some(jobs) = state.next_batch(self.batching) {
@@ -277,7 +371,6 @@ fn missing_result() -> ModelError {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicUsize;
-    use std::time::Duration;
 
     use super::*;
 
@@ -305,12 +398,20 @@ mod tests {
         windows: &[Vec<u32>],
         is_needed: impl Fn(usize) -> bool,
     ) -> Vec<Option<u32>> {
-        let mut found = vec![None; windows.len()];
+        let found = Mutex::new(vec![None; windows.len()]);
         let windows: Vec<&[u32]> = windows.iter().map(Vec::as_slice).collect();
-        workers
-            .read(Flow::DEFAULT, &windows, is_needed, |i, sum| found[i] = Some(sum))
-            .expect("nothing fails");
-        found
+        let keep = |i: usize, sum| found.lock().expect("no panic")[i] = Some(sum);
+        workers.read(Flow::DEFAULT, &windows, is_needed, keep).expect("nothing fails");
+        found.into_inner().expect("no panic")
+    }
+
+    /// Returns the index and the result of each window that was read.
+    fn read_events<T>(events: &mpsc::Receiver<Event<T>>) -> Vec<(usize, Option<T>)> {
+        let read = |event| match event {
+            Event::Read(index, result) => (index, result.ok()),
+            Event::Processed(..) => unreachable!("only calls process results"),
+        };
+        events.try_iter().map(read).collect()
     }
 
     #[test]
@@ -415,8 +516,7 @@ mod tests {
             true => Err(missing_result()),
             false => Ok(windows.iter().map(|window| window[0]).collect()),
         });
-        let found: Vec<_> = replies.try_iter().map(|(index, result)| (index, result.ok())).collect();
-        assert_eq!(found, [(0, Some(1)), (1, None), (2, Some(2))]);
+        assert_eq!(read_events(&replies), [(0, Some(1)), (1, None), (2, Some(2))]);
     }
 
     #[test]
@@ -428,6 +528,55 @@ mod tests {
         let workers = Workers::start([run], Batching::CPU).expect("threads");
         assert!(workers.read(Flow::DEFAULT, &[&[0]], |_| true, |_, _: u32| ()).is_err());
         assert_eq!(sums(&workers, &[vec![7]], |_| true), [Some(7)]);
+    }
+
+    #[test]
+    fn results_are_processed_at_the_same_time() {
+        // Each result waits for another one, so one thread alone would never end. Pools on machines with one
+        // core have one thread; the calling thread is the second one.
+        let (workers, _) = workers(2);
+        let meeting = std::sync::Barrier::new(2);
+        let windows: [&[u32]; 2] = [&[1], &[2, 2]];
+        workers.read(Flow::DEFAULT, &windows, |_| true, |_, _| drop(meeting.wait())).expect("nothing fails");
+    }
+
+    #[test]
+    fn results_that_are_not_processed_count_as_queued() {
+        let (workers, _) = workers(2);
+        let (queued, unprocessed_max) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let window: &[u32] = &[1; 200];
+        let is_needed = |_| {
+            let unprocessed = queued.fetch_add(1, Ordering::SeqCst) + 1;
+            unprocessed_max.fetch_max(unprocessed, Ordering::SeqCst);
+            true
+        };
+        let on_read = |_, _| {
+            std::thread::sleep(Duration::from_millis(3));
+            queued.fetch_sub(1, Ordering::SeqCst);
+        };
+        workers.read(Flow::DEFAULT, &[window; 60], is_needed, on_read).expect("nothing fails");
+        assert_eq!(unprocessed_max.into_inner(), QUEUED_BATCHES_PER_WORKER * workers.count());
+    }
+
+    #[test]
+    fn a_panic_while_a_result_is_processed_reaches_the_caller_and_ends_the_call() {
+        let (workers, batches) = workers(1);
+        let window: &[u32] = &[1; 200];
+        let read =
+            || workers.read(Flow::DEFAULT, &[window; 100], |_| true, |i, _| assert!(i < 3, "on purpose"));
+        assert!(catch_unwind(AssertUnwindSafe(read)).is_err());
+        assert_eq!(sums(&workers, &[vec![7]], |_| true), [Some(7)]);
+        assert!(batches.lock().expect("no panic").len() < 20);
+    }
+
+    #[test]
+    fn calls_on_all_threads_of_rayon_at_the_same_time_end() {
+        let (workers, _) = workers(2);
+        let windows: Vec<Vec<u32>> = (0..20).map(|i| vec![i; 100]).collect();
+        let expected: Vec<_> = windows.iter().map(|window| Some(window.iter().sum())).collect();
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().expect("threads");
+        let found = pool.broadcast(|_| sums(&workers, &windows, |_| true));
+        assert_eq!(found, vec![expected; 3]);
     }
 
     #[test]
@@ -470,7 +619,7 @@ mod tests {
         queue.push((8..11).map(|index| job(index, other, 100)).collect());
         queue.lock().closed = true;
         queue.serve(|windows: &[Box<[u32]>]| Ok(windows.iter().map(|window| window.len()).collect()));
-        let order: Vec<usize> = replies.try_iter().map(|(index, _)| index).collect();
+        let order: Vec<usize> = read_events(&replies).into_iter().map(|(index, _)| index).collect();
         assert_eq!(order, [0, 8, 1, 9, 2, 10, 3, 4, 5, 6, 7]);
         // Short windows of another flow fill a batch after those of the flow that is served.
         let batching = Batching { tokens_max: 8, length_step: 1 };
