@@ -331,6 +331,13 @@ mod tests {
     }
 
     #[test]
+    fn a_key_that_is_too_small_for_a_scale_is_encoded_as_zeros() {
+        let encoded = Codec::Int8.encode(Array3::from_elem((1, 1, 6), 1e-40).view());
+        assert_eq!((encoded.keys[0], encoded.keys[4 * LANES + 1]), (128, 128));
+        assert!(encoded.scales[0] < 1e-41);
+    }
+
+    #[test]
     fn names_and_ids_identify_the_codec() {
         for codec in Codec::ALL {
             assert_eq!((codec.to_string().parse(), Codec::from_id(codec.id())), (Ok(codec), Some(codec)));

@@ -145,7 +145,8 @@ impl DecoderRuntime {
             false => {
                 let ids = special_tokens.input_ids(&[&[]]);
                 let read = |stages: &mut Stages| {
-                    read_windows(stages, &shape, ids, &[0..special_tokens.prefix.len()])
+                    let whole = 0..special_tokens.prefix.len();
+                    read_windows(stages, &shape, ids, std::slice::from_ref(&whole))
                 };
                 question_sessions.with(Flow::DEFAULT, read).map_err(failed)?.remove(0)
             }

@@ -68,8 +68,8 @@ struct Queue<T> {
 }
 
 struct QueueState<T> {
-    /// In the order in which they were queued. The list is short, because each call queues few jobs at a
-    /// time.
+    /// In the order in which they were queued. The list is short, because each call queues only a few batches
+    /// at a time.
     jobs: Vec<Job<T>>,
     scheduler: FairScheduler,
     closed: bool,
@@ -537,7 +537,10 @@ mod tests {
         let (workers, _) = workers(2);
         let meeting = std::sync::Barrier::new(2);
         let windows: [&[u32]; 2] = [&[1], &[2, 2]];
-        workers.read(Flow::DEFAULT, &windows, |_| true, |_, _| drop(meeting.wait())).expect("nothing fails");
+        let on_read = |_, _| {
+            meeting.wait();
+        };
+        workers.read(Flow::DEFAULT, &windows, |_| true, on_read).expect("nothing fails");
     }
 
     #[test]
