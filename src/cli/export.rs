@@ -20,7 +20,7 @@ pub struct Args {
     #[arg(long)]
     name: Option<String>,
     /// The type of the stored weights. For encoders, int8 takes a quarter of the size, is faster on processors with VNNI, and slightly less
-    /// exact. For decoders, f16 takes half of the size and is faster on GPUs.
+    /// exact. f16 is for GPUs: it takes half of the size of the layers, and is faster there. Decoders support f32 and f16.
     #[arg(long, value_enum, default_value_t = WeightsArg::F32)]
     weights: WeightsArg,
     /// The text that an encoder reads before every question, for example "query: ". Default: the prompt "query" of

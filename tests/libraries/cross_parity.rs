@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use thresher_core::Engine;
 use thresher_core::domain::{AttributeRequest, Chunk};
 use thresher_core::model::ModelError;
-use thresher_core::model::contract::{Contract, Family, VerdictWeights};
+use thresher_core::model::contract::{Contract, Family, VerdictWeights, Weights};
 use thresher_core::model::cross::CrossEncoder;
 use thresher_core::model::ort::{CrossRuntime, LoadedModel};
 use thresher_core::pipeline::PipelineError;
@@ -20,6 +20,9 @@ use crate::support::{in_checkout, model_dir, ort_settings, runtime_lib};
 
 /// The largest allowed difference of a logit.
 const TOLERANCE: f32 = 1e-4;
+
+/// The same with weights in f16, which are rounded to 11 bits.
+const F16_TOLERANCE: f32 = 1e-2;
 
 #[derive(Deserialize)]
 struct Golden {
@@ -35,9 +38,13 @@ struct Pair {
 }
 
 fn exported(name: &str, support_label: Option<&str>, parent: &Path) -> PathBuf {
-    let out = parent.join(name);
+    exported_as(name, support_label, parent, Weights::F32)
+}
+
+fn exported_as(name: &str, support_label: Option<&str>, parent: &Path, weights: Weights) -> PathBuf {
+    let out = parent.join(format!("{name}-{}", weights.as_str()));
     let support_label = support_label.map(str::to_owned);
-    let options = ExportOptions { name: name.into(), support_label, ..ExportOptions::default() };
+    let options = ExportOptions { name: name.into(), support_label, weights, ..ExportOptions::default() };
     let contract = export(&in_checkout("models/tiny").join(name), &out, &options, &|_, _| {}).unwrap();
     assert_eq!(Contract::load(&out).unwrap(), contract, "{name}");
     out
@@ -56,18 +63,23 @@ fn logits_agree_with_transformers() {
         ("cross-distilbert", Some("label_1"), 1),
         ("cross-mpnet", None, 0),
     ] {
-        let dir = exported(name, support_label, folder.path());
-        let Family::Cross(cross) = Contract::load(&dir).unwrap().family else { panic!("{name}") };
-        assert_eq!(cross.support, support, "{name}: {:?}", cross.labels);
-        let model = loaded(&dir);
         let golden = std::fs::read(in_checkout("models/tiny").join(name).join("golden.json")).unwrap();
         let golden: Golden = serde_json::from_slice(&golden).unwrap();
         assert!(!golden.pairs.is_empty());
-        for Pair { evidence, claim, tokens, logits } in golden.pairs {
-            let (found, read) = model.logits(&evidence, &claim, &|| true).unwrap();
-            assert_eq!((read, found.len()), (tokens, logits.len()), "{name}: {claim}");
-            let distance = found.iter().zip(&logits).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-            assert!(distance < TOLERANCE, "{name}: {claim}: {found:?}, not {logits:?}");
+        for (weights, tolerance) in [(Weights::F32, TOLERANCE), (Weights::F16, F16_TOLERANCE)] {
+            let dir = exported_as(name, support_label, folder.path(), weights);
+            let Family::Cross(cross) = Contract::load(&dir).unwrap().family else { panic!("{name}") };
+            assert_eq!(cross.support, support, "{name}: {:?}", cross.labels);
+            let model = loaded(&dir);
+            let mut largest = 0.0_f32;
+            for Pair { evidence, claim, tokens, logits } in &golden.pairs {
+                let (found, read) = model.logits(evidence, claim, &|| true).unwrap();
+                assert_eq!((read, found.len()), (*tokens, logits.len()), "{name}: {claim}");
+                let distance = found.iter().zip(logits).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                assert!(distance < tolerance, "{name}, {weights:?}: {claim}: {found:?}, not {logits:?}");
+                largest = largest.max(distance);
+            }
+            println!("{name}, {weights:?}: off by at most {largest:.1e}");
         }
     }
 }

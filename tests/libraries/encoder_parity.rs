@@ -165,6 +165,32 @@ fn int8_weights_stay_close_to_f32() {
 }
 
 #[test]
+fn f16_weights_stay_close_to_f32() {
+    for (name, _) in FIXTURES {
+        let Exported { out, contract, golden } = exported_as(name, Weights::F16, Prefixes::default());
+        let [mut passage, mut query] =
+            ["passage.onnx", "query.onnx"].map(|file| session(&out.path().join(file), 1));
+        let mut least = 1.0_f64;
+        let mut compare = |found: &[f32], expect: &[f64]| {
+            for (found, expect) in found.chunks(golden.dim).zip(expect.chunks(golden.dim)) {
+                let dot = |(a, b): (&f32, &f64)| f64::from(*a) * b;
+                least = least.min(found.iter().zip(expect).map(dot).sum());
+            }
+        };
+        for case in &golden.passages {
+            compare(&keys(&mut passage, std::slice::from_ref(&case.ids)), &case.vectors);
+        }
+        for case in &golden.questions {
+            compare(&logits(&mut query, &case.ids, &unit_keys(golden.dim), golden.dim).0, &case.vectors);
+        }
+        println!("{name}: the least cosine to the exact vector is 1 - {:.1e}", 1.0 - least);
+        assert!(least > 0.9999, "{name}: a cosine of {least} to the exact vector");
+        LateRuntime::load(&ort_settings(out.path(), 1)).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(contract.weights.dtype, Weights::F16, "{name}");
+    }
+}
+
+#[test]
 fn the_contract_says_what_stands_around_texts() {
     let around =
         |name: &str, prefixes: Prefixes| exported_as(name, Weights::F32, prefixes).contract.tokenizer;

@@ -89,6 +89,28 @@ fn int8_weights_stay_close_to_f32() {
     assert!(mean > 0.9985 && least > 0.99, "cosines to the exact readout: mean {mean}, least {least}");
 }
 
+/// The CPU multiplies f16 weights in 32 bits, so only the rounding of weights and inputs is measured.
+#[test]
+fn f16_weights_stay_close_to_f32() {
+    let golden = golden(&in_checkout("models/tiny/minilm.golden.json"));
+    let [(f32_out, _), (f16_out, contract)] =
+        [Weights::F32, Weights::F16].map(|weights| exported_as(&minilm_source(), weights));
+    assert_eq!(contract.weights.dtype, Weights::F16);
+    let [mut exact, mut rounded] =
+        [&f32_out, &f16_out].map(|out| session(&out.path().join("passage.onnx"), 1));
+    let mut least = 1.0_f64;
+    for case in &golden.cases {
+        let windows = std::slice::from_ref(&case.ids);
+        let (exact, rounded) = (keys(&mut exact, windows), keys(&mut rounded, windows));
+        assert_ne!(exact, rounded, "the weights are not rounded");
+        let rows = exact.chunks(golden.dim).zip(rounded.chunks(golden.dim));
+        let cosines = rows.map(|(a, b)| a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum::<f64>());
+        least = cosines.fold(least, f64::min);
+    }
+    println!("the least cosine to the exact readout is 1 - {:.1e}", 1.0 - least);
+    assert!(least > 0.9999, "a cosine of {least} to the exact readout");
+}
+
 #[test]
 fn logits_are_raw_dot_products_of_readouts() {
     let golden = golden(&in_checkout("models/tiny/bert-gelu/golden.json"));

@@ -322,7 +322,6 @@ fn a_weight_type_that_the_family_does_not_support_is_refused() {
         assert_eq!(names(parent.path()), [""; 0]);
     };
     check("llama", Weights::Int8, &["--weights int8", "LlamaForCausalLM", "f32, f16"]);
-    check(SINGLE, Weights::F16, &["--weights f16", "BertModel", "f32, int8"]);
 }
 
 #[test]

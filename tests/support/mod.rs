@@ -65,6 +65,7 @@ pub fn ort_settings(model_dir: &Path, workers: usize) -> OrtSettings {
         probe: false,
         forward: false,
         long_windows: false,
+        batching: None,
     }
 }
 

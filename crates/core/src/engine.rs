@@ -124,6 +124,7 @@ impl EngineBuilder {
             probe: false,
             forward: false,
             long_windows: false,
+            batching: None,
         };
         Self {
             load,

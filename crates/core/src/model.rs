@@ -34,8 +34,12 @@ pub type WindowSink<'a> = &'a (dyn Fn(usize, ArrayView3<f32>) + Sync);
 
 /// A loaded model.
 ///
-/// Implementations return the same bytes for the same input, whatever runs at the same time: batching, the
-/// state of caches and the number of threads do not change a bit. Callers pass windows of at most
+/// On a CPU, implementations return the same bytes for the same input, whatever runs at the same time:
+/// batching, the state of caches and the number of threads do not change a bit. On a GPU, the keys of a window
+/// depend on the other windows of its batch, because products of matrices of other shapes are summed in another
+/// order. With `f32` weights, keys of the same window then differ by less than 1e-3: an encoder's by their
+/// distance, where all keys have length 1, a decoder's in each component, relative to the largest one. Callers
+/// pass windows of at most
 /// [`ModelInfo::window_tokens_max`] tokens.
 pub trait ModelRuntime: Send + Sync {
     /// Returns the model's name, fingerprint and dimensions.
@@ -51,7 +55,8 @@ pub trait ModelRuntime: Send + Sync {
     /// Reads windows in their order. The tokens of a window attend to that window and the special tokens
     /// around it, not to other windows.
     ///
-    /// `on_read(i, planes)` is called in any order, as soon as window `i` is read. `planes` is
+    /// `on_read(i, planes)` is called in any order, as soon as window `i` is read, and on several threads at
+    /// the same time. All calls have returned when this function returns. `planes` is
     /// `[plane, token, head_dim]` and does not include special tokens. `is_needed(i)` is called right before
     /// window `i` is queued, which is at most two inference runs per worker ahead; if it returns false, the
     /// window is skipped and `on_read` is not called for it.

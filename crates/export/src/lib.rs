@@ -54,7 +54,7 @@ const TILE_TOKENS: usize = 16;
 /// The options of an export.
 #[derive(Debug, Clone, Default)]
 pub struct ExportOptions {
-    /// The element type of the stored weights. Encoders support f32 and int8, decoders f32 and f16.
+    /// The element type of the stored weights. Encoders support all, decoders f32 and f16.
     pub weights: Weights,
     /// The name of the model in its contract.
     pub name: String,
@@ -190,7 +190,6 @@ struct Exporter<'a> {
 
 impl Exporter<'_> {
     fn late(&self, encoder: &Encoder) -> Result<FamilyExport, ExportError> {
-        self.refuse_weights(Weights::F16, &encoder.architecture, "f32, int8")?;
         let tokenizer = self.tokenizer(encoder.vocab_size, SpecialTokens::Around)?;
         let colbert = Colbert::read(self.input, &tokenizer, encoder.hidden)?;
         let surroundings = self.options.prefixes.around(&self.input.dir, &tokenizer, colbert.as_ref())?;
@@ -227,7 +226,11 @@ impl Exporter<'_> {
         decoder: &Decoder,
         progress: &dyn Fn(usize, usize),
     ) -> Result<FamilyExport, ExportError> {
-        self.refuse_weights(Weights::Int8, decoder.architecture, "f32, f16")?;
+        if self.options.weights == Weights::Int8 {
+            let architecture = decoder.architecture.to_owned();
+            let (weights, supported) = (Weights::Int8.as_str(), "f32, f16");
+            return Err(ExportError::WeightsUnsupported { weights, architecture, supported });
+        }
         if !self.options.prefixes.is_default() {
             let architecture = decoder.architecture.to_owned();
             return Err(ExportError::PrefixUnsupported { architecture, kind: "decoder" });
@@ -266,7 +269,6 @@ impl Exporter<'_> {
 
     fn cross(&self, encoder: &Encoder) -> Result<FamilyExport, ExportError> {
         let architecture = encoder.architecture.clone();
-        self.refuse_weights(Weights::F16, &architecture, "f32, int8")?;
         if !self.options.prefixes.is_default() {
             return Err(ExportError::PrefixUnsupported { architecture, kind: "cross-encoder" });
         }
@@ -305,19 +307,6 @@ impl Exporter<'_> {
         special_tokens: SpecialTokens,
     ) -> Result<ExportedTokenizer, ExportError> {
         read_tokenizer(&self.input.tokenizer_file, &self.input.tokenizer, vocab_size, special_tokens)
-    }
-
-    fn refuse_weights(
-        &self,
-        refused: Weights,
-        architecture: &str,
-        supported: &'static str,
-    ) -> Result<(), ExportError> {
-        if self.options.weights != refused {
-            return Ok(());
-        }
-        let architecture = architecture.to_owned();
-        Err(ExportError::WeightsUnsupported { weights: refused.as_str(), architecture, supported })
     }
 }
 

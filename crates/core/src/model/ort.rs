@@ -18,6 +18,7 @@ mod forward;
 
 use std::fs::File;
 use std::io::{self, Read as _};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -34,6 +35,7 @@ use self::device::Device;
 pub use self::forward::{ForwardPast, ForwardSequence};
 pub use self::late::{LateRuntime, passage_session};
 use self::weights::WeightedSession;
+pub use self::workers::Batching;
 use super::contract::{Contract, Family, IoTensor, Question, QuestionPadding, Side, Tokenizer, Weights};
 use super::device::DeviceChoice;
 use super::{ModelError, ModelRuntime};
@@ -74,6 +76,17 @@ pub struct OrtSettings {
     /// Whether a decoder's windows have three quarters of its context instead of the size in its contract, so
     /// that a whole prompt is read at once. The rest is left for the question.
     pub long_windows: bool,
+    /// Which windows are read together; `None` chooses by the device. Tests on a CPU choose what a GPU does.
+    pub batching: Option<Batching>,
+}
+
+impl OrtSettings {
+    /// Returns which windows are read together on `device`. `on_gpu` is the choice of a family of models for a
+    /// GPU.
+    fn batching_on(&self, device: &Device, on_gpu: Batching) -> Batching {
+        let of_device = if device.is_cpu() { Batching::CPU } else { on_gpu };
+        self.batching.unwrap_or(of_device)
+    }
 }
 
 /// A loaded model that scores chunks.
@@ -212,20 +225,25 @@ fn question_sessions(workers: usize) -> (usize, usize) {
     ((QUESTION_THREADS_PER_CORE * workers).div_ceil(threads), threads)
 }
 
+/// The token at the right of the shorter windows of a batch. Every vocabulary has it. Which token it is does
+/// not matter: encoders mask it, and the tokens of a decoder do not attend to later ones.
+const BATCH_PADDING: u32 = 0;
+
 /// The tokens before and after each window that are not part of its text: special tokens and a prefix.
 #[derive(Debug, Clone)]
 struct SpecialTokens {
     prefix: Vec<u32>,
     suffix: Vec<u32>,
-    /// The padding after a single window; `None` if the window is not padded.
-    padding: Option<QuestionPadding>,
+    /// The padding after a question, which the model attends to; `None` for passages, and for questions that
+    /// have none.
+    question_padding: Option<QuestionPadding>,
 }
 
 impl SpecialTokens {
     /// Returns the tokens around a window of a passage.
     fn of(contract: &Contract) -> Self {
         let Tokenizer { prefix, suffix, .. } = &contract.tokenizer;
-        Self { prefix: prefix.clone(), suffix: suffix.clone(), padding: None }
+        Self { prefix: prefix.clone(), suffix: suffix.clone(), question_padding: None }
     }
 
     /// Returns the tokens around a question, with the padding that changes the vectors of the question.
@@ -233,8 +251,8 @@ impl SpecialTokens {
         let Some(Question { prefix, suffix, padding, .. }) = &contract.tokenizer.question else {
             return Self::of(contract);
         };
-        let padding = padding.clone().filter(|padding| padding.attended);
-        Self { prefix: prefix.clone(), suffix: suffix.clone(), padding }
+        let question_padding = padding.clone().filter(|padding| padding.attended);
+        Self { prefix: prefix.clone(), suffix: suffix.clone(), question_padding }
     }
 
     /// The number of special tokens of a window.
@@ -242,19 +260,35 @@ impl SpecialTokens {
         self.prefix.len() + self.suffix.len()
     }
 
-    /// Returns the ids of windows of equal length with the special tokens around each, `[window, token]`.
+    /// Returns where the tokens of a window's text are in its row of [`Self::input_ids`].
+    fn own_tokens(&self, window: &[u32]) -> Range<usize> {
+        self.prefix.len()..self.prefix.len() + window.len()
+    }
+
+    /// Returns the ids of windows with the special tokens around each, `[window, token]`. All rows are as long
+    /// as the longest one: padding follows after the special tokens of the others.
     fn input_ids(&self, windows: &[&[u32]]) -> Array2<i64> {
-        let unpadded = self.count() + windows[0].len();
-        let (tokens, padding) = match &self.padding {
-            Some(padding) => (unpadded.max(padding.tokens_min), padding.token),
-            None => (unpadded, 0),
+        let longest = self.count() + windows.iter().map(|window| window.len()).max().unwrap_or(0);
+        let (tokens, padding) = match &self.question_padding {
+            Some(padding) => (longest.max(padding.tokens_min), padding.token),
+            None => (longest, BATCH_PADDING),
         };
         let ids = windows.iter().flat_map(|window| {
-            let padding = std::iter::repeat_n(&padding, tokens - unpadded);
+            let padding = std::iter::repeat_n(&padding, tokens - self.count() - window.len());
             self.prefix.iter().chain(*window).chain(&self.suffix).chain(padding)
         });
         Array2::from_shape_vec((windows.len(), tokens), ids.map(|&id| i64::from(id)).collect())
-            .expect("the windows of a batch have equal lengths")
+            .expect("all rows are padded to the same length")
+    }
+
+    /// Returns 1 for each token of the rows of [`Self::input_ids`] that is part of a passage's window, and 0
+    /// for padding, `[window, token]`.
+    fn attention_mask(&self, windows: &[&[u32]]) -> Array2<i64> {
+        let tokens = |window: &[u32]| self.count() + window.len();
+        let longest = windows.iter().map(|window| tokens(window)).max().unwrap_or(0);
+        Array2::from_shape_fn((windows.len(), longest), |(window, token)| {
+            i64::from(token < tokens(windows[window]))
+        })
     }
 }
 
@@ -270,11 +304,12 @@ fn io_of_session(session: &WeightedSession) -> Vec<IoTensor> {
 /// Returns the fingerprint of the keys that this machine computes with a model (see
 /// [`super::ModelInfo::fingerprint`]).
 ///
-/// With `F32` weights it depends on the contract only: builds of ONNX Runtime and CPUs compute single
-/// precision alike except for rounding, and the rounding is far smaller than the error of the cache's codecs.
-/// All machines of a fleet therefore share such keys. With `Int8` weights it also depends on the build and on
-/// the kind of kernels, which round intermediate results differently. With `F16`
-/// weights it does, too, because x86 multiplies them in 32 bits and a GPU in 16 bits.
+/// With `F32` weights it depends on the contract only: builds of ONNX Runtime, CPUs and GPUs compute single
+/// precision alike except for rounding. The rounding is smaller than the error of the cache's codecs: it moves a
+/// key of length 1 by less than 1e-3 (see [`ModelRuntime`]), and the int8 codec, whose error is up to 1/254
+/// (0.4 %) of the largest component, moves a key of 384 components by about 7e-3. All machines of a fleet
+/// therefore share such keys. With `Int8` weights it also depends on the build and on
+/// the kind of kernels, which round intermediate results differently. With `F16` weights it does, too, because x86 multiplies them in 32 bits and a GPU in 16 bits.
 fn fingerprint(contract: &Contract, is_cpu: bool) -> String {
     let kernels = if is_cpu { cpu_kernels() } else { "cuda" };
     fingerprint_with(&contract.fingerprint(), contract.weights.dtype, ort::info(), kernels)

@@ -357,9 +357,9 @@ impl Reader {
             let (i, first, ids) = windows[window];
             // Tokens are counted as soon as they have been read, even if the request then has no result.
             cancel.spend(ids.len());
-            if partial[i].add(first, keys) {
+            if let Some(block) = partial[i].add_and_encode(first, keys, self.codec) {
                 ongoing.add_bytes_read(text_bytes(&claims[i]));
-                claims[i].complete(partial[i].encode(self.codec));
+                claims[i].complete(block);
             }
         };
         self.model.read(&ids, &|window| claims[windows[window].0].is_wanted(), &done)?;
@@ -449,6 +449,15 @@ impl<'a> PartialBlock<'a> {
         partial.values.slice_mut(s![.., first..first + tokens, ..]).assign(&window);
         partial.tokens_missing -= tokens;
         partial.tokens_missing == 0
+    }
+
+    /// Adds the planes of the window that begins at token `first`. Returns the block if no window is missing.
+    fn add_and_encode(&self, first: usize, window: ArrayView3<f32>, codec: Codec) -> Option<Block> {
+        // Most chunks have one window, whose planes need no copy.
+        if window.dim().1 == self.passage.ids.len() {
+            return Some(Block::encode(self.passage.block_parts(window), codec));
+        }
+        self.add(first, window).then(|| self.encode(codec))
     }
 
     /// Encodes the block, and frees the values that were copied for it.

@@ -18,7 +18,7 @@ use super::forward::{ForwardGraph, ForwardPast, ForwardSequence};
 use super::scheduling::{Flow, Pool};
 use super::stages::{self, LayerPast, Projection, Stages, TokenBatch};
 use super::weights::SharedWeights;
-use super::workers::{BATCH_TOKENS_MAX, Workers};
+use super::workers::{Batching, Workers};
 use super::{OrtSettings, SpecialTokens, environment, fingerprint, graph_error, ort_error, session_builder};
 use crate::model::contract::{Contract, Decoder, Family, Graph, IoTensor, QuestionTokens, Side, check_io};
 use crate::model::onnx::{self, DataType, DimensionValue, ValueInfoProto};
@@ -36,8 +36,13 @@ const CPU_TILE_TOKENS: usize = 32;
 /// because the past keys and values are copied to the GPU once for each tile.
 const GPU_TILE_TOKENS: usize = 256;
 
-/// The largest number of tokens of a batch of windows on a GPU.
-const GPU_BATCH_TOKENS_MAX: usize = 4096;
+/// Which windows share a batch on a GPU.
+///
+/// The keys and values of a batch are copied to the memory of the host, and those of the next batch are read
+/// meanwhile. With 36 layers and 8 key heads of 128 components, a token has 288 KiB of them, and a batch of this
+/// size 1.1 GiB. 4,096 tokens are enough to keep a GPU busy, because every layer multiplies them with large
+/// matrices.
+const GPU_BATCHING: Batching = Batching { tokens_max: 4096, length_step: 32 };
 
 /// A loaded decoder. Clones share its sessions.
 #[derive(Clone)]
@@ -139,7 +144,10 @@ impl DecoderRuntime {
             true => Array3::zeros((shape.planes(), 0, decoder.head_dim)),
             false => {
                 let ids = special_tokens.input_ids(&[&[]]);
-                let read = |stages: &mut Stages| read_windows(stages, &shape, ids, 0);
+                let read = |stages: &mut Stages| {
+                    let whole = 0..special_tokens.prefix.len();
+                    read_windows(stages, &shape, ids, std::slice::from_ref(&whole))
+                };
                 question_sessions.with(Flow::DEFAULT, read).map_err(failed)?.remove(0)
             }
         };
@@ -151,14 +159,13 @@ impl DecoderRuntime {
             move |windows: &[Box<[u32]>]| {
                 let windows: Vec<&[u32]> = windows.iter().map(|window| &**window).collect();
                 let ids = special_tokens.input_ids(&windows);
-                let read =
-                    |stages: &mut Stages| read_windows(stages, &shape, ids, special_tokens.prefix.len());
+                let own: Vec<_> = windows.iter().map(|window| special_tokens.own_tokens(window)).collect();
+                let read = |stages: &mut Stages| read_windows(stages, &shape, ids, &own);
                 sessions.with(window_flow, read).map_err(|e| graph_error(&file, e))
             }
         };
-        let batch_tokens_max = if device.is_cpu() { BATCH_TOKENS_MAX } else { GPU_BATCH_TOKENS_MAX };
         let runners = window_sessions.into_iter().map(runner).collect::<Vec<_>>();
-        let workers = Workers::start(runners, batch_tokens_max);
+        let workers = Workers::start(runners, settings.batching_on(&device, GPU_BATCHING));
         let workers = Arc::new(workers.map_err(|e| graph_error("worker threads", e))?);
         let info = ModelInfo {
             name: contract.name.clone(),
@@ -315,18 +322,20 @@ impl DecoderShape {
     }
 }
 
-/// Computes the keys and values of windows, `ids [b, t]`: for each window `[plane, t - skipped, head_dim]`.
-/// The first `skipped` tokens of each window, which are special tokens, are left out of the result.
+/// Computes the keys and values of windows, `ids [b, t]`: for each window those of the tokens in its range of
+/// `own`, `[plane, token, head_dim]`. Special tokens are before this range and padding is after it. Tokens do not
+/// attend to later ones, so padding needs no mask.
 fn read_windows(
     stages: &mut Stages,
     shape: &DecoderShape,
     ids: Array2<i64>,
-    skipped: usize,
+    own: &[Range<usize>],
 ) -> Result<Vec<Array3<f32>>, ort::Error> {
     let (batch, tokens) = ids.dim();
     let positions = Array2::from_shape_fn((batch, tokens), |(_, t)| t as i64);
     let dim = shape.decoder.head_dim;
-    let mut windows = vec![Array3::zeros((shape.planes(), tokens - skipped, dim)); batch];
+    let empty = |own: &Range<usize>| Array3::zeros((shape.planes(), own.len(), dim));
+    let mut windows: Vec<Array3<f32>> = own.iter().map(empty).collect();
     let mut staged = stages.start(&TokenBatch { ids, key_positions: positions.clone(), positions })?;
     for layers in stages.layers() {
         let past = layers.clone().filter(|&layer| stages.attends(layer));
@@ -337,9 +346,9 @@ fn read_windows(
         for (layer, computed) in layers.zip(computed) {
             for (range, computed) in [shape.keys(layer), shape.values(layer)].into_iter().zip(&computed) {
                 let computed = finite(computed, "keys or values")?;
-                for (window, computed) in windows.iter_mut().zip(computed.outer_iter()) {
+                for ((window, own), computed) in windows.iter_mut().zip(own).zip(computed.outer_iter()) {
                     let mut planes = window.slice_mut(s![range.clone(), .., ..]);
-                    planes.assign(&computed.slice(s![.., skipped.., ..]));
+                    planes.assign(&computed.slice(s![.., own.clone(), ..]));
                 }
             }
         }

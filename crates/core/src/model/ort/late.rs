@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use ndarray::{Array2, Array3, ArrayView3, Ix3, Ix4, s};
+use ndarray::{Array3, ArrayView3, Ix3, Ix4, s};
 use ort::session::Session;
 use ort::value::TensorRef;
 use rayon::prelude::*;
@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use super::device::Device;
 use super::scheduling::{Flow, Pool};
 use super::weights::{SharedWeights, WeightedSession};
-use super::workers::{BATCH_TOKENS_MAX, Workers};
+use super::workers::{Batching, Workers};
 use super::{
     OrtSettings, SpecialTokens, environment, fingerprint, graph_error, io_of_session, ort_error,
     question_sessions, session_builder,
@@ -26,12 +26,25 @@ use crate::model::{
 /// memory, and an answer has few sentences.
 const ONE_THREAD_SESSIONS_MAX: usize = 8;
 
+/// The number of workers on a GPU. Each has its own session and so its own stream: while one computes a batch,
+/// the other copies its own and does its work on the CPU.
+const GPU_WORKERS: usize = 2;
+
+/// Which windows share a batch on a GPU. Windows of one run of the graph are computed at the same time, and a
+/// single window leaves most of a GPU idle.
+///
+/// With 12 layers of 768 components and 12 heads, 32 windows of 512 tokens need 0.8 GB for the attention
+/// logits of a layer before and after the softmax, and 0.4 GB for the components inside its MLP. The padding is
+/// at most 31 tokens of a window, and a sixth of one of 180 tokens at the worst.
+const GPU_BATCHING: Batching = Batching { tokens_max: 16_384, length_step: 32 };
+
 /// A loaded late-interaction model. Clones share its sessions.
 ///
-/// Each window is read by one thread, alone or in a batch with windows of equal length, while other threads
-/// read other windows. Its keys therefore depend on its own tokens only, not on padding or on the number of
-/// cores. On the CPU this is also faster than batches with padding (`docs/decisions.md` has the
-/// measurements). A question is encoded by the calling thread and by idle cores.
+/// On the CPU, each window is read by one thread, alone or in a batch with windows of equal length, while other
+/// threads read other windows. Its keys therefore depend on its own tokens only, not on padding or on the
+/// number of cores. This is also faster than batches with padding (`docs/decisions.md` has the measurements).
+/// On a GPU, windows of similar lengths share large batches with padding, which the model does not attend to. A
+/// question is encoded by the calling thread and by idle cores.
 #[derive(Clone)]
 pub struct LateRuntime {
     info: ModelInfo,
@@ -59,7 +72,13 @@ impl LateRuntime {
             return Err(ModelError::WrongFamily { name: contract.name, expected: "late-interaction model" });
         };
         let device = Device::choose(&environment, settings.device, settings.device_memory_bytes_max)?;
-        let cores = if device.is_cpu() { settings.workers.max(1) } else { 1 };
+        let (cores, workers) = match device.is_cpu() {
+            true => (settings.workers.max(1), settings.workers.max(1)),
+            false => (1, GPU_WORKERS),
+        };
+        let (query_sessions, query_threads) = question_sessions(cores);
+        let one_thread_sessions = cores.min(ONE_THREAD_SESSIONS_MAX);
+        let device = device.shared_by(workers + query_sessions + one_thread_sessions);
         let weights = SharedWeights::open(&contract, &settings.model_dir, &device)?;
         let load = |graph, count, threads| {
             let file = contract.graph_file(graph);
@@ -70,10 +89,9 @@ impl LateRuntime {
             check_io(&contract, graph, &io_of_session(&sessions[0]))?;
             Ok::<_, ModelError>(sessions)
         };
-        let passage = load(Graph::Passage, cores, 1)?;
-        let (sessions, threads) = question_sessions(cores);
-        let query = load(Graph::Query, sessions, threads)?;
-        let query_on_one_thread = load(Graph::Query, cores.min(ONE_THREAD_SESSIONS_MAX), 1)?;
+        let passage = load(Graph::Passage, workers, 1)?;
+        let query = load(Graph::Query, query_sessions, query_threads)?;
+        let query_on_one_thread = load(Graph::Query, one_thread_sessions, 1)?;
         weights.drop_pages();
         let special_tokens = SpecialTokens::of(&contract);
         let file: Arc<str> = contract.graph_file(Graph::Passage).into();
@@ -83,7 +101,8 @@ impl LateRuntime {
                 run_passage(&mut session, &special_tokens, windows).map_err(|e| graph_error(&file, e))
             }
         };
-        let workers = Workers::start(passage.into_iter().map(run).collect::<Vec<_>>(), BATCH_TOKENS_MAX);
+        let batching = settings.batching_on(&device, GPU_BATCHING);
+        let workers = Workers::start(passage.into_iter().map(run).collect::<Vec<_>>(), batching);
         Ok(Self {
             info: ModelInfo {
                 name: contract.name.clone(),
@@ -193,8 +212,8 @@ impl LateRuntime {
     }
 }
 
-/// Computes the keys of windows of equal length: for each window `[head, token, head_dim]`, without special
-/// tokens.
+/// Computes the keys of the windows of a batch: for each window `[head, token, head_dim]`, without special
+/// tokens and padding.
 fn run_passage(
     session: &mut WeightedSession,
     special_tokens: &SpecialTokens,
@@ -202,19 +221,22 @@ fn run_passage(
 ) -> Result<Vec<Array3<f32>>, ort::Error> {
     let windows: Vec<&[u32]> = windows.iter().map(|window| &**window).collect();
     let input = special_tokens.input_ids(&windows);
-    let mask = Array2::<i64>::ones(input.dim());
+    let mask = special_tokens.attention_mask(&windows);
     let outputs = session.run(ort::inputs![
         "input_ids" => TensorRef::from_array_view(input.view())?,
         "attention_mask" => TensorRef::from_array_view(mask.view())?,
     ])?;
     let keys = outputs["key"].try_extract_array::<f32>()?;
     let keys = keys.into_dimensionality::<Ix4>().map_err(ort_error)?;
-    // The cache's codecs need finite values to compute the scale of a key.
-    if keys.iter().any(|value| !value.is_finite()) {
-        return Err(ort_error("the output key contains a value that is not finite"));
-    }
-    let own = special_tokens.prefix.len()..input.ncols() - special_tokens.suffix.len();
-    Ok(keys.outer_iter().map(|window| window.slice(s![.., own.clone(), ..]).to_owned()).collect())
+    let own_keys = |(keys, window): (ArrayView3<f32>, &&[u32])| {
+        let keys = keys.slice(s![.., special_tokens.own_tokens(window), ..]).to_owned();
+        // The cache's codecs need finite values to compute the scale of a key.
+        match keys.iter().all(|value| value.is_finite()) {
+            true => Ok(keys),
+            false => Err(ort_error("the output key contains a value that is not finite")),
+        }
+    };
+    keys.outer_iter().zip(&windows).map(own_keys).collect()
 }
 
 /// Opens the passage graph of a late-interaction model as one session with `settings.workers` threads, for
