@@ -315,6 +315,8 @@ pub struct ModelInfo {
     pub readout: Vec<usize>,
     /// The properties that only decoders have; `None` for an encoder.
     pub decoder: Option<DecoderInfo>,
+    /// About how many windows of full length the model reads at the same time.
+    pub windows_at_once: usize,
     /// The device that the model runs on.
     pub device: DeviceInUse,
 }

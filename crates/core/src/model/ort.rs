@@ -309,7 +309,8 @@ fn io_of_session(session: &WeightedSession) -> Vec<IoTensor> {
 /// key of length 1 by less than 1e-3 (see [`ModelRuntime`]), and the int8 codec, whose error is up to 1/254
 /// (0.4 %) of the largest component, moves a key of 384 components by about 7e-3. All machines of a fleet
 /// therefore share such keys. With `Int8` weights it also depends on the build and on
-/// the kind of kernels, which round intermediate results differently. With `F16` weights it does, too, because x86 multiplies them in 32 bits and a GPU in 16 bits.
+/// the kind of kernels, which round intermediate results differently. With `F16` weights it does, too, because x86
+/// multiplies them in 32 bits and a GPU in 16 bits.
 fn fingerprint(contract: &Contract, is_cpu: bool) -> String {
     let kernels = if is_cpu { cpu_kernels() } else { "cuda" };
     fingerprint_with(&contract.fingerprint(), contract.weights.dtype, ort::info(), kernels)

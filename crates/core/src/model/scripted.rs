@@ -32,6 +32,7 @@ impl ScriptedModel {
             head_dim: HEAD_DIM,
             readout: vec![0],
             decoder: None,
+            windows_at_once: 1,
             device: DeviceInUse::cpu(),
         };
         Self { info }

@@ -250,7 +250,8 @@ impl Reader {
             }
         };
         let ongoing = OnceCell::new();
-        let (found, sources) = self.store.get(&keys, caller_waits, check, |unread| {
+        let batch = chunks_per_batch(info.windows_at_once);
+        let (found, sources) = self.store.get((&keys, batch), caller_waits, check, |unread| {
             self.read(chunks, unread, &ongoing, limits, (cancel, wanted))
         })?;
         // Tokens that were read for this request have been counted. Those from the cache are counted here.
@@ -388,6 +389,14 @@ impl Reader {
         limits.check_tokens(total.into_inner(), self.token_bytes.encoded)?;
         passages
     }
+}
+
+/// Returns how many chunks a request claims at a time. Another request for one of these chunks waits for at most
+/// this many, not for all chunks of a large request; and a request over its limits is refused before all of its
+/// blocks are in memory. At the end of each batch, workers wait for the last window, so a model that reads many
+/// windows at once gets larger batches: the wait is then at most about one part in eight.
+fn chunks_per_batch(windows_at_once: usize) -> usize {
+    (8 * windows_at_once).max(64)
 }
 
 /// Returns the key space of a tenant's blocks: everything that a block depends on besides its chunk.
@@ -615,6 +624,7 @@ mod tests {
             head_dim: 64,
             readout: vec![0, 1],
             decoder: None,
+            windows_at_once: 1,
             device: DeviceInUse::cpu(),
         };
         let key_of = |model: &ModelInfo, codec, salt: &[u8], tenant: &str| {

@@ -11,6 +11,9 @@ use super::*;
 use crate::kv::block::Parts;
 use crate::kv::codec::Codec;
 
+/// The number of keys that a request claims at a time.
+const BATCH: usize = 64;
+
 /// Memory without a limit, and the blocks that the test puts on disk and in the shared tier.
 #[derive(Default)]
 struct Map {
@@ -81,7 +84,7 @@ fn get(store: &KvStore, keys: &[u8], reads: &AtomicUsize) -> (Vec<usize>, Source
         }
         Ok::<_, Infallible>(())
     };
-    let Ok((found, sources)) = store.get(&all, always(), |_, _, _| Ok(()), read);
+    let Ok((found, sources)) = store.get((&all, BATCH), always(), |_, _, _| Ok(()), read);
     (found.into_iter().map(|block| block.expect("the caller waits").tokens()).collect(), sources)
 }
 
@@ -123,9 +126,9 @@ fn blocks_that_fail_the_check_are_read_again() {
         true => Ok(()),
         false => Err(BadBlock("it is of another chunk")),
     };
-    let Ok((_, sources)) = store.get(&[key(1), key(2)], always(), fits, read);
+    let Ok((_, sources)) = store.get((&[key(1), key(2)], BATCH), always(), fits, read);
     assert_eq!(sources, Sources { read: 2, ..Sources::default() });
-    let Ok((_, sources)) = store.get(&[key(1), key(2)], always(), fits, read);
+    let Ok((_, sources)) = store.get((&[key(1), key(2)], BATCH), always(), fits, read);
     assert_eq!(sources, Sources { memory: 2, ..Sources::default() }, "the invalid blocks are replaced");
 }
 
@@ -156,7 +159,7 @@ fn a_block_from_outside_is_kept_in_memory_only_after_it_is_checked() {
         claims.iter().for_each(|claim| claim.complete(block(claim.index() as u8 + 1)));
         Ok::<_, Infallible>(())
     };
-    let get = || metrics::with_local_recorder(&recorder, || store.get(&keys, always(), check, read));
+    let get = || metrics::with_local_recorder(&recorder, || store.get((&keys, BATCH), always(), check, read));
     let Ok((_, sources)) = get();
     assert_eq!(sources, Sources { disk: 1, shared: 1, read: 2, ..Sources::default() });
     use Source::{Disk, Memory, Shared};
@@ -198,7 +201,7 @@ fn a_large_request_claims_one_batch_at_a_time() {
     let all: Vec<BlockKey> = keys.iter().map(|&n| key(n)).collect();
     let calls = Mutex::new(Vec::new());
     let read = |Unread { claims, later, known_tokens }: Unread| {
-        assert!(claims.len() <= BATCH_CHUNKS);
+        assert!(claims.len() <= BATCH);
         calls.lock().expect("no panic").push((known_tokens, claims.len(), later.len()));
         // Another request for a chunk of a later batch reads it and does not wait.
         let last = &keys[200..];
@@ -208,7 +211,7 @@ fn a_large_request_claims_one_batch_at_a_time() {
         claims.iter().for_each(|claim| claim.complete(block(keys[claim.index()])));
         Ok::<_, Infallible>(())
     };
-    let Ok((_, sources)) = store.get(&all, always(), |_, _, _| Ok(()), read);
+    let Ok((_, sources)) = store.get((&all, BATCH), always(), |_, _, _| Ok(()), read);
     assert_eq!((sources.read, sources.memory), (200, 1));
     let sum = |n: usize| (0..n).sum::<usize>();
     assert_eq!(
@@ -231,7 +234,7 @@ fn later_chunks_that_will_probably_be_read_are_estimated() {
     let check = |name: &str, expect: std::ops::Range<usize>| {
         let seen = Mutex::new(None);
         let stopped = store.get(
-            &keys,
+            (&keys, BATCH),
             always(),
             |_, _, _| Ok(()),
             |Unread { later, .. }| {
@@ -261,7 +264,7 @@ fn a_request_over_its_limit_is_refused_before_all_blocks_are_found() {
     let keys: Vec<BlockKey> = (0..=255).map(key).collect();
     let calls = AtomicUsize::new(0);
     let refused = KvStore::new(tiers).get(
-        &keys,
+        (&keys, BATCH),
         always(),
         |_, _, _| Ok(()),
         |Unread { claims, known_tokens, .. }| {
@@ -277,7 +280,7 @@ fn a_request_over_its_limit_is_refused_before_all_blocks_are_found() {
 fn an_error_is_returned_to_its_own_caller_and_the_next_request_reads() {
     let store = KvStore::new(Arc::new(Map::default()));
     let failed = store.get(
-        &[key(1)],
+        (&[key(1)], BATCH),
         always(),
         |_, _, _| Ok(()),
         |Unread { claims, .. }| if claims.is_empty() { Ok(()) } else { Err("model") },
@@ -290,7 +293,7 @@ fn an_error_is_returned_to_its_own_caller_and_the_next_request_reads() {
 fn a_caller_that_stops_waiting_gets_no_blocks() {
     let store = KvStore::new(Arc::new(NoTiers));
     let (found, _) = store
-        .get(&[key(1)], Arc::new(|| false), |_, _, _| Ok(()), |_| Ok::<_, Infallible>(()))
+        .get((&[key(1)], BATCH), Arc::new(|| false), |_, _, _| Ok(()), |_| Ok::<_, Infallible>(()))
         .expect("no failure");
     assert!(found[0].is_none());
 }

@@ -167,10 +167,11 @@ impl DecoderRuntime {
         let runners = window_sessions.into_iter().map(runner).collect::<Vec<_>>();
         let workers = Workers::start(runners, settings.batching_on(&device, GPU_BATCHING));
         let workers = Arc::new(workers.map_err(|e| graph_error("worker threads", e))?);
+        let window_tokens_max = contract.window.tokens_max - special_tokens.prefix.len();
         let info = ModelInfo {
             name: contract.name.clone(),
             fingerprint: fingerprint(&contract, device.is_cpu()),
-            window_tokens_max: contract.window.tokens_max - special_tokens.prefix.len(),
+            window_tokens_max,
             planes: shape.planes(),
             head_dim: decoder.head_dim,
             readout: shape.readout.iter().map(|&(layer, head)| shape.key_plane(layer, head)).collect(),
@@ -189,6 +190,7 @@ impl DecoderRuntime {
                 default_eviction: decoder.default_eviction_form(),
                 probe: probe.map(Arc::from),
             }),
+            windows_at_once: workers.windows_at_once(window_tokens_max),
             device: device.in_use().clone(),
         };
         let tile_tokens = if device.is_cpu() { CPU_TILE_TOKENS } else { GPU_TILE_TOKENS };

@@ -103,18 +103,21 @@ impl LateRuntime {
         };
         let batching = settings.batching_on(&device, GPU_BATCHING);
         let workers = Workers::start(passage.into_iter().map(run).collect::<Vec<_>>(), batching);
+        let workers = workers.map_err(|e| graph_error("worker threads", e))?;
+        let window_tokens_max = contract.window.tokens_max - contract.tokenizer.special_tokens_max();
         Ok(Self {
             info: ModelInfo {
                 name: contract.name.clone(),
                 fingerprint: fingerprint(&contract, device.is_cpu()),
-                window_tokens_max: contract.window.tokens_max - contract.tokenizer.special_tokens_max(),
+                window_tokens_max,
                 planes: late.heads,
                 head_dim: late.head_dim,
                 readout: (0..late.heads).collect(),
                 decoder: None,
+                windows_at_once: workers.windows_at_once(window_tokens_max),
                 device: device.in_use().clone(),
             },
-            workers: Arc::new(workers.map_err(|e| graph_error("worker threads", e))?),
+            workers: Arc::new(workers),
             question_tokens: SpecialTokens::of_question(&contract),
             query: Arc::new(Pool::new(query)),
             query_on_one_thread: Arc::new(Pool::new(query_on_one_thread)),

@@ -146,6 +146,11 @@ impl<T: Send + 'static> Workers<T> {
         self.threads.len()
     }
 
+    /// Returns how many windows of `tokens` tokens are read at the same time.
+    pub fn windows_at_once(&self, tokens: usize) -> usize {
+        self.count() * self.queue.batching.windows_max(tokens)
+    }
+
     /// Reads `windows` in their order, and calls `on_read` with the index and the result of each, on the
     /// calling thread and on the threads of rayon. A window for which `is_needed` returns false right before
     /// the window would be queued is skipped. A window counts as queued until `on_read` has returned, so the
