@@ -71,6 +71,8 @@ pub struct Model {
     pub device: DeviceChoice,
     /// Bytes of GPU memory that the model may use. 0: no limit.
     pub device_memory_bytes_max: u64,
+    /// Whether the CPU computes what the GPU fails to compute. If not, the request fails.
+    pub device_fallback: bool,
     /// The positions of a decoder's blocks before the question.
     pub placement: Placement,
     /// The layers of a decoder that are run and cached.
@@ -232,6 +234,7 @@ impl Default for Model {
             workers: 0,
             device: DeviceChoice::default(),
             device_memory_bytes_max: 0,
+            device_fallback: true,
             placement: Placement::default(),
             layers: LayersRead::default(),
             kv_dir: PathBuf::new(),

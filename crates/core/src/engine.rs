@@ -12,6 +12,7 @@ use crate::kv::tiers::AllTiers;
 use crate::model::ModelError;
 use crate::model::contract::{Contract, ContractError};
 use crate::model::device::DeviceChoice;
+use crate::model::fallback::WithFallback;
 use crate::model::ort::{CrossRuntime, LoadedModel, OrtSettings};
 use crate::model::tokenizer::ModelTokenizer;
 use crate::pipeline::attribute::Attributed;
@@ -83,6 +84,7 @@ pub enum EngineError {
 #[must_use]
 pub struct EngineBuilder {
     load: OrtSettings,
+    device_fallback: bool,
     settings: Settings,
     cache: LocalSettings,
     /// Used in place of a store over `cache`.
@@ -128,6 +130,7 @@ impl EngineBuilder {
         };
         Self {
             load,
+            device_fallback: true,
             settings: Settings::default(),
             cache: default_cache(),
             store: None,
@@ -152,6 +155,12 @@ impl EngineBuilder {
     /// Limits the GPU memory that the model allocates, in bytes. The default is 0, which means no limit.
     pub fn device_memory_bytes_max(mut self, bytes: u64) -> Self {
         self.load.device_memory_bytes_max = bytes;
+        self
+    }
+
+    /// Sets whether the CPU computes what a GPU fails to compute. Otherwise such a call fails. The default is true.
+    pub fn device_fallback(mut self, fallback: bool) -> Self {
+        self.device_fallback = fallback;
         self
     }
 
@@ -251,7 +260,11 @@ impl EngineBuilder {
         let contract = Contract::load(dir)?;
         contract.verify_files(dir)?;
         let model = LoadedModel::load(&self.load)?;
-        let runtime = model.runtime();
+        let mut runtime = model.runtime();
+        if self.device_fallback && !runtime.info().device.is_cpu() {
+            let on_cpu = OrtSettings { device: DeviceChoice::Cpu, forward: false, ..self.load.clone() };
+            runtime = Arc::new(WithFallback::new(runtime, move || Ok(LoadedModel::load(&on_cpu)?.runtime())));
+        }
         if runtime.info().decoder.is_some() && self.settings.scan == ScanBy::Onnx {
             return Err(ModelError::NoQueryGraph { model: runtime.info().name.clone() }.into());
         }
@@ -291,6 +304,7 @@ impl EngineBuilder {
         let settings = Settings { scan: ScanBy::default(), scoring: Scoring::default(), ..self.settings };
         let builder = Self {
             load,
+            device_fallback: self.device_fallback,
             settings,
             cache: self.cache,
             store: Some(store),

@@ -38,6 +38,11 @@ impl DeviceInUse {
     pub fn cpu() -> Self {
         Self { name: "cpu".to_owned(), gpu_unavailable_reason: None }
     }
+
+    /// Returns whether the device is the CPU.
+    pub fn is_cpu(&self) -> bool {
+        self.name == "cpu"
+    }
 }
 
 impl fmt::Display for DeviceInUse {

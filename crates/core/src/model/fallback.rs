@@ -1,0 +1,234 @@
+//! A model on a GPU with the same model on the CPU behind it. Where the GPU fails, because another program has
+//! taken its memory or because it is gone, the CPU computes what is missing.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use metrics::counter;
+use ndarray::ArrayView3;
+
+use super::{
+    EncodedQuestion, ModelError, ModelInfo, ModelRuntime, Past, RawLogits, WindowFilter, WindowSink,
+};
+
+/// Loads the model on the CPU.
+type Load = dyn Fn() -> Result<Arc<dyn ModelRuntime>, ModelError> + Send + Sync;
+
+/// A model on a GPU, and the same model on the CPU for calls that the GPU fails.
+///
+/// The keys of the two are as close as `ModelRuntime` says of devices, so both are cached under the name of the
+/// first. Each call tries the GPU again.
+pub struct WithFallback {
+    primary: Arc<dyn ModelRuntime>,
+    fallback: Arc<Fallback>,
+}
+
+/// The model on the CPU. It is loaded when it is needed for the first time, because most daemons never need it.
+struct Fallback {
+    load: Box<Load>,
+    /// `None` if it could not be loaded.
+    model: OnceLock<Option<Arc<dyn ModelRuntime>>>,
+}
+
+impl WithFallback {
+    /// Creates a model that uses what `load` returns for calls that `primary` fails.
+    pub fn new(
+        primary: Arc<dyn ModelRuntime>,
+        load: impl Fn() -> Result<Arc<dyn ModelRuntime>, ModelError> + Send + Sync + 'static,
+    ) -> Self {
+        Self { primary, fallback: Arc::new(Fallback { load: Box::new(load), model: OnceLock::new() }) }
+    }
+
+    /// Runs a call on the first model and, if a graph fails there, on the second one.
+    fn run<T>(
+        &self,
+        mut call: impl FnMut(&dyn ModelRuntime) -> Result<T, ModelError>,
+    ) -> Result<T, ModelError> {
+        match call(&*self.primary) {
+            Err(error @ ModelError::Graph { .. }) => {
+                counter!("model_fallbacks_total").increment(1);
+                tracing::warn!(%error, device = %self.info().device, "the device failed, so the CPU takes over this call");
+                self.fallback.get().map_or(Err(error), |model| call(model))
+            }
+            result => result,
+        }
+    }
+}
+
+impl Fallback {
+    fn get(&self) -> Option<&dyn ModelRuntime> {
+        let load = || match (self.load)() {
+            Ok(model) => Some(model),
+            Err(error) => {
+                tracing::error!(%error, "the model cannot be loaded on the CPU");
+                None
+            }
+        };
+        self.model.get_or_init(load).as_deref()
+    }
+}
+
+impl ModelRuntime for WithFallback {
+    fn info(&self) -> &ModelInfo {
+        self.primary.info()
+    }
+
+    fn with_own_flow(&self) -> Option<Arc<dyn ModelRuntime>> {
+        let primary = self.primary.with_own_flow()?;
+        Some(Arc::new(Self { primary, fallback: Arc::clone(&self.fallback) }))
+    }
+
+    fn read(
+        &self,
+        windows: &[&[u32]],
+        is_needed: WindowFilter,
+        on_read: WindowSink,
+    ) -> Result<(), ModelError> {
+        let is_read: Vec<AtomicBool> = windows.iter().map(|_| AtomicBool::new(false)).collect();
+        self.run(|model| {
+            let is_missing = |i: usize| !is_read[i].load(Ordering::Acquire) && is_needed(i);
+            let keep = |i: usize, planes: ArrayView3<f32>| {
+                is_read[i].store(true, Ordering::Release);
+                on_read(i, planes);
+            };
+            model.read(windows, &is_missing, &keep)
+        })
+    }
+
+    fn encode_question(&self, question: &[u32], past: &dyn Past) -> Result<EncodedQuestion, ModelError> {
+        self.run(|model| model.encode_question(question, past))
+    }
+
+    fn encode_question_on_one_thread(
+        &self,
+        question: &[u32],
+        past: &dyn Past,
+    ) -> Result<EncodedQuestion, ModelError> {
+        self.run(|model| model.encode_question_on_one_thread(question, past))
+    }
+
+    fn encode_question_in_all_heads(
+        &self,
+        question: &[u32],
+        past: &dyn Past,
+    ) -> Result<EncodedQuestion, ModelError> {
+        self.run(|model| model.encode_question_in_all_heads(question, past))
+    }
+
+    fn prefix(&self) -> ArrayView3<'_, f32> {
+        self.primary.prefix()
+    }
+
+    fn logits(&self, question: &[u32], keys: ArrayView3<f32>) -> Result<RawLogits, ModelError> {
+        self.run(|model| model.logits(question, keys))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+    use crate::model::scripted::ScriptedModel;
+
+    /// A model that fails each call: reading fails after `read_max` windows.
+    struct Failing {
+        model: ScriptedModel,
+        read_max: usize,
+        error: fn() -> ModelError,
+    }
+
+    impl ModelRuntime for Failing {
+        fn info(&self) -> &ModelInfo {
+            self.model.info()
+        }
+
+        fn read(
+            &self,
+            windows: &[&[u32]],
+            is_needed: WindowFilter,
+            on_read: WindowSink,
+        ) -> Result<(), ModelError> {
+            self.model.read(&windows[..self.read_max], is_needed, on_read)?;
+            Err((self.error)())
+        }
+
+        fn encode_question(&self, _: &[u32], _: &dyn Past) -> Result<EncodedQuestion, ModelError> {
+            Err((self.error)())
+        }
+
+        fn logits(&self, _: &[u32], _: ArrayView3<f32>) -> Result<RawLogits, ModelError> {
+            Err((self.error)())
+        }
+    }
+
+    struct NoPast;
+
+    impl Past for NoPast {
+        fn positions(&self) -> &[i64] {
+            &[]
+        }
+
+        fn question_position(&self) -> i64 {
+            0
+        }
+
+        fn read_plane(&self, _: usize, _: &mut [f32]) {}
+
+        fn go_on(&self) -> bool {
+            true
+        }
+    }
+
+    fn out_of_memory() -> ModelError {
+        ModelError::Graph { graph: "passage.onnx".to_owned(), reason: "out of memory".to_owned() }
+    }
+
+    fn failing(error: fn() -> ModelError) -> Arc<dyn ModelRuntime> {
+        Arc::new(Failing { model: ScriptedModel::new(8), read_max: 2, error })
+    }
+
+    const WINDOWS: [&[u32]; 5] = [&[1, 2], &[3], &[4, 5, 6], &[7], &[8, 9]];
+
+    #[test]
+    fn what_the_device_has_not_read_is_read_once_by_the_cpu() {
+        let loads = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&loads);
+        let model = WithFallback::new(failing(out_of_memory), move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+            Ok(Arc::new(ScriptedModel::new(8)) as Arc<dyn ModelRuntime>)
+        });
+        let read = |model: &dyn ModelRuntime| {
+            let found = Mutex::new(Vec::new());
+            let on_read = |i: usize, planes: ArrayView3<f32>| {
+                found.lock().expect("no panic").push((i, planes.to_owned()))
+            };
+            model.read(&WINDOWS, &|i| i != 3, &on_read).expect("the CPU reads the rest");
+            found.into_inner().expect("no panic")
+        };
+        let expect = read(&ScriptedModel::new(8));
+        assert_eq!(expect.len(), 4);
+        assert_eq!(read(&model), expect);
+        assert_eq!(read(&model), expect);
+        let alone = ScriptedModel::new(8).encode_question(&[1, 2], &NoPast).expect("it is encoded").vectors;
+        assert_eq!(model.encode_question(&[1, 2], &NoPast).expect("the CPU encodes it").vectors, alone);
+        assert_eq!(loads.load(Ordering::Relaxed), 1, "the model is loaded once");
+    }
+
+    #[test]
+    fn the_error_of_the_device_remains_if_the_cpu_cannot_take_over() {
+        let not_found = || Err(ModelError::Tokenize("no".to_owned()));
+        let model = WithFallback::new(failing(out_of_memory), not_found);
+        let error = model.read(&WINDOWS, &|_| true, &|_, _| {}).expect_err("nothing reads the rest");
+        assert_eq!(error.to_string(), out_of_memory().to_string());
+    }
+
+    #[test]
+    fn a_call_that_the_caller_ended_is_not_made_again() {
+        let loaded =
+            || -> Result<Arc<dyn ModelRuntime>, ModelError> { unreachable!("the CPU is not needed") };
+        let model = WithFallback::new(failing(|| ModelError::Cancelled), loaded);
+        assert!(matches!(model.encode_question(&[1], &NoPast), Err(ModelError::Cancelled)));
+    }
+}
