@@ -1,6 +1,6 @@
 # The commands of this repository. `make` lists them. Run them in this directory.
 #
-#   GPU=1                    use the CUDA runtime (Linux x86-64), and the GPU if there is one that works
+#   GPU=1                    use the CUDA runtime (Linux x86-64), and the GPU if there is one that works; `make test` fails without one
 #   BENCHFLAGS               arguments for `thresher bench`, such as "--chunks 1000"
 #   PREFIX, DESTDIR          where `make install` puts files: in DESTDIR/PREFIX (default: /usr/local)
 #   FUZZ_SECONDS             seconds for each fuzz target (default: 6)
@@ -52,7 +52,7 @@ BYTECODE    := PYTHONPYCACHEPREFIX="$(CURDIR)/target/pycache"
 OURS := find . \( -path ./target -o -name node_modules -o -path ./models/.cache -o -name .venv -o -name .git \) -prune -o -type f
 
 .PHONY: help provision build model install docs operate deploy demo decoder serve test client lint audit fuzz bench soak hostile web typescript screenshots eval clean distclean \
-  python recent-python cargo redis packages sdk frameworks litellm traces contract generators kv_export audit-tools
+  python recent-python cargo gpu redis packages sdk frameworks litellm traces contract generators kv_export audit-tools
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | awk -F '\t' '{ printf "  make %-11s %s\n", $$1, $$2 }'
@@ -85,8 +85,8 @@ serve: model ## run the daemon with config/thresher.toml
 	@# With exec, the daemon replaces the shell and gets the signals that are sent to make.
 	exec env $(WITH_RUNTIME) $(RELEASE) serve --config config/thresher.toml
 
-# Tests that need a GPU are ignored here: scripts/gpu.sh runs them. Soak and overload runs are tests of `make soak`.
-test: provision redis cargo recent-python ## run all tests; installs everything that they need
+# Tests that need a GPU run with GPU=1 only. Soak and overload runs are tests of `make soak`.
+test: $(if $(GPU),gpu) provision redis cargo recent-python ## run all tests, with GPU=1 also those that need a GPU; installs everything that they need
 	@RUNTIME_LIB="$(RUNTIME_LIB)" GPU="$(GPU)" MODEL_SOURCE="$(MODEL_SOURCE)" MODEL_DIR="$(MODEL_DIR)" SDK="$(SDK)" \
 	  MAKE_COMMAND="$(MAKE_COMMAND)" CARGO="$(CARGO)" CARGOFLAGS="$(CARGOFLAGS)" PYTHON="$(PYTHON)" scripts/test.sh
 
@@ -229,6 +229,11 @@ frameworks: recent-python
 recent-python: python
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "error: the tests of the Python client need Python 3.11 or later; name one: make PYTHON=<path>" >&2; exit 1; }
+
+# Fails before anything is fetched or built.
+gpu:
+	@nvidia-smi -L 2>/dev/null | grep -q GPU || { \
+	  echo "error: GPU=1 runs tests on an NVIDIA GPU, but nvidia-smi finds none; install the driver, or run make test without GPU=1" >&2; exit 1; }
 
 cargo:
 	@command -v $(CARGO) >/dev/null || { echo "error: $(CARGO) not found: install Rust (https://rustup.rs)" >&2; exit 1; }

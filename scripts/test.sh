@@ -2,7 +2,7 @@
 # Runs all tests. `make test` calls this script after it has fetched the runtime, the model and redis-server.
 #
 #   MAKE_COMMAND CARGO CARGOFLAGS PYTHON   the commands, and flags for cargo
-#   RUNTIME_LIB GPU                        the path of libonnxruntime; not empty if the tests may use a GPU
+#   RUNTIME_LIB GPU                        the path of libonnxruntime; not empty if the tests use a GPU
 #   MODEL_SOURCE MODEL_DIR                 the Hugging Face directory of the default model; the directory of its export
 #   SDK                                    the directory of the official Python clients
 set -euo pipefail
@@ -28,6 +28,11 @@ scripts/stage.sh "default model: export" "10 seconds" \
 scripts/stage.sh "example of an embedded engine" "5 seconds" target/debug/examples/embed "$MODEL_DIR" "$RUNTIME_LIB"
 # shellcheck disable=SC2086
 scripts/stage.sh "Rust tests: run" "6 minutes" "${with_runtime[@]}" $CARGO test $CARGOFLAGS
+if [ -n "$GPU" ]; then
+  # Their names say that they need one; all other tests of this name have run above.
+  # shellcheck disable=SC2086
+  scripts/stage.sh "Rust tests that need a GPU" "1 minute" "${with_runtime[@]}" $CARGO test $CARGOFLAGS --test libraries -- --ignored --nocapture gpu
+fi
 
 if ! wait "$packages"; then
   echo "error: the packages of the Python tests could not be installed:" >&2

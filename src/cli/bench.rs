@@ -11,13 +11,15 @@ use serde_json::Value;
 use thresher_core::kv::local::LocalTiers;
 use thresher_core::kv::store::KvStore;
 use thresher_core::kv::tiers::AllTiers;
+use thresher_core::model::ModelRuntime;
 use thresher_core::model::ort::LoadedModel;
 use thresher_lab::bench::daemon::{Daemon, Parts};
 use thresher_lab::bench::flops::Flops;
 use thresher_lab::bench::hostile::{self, Row};
 use thresher_lab::bench::middleware::{self, ModelServer};
 use thresher_lab::bench::model_graph::BatchedGraph;
-use thresher_lab::bench::peer::{Peer, PeerSettings};
+use thresher_lab::bench::peer::{Backend, Peer, PeerSettings};
+use thresher_lab::bench::report::ModelOnDevice;
 use thresher_lab::bench::workload::{Source, Workload};
 use thresher_lab::bench::{Progress, Subject, attribution, overload, soak, targets, throughput, warm};
 use tokio::signal::unix::{SignalKind, signal};
@@ -69,6 +71,9 @@ pub struct Args {
     /// The Hugging Face model directory of the peer.
     #[arg(long, value_name = "DIR", default_value = "models/.cache/all-MiniLM-L6-v2", requires = "peer")]
     peer_model: PathBuf,
+    /// What runs the peer's model, on the device of Thresher's: "onnx" (CPU only) or "torch" [default: onnx on the CPU, torch on a GPU, there in f32 and in f16].
+    #[arg(long, value_name = "NAME", requires = "peer")]
+    peer_backend: Option<Backend>,
     /// The number of texts in a batch of the peer.
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = positive, requires = "peer")]
     peer_batch: usize,
@@ -99,6 +104,9 @@ pub struct Args {
 }
 
 const DEFINITIONS: &str = "\
+The first line of the table names the model, the precision of its weights, the device, the execution provider and the version of ONNX Runtime. \
+The JSON has them in model and machine; machine.int8_kernels says whether this CPU has VNNI, machine.gpu is the name of the GPU.
+
 All requests go over HTTP to a daemon in this process, with the settings of this command and with cache tiers in a new \
 temporary directory ($TMPDIR). Limits that a workload exceeds are raised. The time of a request is from the first byte sent \
 to the last byte received, without writing the body and parsing the answer.
@@ -254,16 +262,21 @@ fn throughput(
     workload: &Workload,
     progress: Progress,
 ) -> anyhow::Result<throughput::Report> {
-    let peer = args.peer.clone().map(|python| PeerSettings {
+    let device = &subject.runtime.info().device.name;
+    let peers = args.peer.clone().map(|python| PeerSettings {
         python,
         model: args.peer_model.clone(),
+        backend: args.peer_backend.unwrap_or_else(|| Backend::of_device(device)),
+        device: device.clone(),
+        precision: "f32",
         threads: subject.runtime.workers(),
         batch: args.peer_batch,
     });
+    let peers = peers.into_iter().flat_map(PeerSettings::in_each_precision);
     let contenders = throughput::Contenders {
         batched: BatchedGraph::load(app::engine(config).load_settings())?,
         flops: Flops::of_model(&config.model.dir)?,
-        peer: peer.map(Peer::start).transpose()?,
+        peers: peers.map(Peer::start).collect::<anyhow::Result<_>>()?,
     };
     let rounds = args.rounds.unwrap_or(20);
     let (requests, clients) = (REQUESTS_PER_ROUND * rounds, clients(args));
@@ -384,7 +397,8 @@ fn subject(config: &Config) -> anyhow::Result<Subject> {
         let _ = std::fs::remove_dir_all(dir);
         process::leave(code)
     });
-    Ok(Subject { runtime: late, tokenizer, daemon })
+    let on = ModelOnDevice::new(&config.model.dir, &config.model.runtime_lib(), &late.info().device.name)?;
+    Ok(Subject { runtime: late, tokenizer, on, daemon })
 }
 
 fn create(path: &Path) -> anyhow::Result<()> {

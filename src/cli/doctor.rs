@@ -120,8 +120,9 @@ fn check(config: Result<Config, ConfigError>, report: &mut Report) {
         report.line("settings", Ok::<_, anyhow::Error>(Warning(text.clone())));
     }
     let lib = config.model.runtime_lib();
-    let runtime =
-        report.value("runtime", runtime_version(&lib), |version| format!("{version} from {}", lib.display()));
+    let runtime = report.value("runtime", runtime_version(&lib), |version| {
+        format!("ONNX Runtime {version} from {}", lib.display())
+    });
     let scores = model("model", &config.model.dir, scores_chunks, report).is_some();
     let kv_dir = &config.model.kv_dir;
     let is_decoder = |contract: &Contract| match contract.family {

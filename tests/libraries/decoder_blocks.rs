@@ -334,10 +334,10 @@ fn the_last_question_token_has_the_same_logits_alone_and_with_the_others_on_a_gp
     check_last_token(gpu());
 }
 
-#[test]
-fn a_forward_pass_over_kept_keys_is_the_whole_graph_without_the_other_keys() {
+/// What `thresher eval --kv` and `thresher calibrate --kv` run.
+fn check_forward_pass(device: DeviceChoice) {
     for name in ["llama", "mistral-sliding", "qwen2", "gemma3", "gpt-neox"] {
-        let mut model = Model::new(name, DeviceChoice::Cpu);
+        let mut model = Model::new(name, device);
         let texts = [text(1, 5), text(2, 4)];
         let windows: Vec<Vec<u32>> = texts.iter().map(|text| model.ids(text)).collect();
         let prefix = model.prefix().len();
@@ -382,4 +382,15 @@ fn a_forward_pass_over_kept_keys_is_the_whole_graph_without_the_other_keys() {
         assert!(off(&without_some, &expect) < TOLERANCE, "{name}: off by {}", off(&without_some, &expect));
         assert!(off(&all, &without_some) > 1e-3, "{name}: leaving keys out changes nothing");
     }
+}
+
+#[test]
+fn a_forward_pass_over_kept_keys_is_the_whole_graph_without_the_other_keys_on_the_cpu() {
+    check_forward_pass(DeviceChoice::Cpu);
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU: run with --ignored"]
+fn a_forward_pass_over_kept_keys_is_the_whole_graph_without_the_other_keys_on_a_gpu() {
+    check_forward_pass(gpu());
 }

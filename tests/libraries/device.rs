@@ -1,5 +1,5 @@
 //! Models on the CPU and on a GPU: results stay close to those of the CPU with exact weights. Tests that need
-//! a GPU are ignored unless they are asked for; `scripts/gpu.sh` runs them.
+//! a GPU are ignored unless they are asked for; `make test GPU=1` runs them.
 
 use std::path::Path;
 use std::sync::Mutex;

@@ -47,7 +47,7 @@ pub fn model_dir() -> PathBuf {
 }
 
 /// The GPU of the tests that need one: the device that `THRESHER_TEST_DEVICE` names, or the first GPU. Those
-/// tests are ignored unless they are asked for; `scripts/gpu.sh` runs them.
+/// tests are ignored unless they are asked for; `make test GPU=1` runs them.
 pub fn gpu() -> DeviceChoice {
     env::var("THRESHER_TEST_DEVICE").map_or(DeviceChoice::Cuda(0), |name| name.parse().expect("a device"))
 }

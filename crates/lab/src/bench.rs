@@ -22,12 +22,12 @@ pub mod hostile;
 pub mod middleware;
 pub mod overload;
 pub mod peer;
+pub mod report;
 pub mod soak;
 pub mod targets;
 pub mod throughput;
 pub mod warm;
 pub mod workload;
-mod report;
 mod rss;
 
 use std::sync::Arc;
@@ -36,6 +36,7 @@ use thresher_core::model::ort::LateRuntime;
 use thresher_core::model::tokenizer::ModelTokenizer;
 
 use self::daemon::Daemon;
+use self::report::ModelOnDevice;
 
 /// The model and the daemon under test.
 pub struct Subject {
@@ -43,6 +44,8 @@ pub struct Subject {
     pub runtime: Arc<LateRuntime>,
     /// The model's tokenizer; it counts the workload's tokens.
     pub tokenizer: Arc<ModelTokenizer>,
+    /// The model's precision, and what runs it.
+    pub on: ModelOnDevice,
     /// The daemon, in this process, with a pipeline on the same model.
     pub daemon: Daemon,
 }

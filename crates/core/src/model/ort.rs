@@ -16,6 +16,7 @@ mod cross;
 mod stages;
 mod forward;
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::ops::Range;
@@ -193,13 +194,28 @@ fn check_is_whole(lib: &Path) -> Result<(), String> {
     }
 }
 
-/// Loads the shared library of ONNX Runtime and returns the description of its build, with its version.
+/// Loads the shared library of ONNX Runtime and returns its version, such as 1.31.1.
 ///
 /// # Errors
 /// As [`environment`].
 pub fn runtime_version(lib: &Path) -> Result<String, ModelError> {
     let _environment = environment(lib)?;
-    Ok(ort::info().to_owned())
+    version_of(lib)
+        .map_err(|e| ModelError::Runtime { path: lib.display().to_string(), reason: e.to_string() })
+}
+
+/// Asks the library itself: `ort` returns only a description of the build, which does not always have the
+/// version.
+#[allow(unsafe_code, reason = "calls into the C library")]
+fn version_of(lib: &Path) -> Result<String, libloading::Error> {
+    // SAFETY: the process has loaded this library before and keeps it, so this runs no code of it; the function
+    // and the table that it returns are part of ONNX Runtime's stable interface, and the text is static.
+    unsafe {
+        let library = libloading::Library::new(lib)?;
+        let base = library.get::<unsafe extern "C" fn() -> *const ort::sys::OrtApiBase>(b"OrtGetApiBase")?;
+        let version = ((*base()).GetVersionString)();
+        Ok(CStr::from_ptr(version).to_string_lossy().into_owned())
+    }
 }
 
 /// Returns a session builder with the settings that all sessions have, and `threads` threads per session.
@@ -340,8 +356,9 @@ pub fn multiplies_bytes_fast() -> bool {
 const X86_VNNI: &str = "x86-vnni";
 const X86: &str = "x86";
 
-/// Returns the kind of 8-bit kernels that ONNX Runtime uses on this CPU.
-fn cpu_kernels() -> &'static str {
+/// Returns the kind of 8-bit kernels that ONNX Runtime uses on this CPU: `x86-vnni`, `x86`, or the name of
+/// another architecture.
+pub fn cpu_kernels() -> &'static str {
     #[cfg(target_arch = "x86_64")]
     {
         let vnni = is_x86_feature_detected!("avx512vnni") || is_x86_feature_detected!("avxvnni");

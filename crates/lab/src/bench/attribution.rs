@@ -16,7 +16,7 @@ use thresher_core::text::Arriving;
 
 use super::client::Client;
 use super::model_graph::{BatchedGraph, run_passage_graph};
-use super::report::{machine, model, quantile, round_to, sorted, spread, spread_json};
+use super::report::{headline, machine, model, quantile, round_to, sorted, spread, spread_json};
 use super::targets::{Bound, Target};
 use super::workload::{self, Workload};
 use super::{Progress, Subject};
@@ -151,8 +151,10 @@ fn report(subject: &Subject, workload: &Workload, answer_tokens: usize, rounds: 
         "ratios": {"attribution_over_answer": spread_json(ratio)},
         "targets": [target.json()],
     });
-    let mut table = format!(
-        "attribution of an answer of {answer_tokens} tokens to {} cached chunks of {} tokens, {} rounds\n",
+    let mut table = headline(&json);
+    let _ = writeln!(
+        table,
+        "attribution of an answer of {answer_tokens} tokens to {} cached chunks of {} tokens, {} rounds",
         workload.chunks,
         workload.tokens,
         rounds.len()

@@ -26,7 +26,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 pub use self::process::Setup;
 use super::Progress;
-use super::report::{self, round_to};
+use super::report::{ModelOnDevice, headline, round_to};
 use super::targets::Bound;
 
 /// A row of the report: an attack with its aims.
@@ -199,20 +199,25 @@ struct RowResult {
 #[derive(Debug, Clone)]
 pub struct Report {
     results: Vec<RowResult>,
+    model: Value,
+    machine: Value,
 }
 
 /// Runs rows one after another; returns `None` if interrupted by SIGINT or SIGTERM. All daemons and
 /// directories are gone when this function returns.
 ///
 /// # Errors
-/// Fails if the system cannot create a runtime or a signal handler. An error inside a row becomes a finding
-/// of that row.
+/// Fails if the model's contract or the library cannot be read, or if the system cannot create a runtime or a
+/// signal handler. An error inside a row becomes a finding of that row.
 pub fn run(setup: &Setup, rows: &[Row], progress: Progress) -> anyhow::Result<Option<Report>> {
+    // The daemons have default settings, so their model runs on the CPU.
+    let on = ModelOnDevice::new(&setup.model_dir, &setup.runtime_lib, "cpu")?;
+    let (model, machine) = (on.model(), on.machine());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut term = signal(SignalKind::terminate()).context("no signal handler")?;
         tokio::select! {
-            results = run_rows(setup, rows, progress) => Ok(Some(Report { results })),
+            results = run_rows(setup, rows, progress) => Ok(Some(Report { results, model, machine })),
             _ = tokio::signal::ctrl_c() => Ok(None),
             _ = term.recv() => Ok(None),
         }
@@ -264,7 +269,8 @@ impl Report {
         json!({
             "rows": rows.collect::<Vec<_>>(),
             "passed": self.passed(),
-            "machine": report::host(),
+            "model": self.model,
+            "machine": self.machine,
             "version": env!("CARGO_PKG_VERSION"),
         })
     }
@@ -272,7 +278,7 @@ impl Report {
 
 /// Renders the report as a text table.
 pub fn table(report: &Report) -> String {
-    let mut out = String::new();
+    let mut out = headline(&json!({"model": report.model, "machine": report.machine}));
     let all: Vec<&Finding> = report.results.iter().flat_map(|result| &result.findings).collect();
     let width = all.iter().map(|finding| finding.aim.len()).max().unwrap_or_default();
     for RowResult { row, findings, seconds } in &report.results {
@@ -319,7 +325,8 @@ mod tests {
     use super::*;
 
     fn report(findings: Vec<Finding>) -> Report {
-        Report { results: vec![RowResult { row: Row::Hosts, findings, seconds: 1.0 }] }
+        let results = vec![RowResult { row: Row::Hosts, findings, seconds: 1.0 }];
+        Report { results, model: json!({"name": "m"}), machine: json!({"cores": 2}) }
     }
 
     #[test]

@@ -18,7 +18,7 @@ use tokio::runtime::Runtime;
 
 use super::client::{Client, HttpResponse};
 use super::hostile::upstream::{Script, Upstream};
-use super::report::{machine, model, quantile, round_to, sorted};
+use super::report::{headline, machine, model, quantile, round_to, sorted};
 use super::targets::Bound;
 use super::workload::{RequestBodies, Source, Workload};
 use super::{Progress, Subject};
@@ -237,9 +237,11 @@ fn report(subject: &Subject, workload: &Workload, count: usize, times: &[Vec<f64
             "requests": count,
         },
     });
-    let mut table = format!(
+    let mut table = headline(&json);
+    let _ = writeln!(
+        table,
         "middleware in front of an upstream that answers at once; context of {} chunks of {} tokens, {count} \
-         requests\n",
+         requests",
         workload.chunks, workload.tokens
     );
     let mut whole_added_ms = f64::NAN;

@@ -208,8 +208,10 @@ pub fn table(report: &Report) -> String {
         Some(Value::Null) | None => "-".to_owned(),
         Some(value) => value.to_string(),
     };
-    let mut out = format!(
-        "{} clients with {} new chunks of about {} tokens in each request, {} s\n\n",
+    let mut out = report::headline(json);
+    let _ = writeln!(
+        out,
+        "{} clients with {} new chunks of about {} tokens in each request, {} s\n",
         json["clients"], json["chunks"], json["tokens"], json["overload_s"],
     );
     let mut line = |name: &str, value: String| {

@@ -7,25 +7,80 @@
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-const SCRIPT: &str = include_str!("../../peers/sentence_transformers_onnx.py");
+const SCRIPT: &str = include_str!("../../peers/encode_texts.py");
+
+/// What runs the peer's model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backend {
+    /// ONNX Runtime, on the CPU.
+    Onnx,
+    /// PyTorch, on the CPU or on a GPU.
+    Torch,
+}
+
+impl Backend {
+    /// Returns the backend that suits a device: ONNX Runtime is the faster one on a CPU, PyTorch on a GPU.
+    pub fn of_device(device: &str) -> Self {
+        if device == "cpu" { Self::Onnx } else { Self::Torch }
+    }
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Onnx => "onnx",
+            Self::Torch => "torch",
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Onnx => "ONNX Runtime",
+            Self::Torch => "PyTorch",
+        }
+    }
+}
+
+impl FromStr for Backend {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let all = [Self::Onnx, Self::Torch];
+        let found = all.into_iter().find(|backend| backend.as_str() == text);
+        found.ok_or_else(|| "must be onnx or torch".to_owned())
+    }
+}
 
 /// Settings of the peer process.
 #[derive(Debug, Clone)]
 pub struct PeerSettings {
-    /// Python interpreter with sentence-transformers and optimum-onnx.
+    /// Python interpreter with sentence-transformers, and optimum-onnx for [`Backend::Onnx`].
     pub python: PathBuf,
     /// Hugging Face folder that Thresher's model was exported from.
     pub model: PathBuf,
+    /// What runs the model.
+    pub backend: Backend,
+    /// The device: `cpu`, `cuda:0`, ...
+    pub device: String,
+    /// The precision of weights and activations: `f32` or `f16`.
+    pub precision: &'static str,
     /// Number of threads of the peer's runtime.
     pub threads: usize,
     /// Number of texts in a batch.
     pub batch: usize,
+}
+
+impl PeerSettings {
+    /// Returns the settings of the peers that are compared on the device of `self`: f32, and on a GPU also f16.
+    pub fn in_each_precision(self) -> Vec<Self> {
+        let precisions: &[&str] = if self.device == "cpu" { &["f32"] } else { &["f32", "f16"] };
+        precisions.iter().map(|&precision| Self { precision, ..self.clone() }).collect()
+    }
 }
 
 /// A running peer process.
@@ -57,7 +112,8 @@ impl Peer {
     pub fn start(settings: PeerSettings) -> anyhow::Result<Self> {
         let mut child = Command::new(&settings.python)
             .args(["-c", SCRIPT, "--threads", &settings.threads.to_string()])
-            .args(["--batch-size", &settings.batch.to_string(), "--model"])
+            .args(["--batch-size", &settings.batch.to_string(), "--backend", settings.backend.as_str()])
+            .args(["--device", &settings.device, "--precision", settings.precision, "--model"])
             .arg(&settings.model)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -92,11 +148,14 @@ impl Peer {
     pub fn finish(mut self) -> Value {
         drop(self.input);
         let _ = self.child.wait();
+        let PeerSettings { backend, device, precision, threads, batch, .. } = self.settings;
         json!({
-            "name": "sentence-transformers, ONNX Runtime",
+            "name": format!("sentence-transformers, {}, {precision}", backend.name()),
             "versions": self.versions,
-            "threads": self.settings.threads,
-            "batch_size": self.settings.batch,
+            "device": device,
+            "precision": precision,
+            "threads": threads,
+            "batch_size": batch,
         })
     }
 
@@ -105,5 +164,28 @@ impl Peer {
             Some(line) => serde_json::from_str(&line?).context("the peer sent an unexpected line"),
             None => bail!("the peer exited without a reply; its own error message is above"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peers_follow_the_device() {
+        let check = |device: &str, expect: (Backend, &[&str])| {
+            let backend = Backend::of_device(device);
+            let device = device.to_owned();
+            let (python, model) = (PathBuf::new(), PathBuf::new());
+            let settings =
+                PeerSettings { python, model, backend, device, precision: "f32", threads: 1, batch: 1 };
+            let peers = settings.in_each_precision();
+            let precisions: Vec<&str> = peers.iter().map(|peer| peer.precision).collect();
+            assert_eq!((backend, &precisions[..]), expect);
+        };
+        check("cpu", (Backend::Onnx, &["f32"]));
+        check("cuda:0", (Backend::Torch, &["f32", "f16"]));
+        assert_eq!("torch".parse(), Ok(Backend::Torch));
+        assert!("cuda".parse::<Backend>().is_err());
     }
 }

@@ -1,7 +1,12 @@
 //! Statistics of a few dozen numbers (medians, quartiles, quantiles), and the values that all bench reports
 //! share.
 
+use std::path::Path;
+use std::process::Command;
+
 use serde_json::{Value, json};
+use thresher_core::model::contract::{Contract, Weights};
+use thresher_core::model::ort::{cpu_kernels, runtime_version};
 
 use super::Subject;
 
@@ -51,31 +56,128 @@ pub fn spread_json(spread: Spread) -> Value {
     })
 }
 
-/// Returns the name and fingerprint of the model under test.
-pub fn model(subject: &Subject) -> Value {
-    let model = subject.daemon.pipeline().model();
-    json!({"name": model.name, "fingerprint": model.fingerprint})
+/// A model, and what runs it. Every report names them.
+#[derive(Debug, Clone)]
+pub struct ModelOnDevice {
+    name: String,
+    weights: Weights,
+    device: String,
+    runtime_version: String,
 }
 
-/// Returns the machine, with the number of the model's worker threads.
+impl ModelOnDevice {
+    /// Describes the model in `model_dir` on a device (`cpu`, `cuda:0`, ...) with the ONNX Runtime in the file
+    /// `runtime_lib`.
+    ///
+    /// # Errors
+    /// Fails if the contract cannot be read or the library cannot be loaded.
+    pub fn new(model_dir: &Path, runtime_lib: &Path, device: &str) -> anyhow::Result<Self> {
+        let Contract { name, weights, .. } = Contract::load(model_dir)?;
+        let runtime_version = runtime_version(runtime_lib)?;
+        Ok(Self { name, weights: weights.dtype, device: device.to_owned(), runtime_version })
+    }
+
+    /// Returns the model's name and the precision of its stored weights (`f32`, `f16` or `int8`).
+    pub fn model(&self) -> Value {
+        json!({"name": self.name, "weights": self.weights})
+    }
+
+    /// Returns the machine with the device, its execution provider and the version of ONNX Runtime. `gpu` is
+    /// the name of the GPU, and `int8_kernels` the kind of the CPU's 8-bit kernels; each is null on the other
+    /// device.
+    pub fn machine(&self) -> Value {
+        let is_cpu = self.device == "cpu";
+        json!({
+            "arch": std::env::consts::ARCH,
+            "os": std::env::consts::OS,
+            "cores": std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            "device": self.device,
+            "gpu": gpu_name(&self.device),
+            "int8_kernels": is_cpu.then(cpu_kernels),
+            "execution_provider": if is_cpu { "CPUExecutionProvider" } else { "CUDAExecutionProvider" },
+            "onnxruntime": self.runtime_version,
+        })
+    }
+}
+
+/// Returns the name of the GPU `cuda:N`, as NVIDIA's driver reports it.
+fn gpu_name(device: &str) -> Option<String> {
+    let number: usize = device.strip_prefix("cuda:")?.parse().ok()?;
+    // With this variable, N counts the listed GPUs only. nvidia-smi ignores it.
+    let id = match std::env::var("CUDA_VISIBLE_DEVICES") {
+        Ok(visible) => visible.split(',').nth(number)?.trim().to_owned(),
+        Err(_) => number.to_string(),
+    };
+    let query = ["--query-gpu=name", "--format=csv,noheader", "-i", &id];
+    let found =
+        Command::new("nvidia-smi").args(query).output().ok().filter(|found| found.status.success())?;
+    let name = String::from_utf8(found.stdout).ok()?.trim().to_owned();
+    (!name.is_empty()).then_some(name)
+}
+
+/// Returns the model under test: [`ModelOnDevice::model`] with its fingerprint.
+pub fn model(subject: &Subject) -> Value {
+    let mut model = subject.on.model();
+    model["fingerprint"] = subject.daemon.pipeline().model().fingerprint.clone().into();
+    model
+}
+
+/// Returns [`ModelOnDevice::machine`] with the number of the model's worker threads.
 pub fn machine(subject: &Subject) -> Value {
-    let mut machine = host();
+    let mut machine = subject.on.machine();
     machine["workers"] = subject.runtime.workers().into();
     machine
 }
 
-/// Returns the machine's architecture, operating system and number of cores.
-pub fn host() -> Value {
-    json!({
-        "arch": std::env::consts::ARCH,
-        "os": std::env::consts::OS,
-        "cores": std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-    })
+/// Returns the first line of every printed table: the model, its precision, and what runs it. `report` has the
+/// values of [`ModelOnDevice`] as `model` and `machine`.
+pub fn headline(report: &Value) -> String {
+    let (model, machine) = (&report["model"], &report["machine"]);
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let shown = |value: &Value| text(value).unwrap_or_else(|| "?".to_owned());
+    let int8_kernels = text(&machine["int8_kernels"]).map(|kind| format!("8-bit kernels {kind}"));
+    let about = [
+        text(&machine["gpu"]),
+        Some(shown(&machine["execution_provider"])),
+        Some(format!("ONNX Runtime {}", shown(&machine["onnxruntime"]))),
+        // The kind matters for these weights only.
+        int8_kernels.filter(|_| model["weights"] == "int8"),
+    ];
+    let workers =
+        machine["workers"].as_u64().map_or_else(String::new, |count| format!("{count} workers of "));
+    format!(
+        "{} in {} on {} ({}), {workers}{} cores ({})\n",
+        shown(&model["name"]),
+        shown(&model["weights"]),
+        shown(&machine["device"]),
+        about.into_iter().flatten().collect::<Vec<_>>().join(", "),
+        machine["cores"],
+        shown(&machine["arch"]),
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_headline_names_model_precision_device_and_runtime() {
+        let check = |weights: &str, device: Value, expect: &str| {
+            let mut machine = json!({"arch": "x86_64", "cores": 4, "onnxruntime": "1.31.1"});
+            for (key, value) in device.as_object().expect("an object") {
+                machine[key] = value.clone();
+            }
+            let report = json!({"model": {"name": "m", "weights": weights}, "machine": machine});
+            assert_eq!(headline(&report), format!("m in {weights} on {expect} cores (x86_64)\n"));
+        };
+        let cpu = json!({"device": "cpu", "execution_provider": "CPUExecutionProvider", "int8_kernels": "x86-vnni", "workers": 2});
+        check("f32", cpu.clone(), "cpu (CPUExecutionProvider, ONNX Runtime 1.31.1), 2 workers of 4");
+        let vnni = "cpu (CPUExecutionProvider, ONNX Runtime 1.31.1, 8-bit kernels x86-vnni), 2 workers of 4";
+        check("int8", cpu, vnni);
+        let gpu =
+            json!({"device": "cuda:0", "execution_provider": "CUDAExecutionProvider", "gpu": "NVIDIA X"});
+        check("f16", gpu, "cuda:0 (NVIDIA X, CUDAExecutionProvider, ONNX Runtime 1.31.1), 4");
+    }
 
     #[test]
     fn small_cases() {

@@ -379,8 +379,10 @@ pub fn table(report: &Report) -> String {
         json.pointer(path).and_then(Value::as_f64).map_or("-".to_owned(), |number| format!("{number:.0}"))
     };
     let met = |name: &str| if json["met"][name] == json!(true) { "met" } else { "missed" };
-    let mut out = format!(
-        "{} s, {} clients, {} chunks; memory limits add up to {} MB, disk limit {} MB\n\n",
+    let mut out = report::headline(json);
+    let _ = writeln!(
+        out,
+        "{} s, {} clients, {} chunks; memory limits add up to {} MB, disk limit {} MB\n",
         json["soak_s"],
         json["clients"],
         json["chunks"],

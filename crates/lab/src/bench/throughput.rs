@@ -27,8 +27,8 @@ pub struct Contenders {
     pub batched: BatchedGraph,
     /// Floating-point operations of the graph.
     pub flops: Flops,
-    /// Another program that encodes the same texts.
-    pub peer: Option<Peer>,
+    /// Other programs that encode the same texts.
+    pub peers: Vec<Peer>,
 }
 
 /// How much to measure.
@@ -54,15 +54,15 @@ pub fn run(
     progress: Progress,
 ) -> anyhow::Result<Report> {
     let rounds = measure_rounds(subject, &mut contenders, workload, effort.rounds, progress)?;
-    let peer = contenders.peer.map(Peer::finish);
+    let peers = contenders.peers.into_iter().map(Peer::finish).collect();
     let latency = measure_latency(subject, workload, effort, progress)?;
-    Ok(Report::new(subject, workload, effort, rounds, latency, peer))
+    Ok(Report::new(subject, workload, effort, rounds, latency, peers))
 }
 
 /// Batch sizes of the batched graph.
 const BATCHES: [usize; 2] = [8, 16];
 
-/// Number of contenders: the graph, the pipeline, the graph in batches, the peer.
+/// Number of contenders: the graph, the pipeline, the graph in batches, the peers.
 const CONTENDERS: usize = 4;
 
 /// Times of one round. All contenders of a round read the same chunks.
@@ -80,8 +80,8 @@ struct Round {
     cold: Duration,
     /// Times of the pipeline's stages.
     timings: Timings,
-    /// Time of the peer.
-    peer: Option<Duration>,
+    /// Time of each peer.
+    peers: Vec<Duration>,
 }
 
 /// Runs all rounds in order.
@@ -124,7 +124,7 @@ fn round(
         batched: Default::default(),
         cold: Duration::ZERO,
         timings: Timings::default(),
-        peer: None,
+        peers: Vec::new(),
     };
     for contender in contender_order(index) {
         match contender {
@@ -135,7 +135,7 @@ fn round(
                     *took = time_of(|| contenders.batched.run(&windows, batch))?;
                 }
             }
-            _ => round.peer = contenders.peer.as_mut().map(|peer| peer.encode(&texts, tokens)).transpose()?,
+            _ => round.peers = encode_with_peers(&mut contenders.peers, &texts, (tokens, index))?,
         }
     }
     Ok(round)
@@ -150,6 +150,21 @@ fn contender_order(round: usize) -> [usize; CONTENDERS] {
         0 => rotated,
         _ => std::array::from_fn(|turn| rotated[CONTENDERS - 1 - turn]),
     }
+}
+
+/// Lets every peer encode the texts, which have `tokens` tokens together, and returns its time. The peers go in
+/// their order in even rounds, and backwards in odd ones.
+fn encode_with_peers(
+    peers: &mut [Peer],
+    texts: &[&str],
+    (tokens, round): (usize, usize),
+) -> anyhow::Result<Vec<Duration>> {
+    let mut times = vec![Duration::ZERO; peers.len()];
+    for turn in 0..peers.len() {
+        let at = if round.is_multiple_of(2) { turn } else { peers.len() - 1 - turn };
+        times[at] = peers[at].encode(texts, tokens)?;
+    }
+    Ok(times)
 }
 
 fn cold(pipeline: &Pipeline, request: &CompressRequest) -> anyhow::Result<(Duration, Timings)> {
@@ -236,7 +251,7 @@ impl Report {
         effort: Effort,
         rounds: Vec<Round>,
         latency: Latency,
-        peer: Option<Value>,
+        mut peers: Vec<Value>,
     ) -> Self {
         let rate = |took: &dyn Fn(&Round) -> f64| spread(rounds.iter().map(|r| r.tokens as f64 / took(r)));
         let cold = |r: &Round| r.cold.as_secs_f64();
@@ -284,12 +299,12 @@ impl Report {
             "machine": report::machine(subject),
             "version": env!("CARGO_PKG_VERSION"),
         });
-        if let Some(mut peer) = peer {
-            let took = |r: &Round| r.peer.map_or(f64::NAN, |d| d.as_secs_f64());
+        for (at, peer) in peers.iter_mut().enumerate() {
+            let took = |r: &Round| r.peers[at].as_secs_f64();
             peer["tokens_per_s"] = round_to(rate(&took).median, 0);
             peer["cold_to_peer"] = spread_json(spread(rounds.iter().map(|r| took(r) / cold(r))));
-            json["peer"] = peer;
         }
+        json["peers"] = peers.into();
         Self { json }
     }
 
@@ -326,13 +341,11 @@ pub fn table(report: &Report) -> String {
         let part = |name: &str| shown(&format!("{path}/{name}"), 3);
         format!("{} [{}, {}]", part("median"), part("low"), part("high"))
     };
-    let (workload, machine) = (&json["workload"], &json["machine"]);
-    let mut out = format!(
-        "{} on {} workers of {} cores ({}); {} chunks of {}{} tokens, question of {}, {} rounds\n\n",
-        json["model"]["name"].as_str().unwrap_or("no model"),
-        machine["workers"],
-        machine["cores"],
-        machine["arch"].as_str().unwrap_or_default(),
+    let workload = &json["workload"];
+    let mut out = report::headline(json);
+    let _ = writeln!(
+        out,
+        "{} chunks of {}{} tokens, question of {}, {} rounds\n",
         workload["chunks"],
         if workload["mixed"] == json!(true) { "10 to twice " } else { "" },
         workload["tokens"],
@@ -340,7 +353,7 @@ pub fn table(report: &Report) -> String {
         workload["rounds"],
     );
     let mut line = |name: &str, value: String, unit: &str, note: String| {
-        let _ = writeln!(out, "  {name:<28} {value:>9} {unit:<9} {note}");
+        let _ = writeln!(out, "  {name:<42} {value:>9} {unit:<9} {note}");
     };
     let gflops = |name: &str| format!("{} GFLOP/s", shown(&format!("/flops/{name}_gflop_per_s"), 0));
     line("model graph alone", shown("/graph_tokens_per_s", 0), "tokens/s", gflops("graph"));
@@ -350,9 +363,10 @@ pub fn table(report: &Report) -> String {
     }
     let ratio = format!("{}; {} times the graph alone", gflops("cold"), of("/cold_to_graph"));
     line("pipeline, cold", shown("/cold_tokens_per_s", 0), "tokens/s", ratio);
-    if json.get("peer").is_some() {
-        let ratio = format!("Thresher is {} times as fast", of("/peer/cold_to_peer"));
-        line("sentence-transformers", shown("/peer/tokens_per_s", 0), "tokens/s", ratio);
+    for (at, peer) in json["peers"].as_array().into_iter().flatten().enumerate() {
+        let ratio = format!("Thresher is {} times as fast", of(&format!("/peers/{at}/cold_to_peer")));
+        let name = peer["name"].as_str().unwrap_or("peer");
+        line(name, shown(&format!("/peers/{at}/tokens_per_s"), 0), "tokens/s", ratio);
     }
     for (stage, _) in json["stages_ms"].as_object().into_iter().flatten() {
         line(&format!("  stage {stage}"), shown(&format!("/stages_ms/{stage}"), 2), "ms", String::new());

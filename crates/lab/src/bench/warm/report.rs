@@ -160,13 +160,11 @@ pub fn table(report: &Report) -> String {
         let part = |part: &str| shown(&format!("/ratios/{name}/{part}"), 2);
         format!("{} [{}, {}]", part("median"), part("low"), part("high"))
     };
-    let (workload, machine) = (&json["workload"], &json["machine"]);
-    let mut out = format!(
-        "{} on {} workers of {} cores ({}); {} chunks of {}{} tokens, questions of {}, {} rounds\n\n",
-        json["model"]["name"].as_str().unwrap_or("no model"),
-        machine["workers"],
-        machine["cores"],
-        machine["arch"].as_str().unwrap_or_default(),
+    let workload = &json["workload"];
+    let mut out = report::headline(json);
+    let _ = writeln!(
+        out,
+        "{} chunks of {}{} tokens, questions of {}, {} rounds\n",
         json["chunks"],
         if workload["mixed"] == json!(true) { "10 to twice " } else { "" },
         json["tokens"],
