@@ -89,6 +89,7 @@ impl ForwardGraph {
         past: &ForwardPast,
         sequences: &[ForwardSequence],
     ) -> Result<Vec<Array2<f32>>, ort::Error> {
+        // On every device, all outputs go to the memory of the CPU: masks are changed there between two layers.
         let host = MemoryInfo::default();
         let ids = sequences.iter().flat_map(|sequence| sequence.tokens).map(|&id| i64::from(id));
         let positions: Vec<i64> = sequences
