@@ -76,7 +76,11 @@ class Served:
     """A daemon with an exported model."""
 
     def __init__(self, exported, device):
-        settings = {"THRESHER__MODEL__DIR": str(exported), "THRESHER__MODEL__DEVICE": device}
+        settings = {
+            "THRESHER__MODEL__DIR": str(exported),
+            "THRESHER__MODEL__DEVICE": device,
+            "THRESHER__MODEL__DEVICE_FALLBACK": "false",
+        }
         self.daemon = daemons.Daemon(THRESHER_CONFIG="", **settings)
 
     def compress(self, question, passages):

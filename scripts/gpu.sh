@@ -20,6 +20,7 @@ binary=target/release/thresher
 source=models/.cache/all-MiniLM-L6-v2
 facts=models/facts
 peers=${PEERS_PYTHON:-target/peers/bin/python}
+installed=target/peers/installed
 failed=()
 mkdir -p "$out"
 
@@ -47,16 +48,18 @@ if [ -n "$gpu" ]; then
   }
   nvidia-smi | tee "$out/machine.txt"
 fi
-if ! [ -x "$peers" ]; then
+python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: python3 must be 3.11 or later" >&2; exit 1; }
+if [ -z "${PEERS_PYTHON:-}" ] && ! [ -f "$installed" ]; then
   python3 -m venv target/peers
   scripts/stage.sh "packages of the peers" "10 minutes" target/peers/bin/pip install --quiet -r crates/lab/peers/requirements.txt
+  touch "$installed"
 fi
 make provision GPU="$gpu"
 if [ -n "$gpu" ]; then
   missing=$(missing_libraries)
   if [ -n "$missing" ]; then
     packaged=$("$peers" -c 'import glob, sysconfig; print(":".join(glob.glob(sysconfig.get_path("purelib") + "/nvidia/*/lib")))')
-    export LD_LIBRARY_PATH=${packaged:+$packaged:}${LD_LIBRARY_PATH:-}
+    export LD_LIBRARY_PATH=$packaged${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
     missing=$(missing_libraries)
   fi
   if [ -n "$missing" ]; then
@@ -82,6 +85,8 @@ else
   kv_rows=3 peer=(--peer-backend torch)
 fi
 
+# CUDA and nvidia-smi number GPUs alike. What the GPU fails to compute is a failure, and not left to the CPU.
+export CUDA_DEVICE_ORDER=PCI_BUS_ID THRESHER_TEST_DEVICE=$device THRESHER__MODEL__DEVICE_FALLBACK=false
 if [ -n "$tests" ] && [ -n "$gpu" ]; then
   table tests make test GPU=1
 elif [ -n "$tests" ]; then

@@ -9,7 +9,6 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 with_runtime=(env THRESHER_CONFIG= "THRESHER_RUNTIME_LIB=$RUNTIME_LIB")
-[ -z "$GPU" ] || with_runtime+=(THRESHER__MODEL__DEVICE=auto)
 began=$SECONDS
 
 # pip waits for the network most of the time, so it runs while the Rust tests are built.

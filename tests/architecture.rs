@@ -154,7 +154,7 @@ const OWNED: &[(&str, &[&str])] = &[
             "crates/lab/src/bench/model_graph.rs",
         ],
     ),
-    ("libloading", &["crates/core/src/model/ort.rs"]),
+    ("libloading", &["crates/core/src/model/ort/version.rs"]),
     ("memmap2", &["crates/core/src/model/ort/weights.rs"]),
     ("prost", &["crates/core/src/model/onnx.rs", "crates/core/src/model/onnx/"]),
     ("icu_segmenter", &["crates/core/src/text.rs", "crates/core/src/text/"]),
@@ -173,6 +173,7 @@ const OWNED: &[(&str, &[&str])] = &[
             "src/access.rs",
             "src/access/keys.rs",
             "crates/core/src/kv/",
+            "crates/core/src/model/fallback.rs",
         ],
     ),
     (

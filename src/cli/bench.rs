@@ -316,9 +316,10 @@ fn soak_settings(config: &Config, args: &Args) -> soak::Settings {
     }
 }
 
-/// The settings of the benchmark: limits that the workload would exceed are raised.
+/// The settings of the benchmark: limits that the workload would exceed are raised. The device that is measured computes everything.
 fn settings(config: &Config, args: &Args, workload: &Workload) -> Config {
     let mut config = config.clone();
+    config.model.device_fallback = false;
     if let Some(workers) = args.workers {
         config.model.workers = workers;
         if config.admission.concurrency_max == 0 {

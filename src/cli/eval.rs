@@ -97,6 +97,8 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(dir) = &args.model {
         exact.model.dir.clone_from(dir);
     }
+    // The device that is measured computes everything.
+    exact.model.device_fallback = false;
     if let Some(file) = &args.kv {
         return kv(&exact, file, args);
     }

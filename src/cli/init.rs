@@ -45,9 +45,9 @@ pub struct Args {
     /// Fetch the CUDA runtime, for NVIDIA GPUs, and set model.device to "auto". It needs CUDA 13 and cuDNN 9.
     #[arg(long)]
     gpu: bool,
-    /// The precision of the model's weights. auto: int8 if this processor multiplies bytes fast (x86 with VNNI) and --gpu is not given, else
-    /// f32. With int8, the model reads chunks faster; docs/evaluation.md compares the two. A model that is installed already is only replaced
-    /// if this option names another precision.
+    /// The precision of the model's weights. auto: int8 on x86 processors with VNNI, where it reads chunks faster, else f32; on a GPU always
+    /// f32. docs/evaluation.md compares the two. An installed model stays as it is, unless this option names another precision or a GPU
+    /// cannot run it.
     #[arg(long, value_enum, default_value_t = Precision::Auto)]
     weights: Precision,
 }
@@ -78,6 +78,9 @@ pub fn run(args: &Args, settings: Option<&Path>) -> anyhow::Result<ExitCode> {
         (None, true) => Source::Index(PUBLIC_INDEX.to_owned()),
         (None, false) => Source::Index(args.index.clone()),
     };
+    if args.gpu && args.weights == Precision::Int8 {
+        bail!("a GPU does not run int8 weights; leave out --weights int8, or --gpu");
+    }
     if let Some(folder) = &args.download_to {
         return download(folder, args.gpu, &source);
     }
@@ -255,7 +258,10 @@ fn install_model(
     let target = root.join("models").join(MODEL);
     let weights = precision.weights(uses_gpu, multiplies_bytes_fast());
     let is_usable = |contract: Contract| {
-        let is_wanted = precision == Precision::Auto || contract.weights.dtype == weights;
+        let is_wanted = match precision {
+            Precision::Auto => !(uses_gpu && contract.weights.dtype == Weights::Int8),
+            Precision::F32 | Precision::Int8 => contract.weights.dtype == weights,
+        };
         is_wanted && contract.verify_files(&target).is_ok()
     };
     if Contract::load(&target).is_ok_and(is_usable) {
@@ -266,8 +272,8 @@ fn install_model(
     provide(Item::Model, &original, source)?;
     let prefixes = Prefixes { question: None, passage: None };
     let options = ExportOptions { name: MODEL.to_owned(), prefixes, weights, ..ExportOptions::default() };
-    // What is there is no export that can be used, or has another precision, and `export` replaces nothing else.
-    if target.exists() {
+    // `export` replaces an export, once the new one is complete, and nothing else.
+    if target.exists() && Contract::load(&target).is_err() {
         fs::remove_dir_all(&target).with_context(|| cannot("remove", &target))?;
     }
     export(&original, &target, &options, &|_, _| {})?;

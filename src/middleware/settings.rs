@@ -290,13 +290,18 @@ impl UpstreamSettings {
 
     /// Whether the URL is that of a program on this machine that listens at `address`.
     pub fn is_at(&self, address: SocketAddr) -> bool {
-        let ip = address.ip().to_canonical();
+        let listens = address.ip().to_canonical();
+        let is_same = match self.host().parse::<IpAddr>().map(|host| host.to_canonical()) {
+            Ok(host) => {
+                host == listens
+                    || host.is_loopback() && listens.is_unspecified() && host.is_ipv4() == listens.is_ipv4()
+            }
+            Err(_) => is_loopback(self.host()) && (listens.is_loopback() || listens.is_unspecified()),
+        };
         let default_port = if self.url.starts_with("https://") { 443 } else { 80 };
         let authority = self.url.split('/').nth(2).unwrap_or_default();
         let port = authority.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
-        is_loopback(self.host())
-            && (ip.is_loopback() || ip.is_unspecified())
-            && port.unwrap_or(default_port) == address.port()
+        is_same && port.unwrap_or(default_port) == address.port()
     }
 
     /// The host of the URL, without brackets and port.
@@ -437,7 +442,9 @@ mod tests {
             assert_eq!(upstream.is_at(address.parse().expect("an address")), expect, "{url} {address}");
         };
         check("http://localhost:8080/v1", "127.0.0.1:8080", true);
-        check("http://[::1]:8080", "0.0.0.0:8080", true);
+        check("http://127.0.0.1:8080", "0.0.0.0:8080", true);
+        check("http://[::1]:8080", "0.0.0.0:8080", false);
+        check("http://[::1]:8080", "127.0.0.1:8080", false);
         check("http://127.0.0.1", "127.0.0.1:80", true);
         check("https://[::1]/v1", "[::]:443", true);
         check("http://127.0.0.1:8000", "127.0.0.1:8080", false);

@@ -207,10 +207,12 @@ fn padding_in_a_batch_does_not_change_the_keys_of_a_window() {
         let [alone, together] = [None, padded].map(|batching| {
             LoadedModel::load(&OrtSettings { batching, ..ort_settings(dir, 2) }).expect("it loads").runtime()
         });
+        assert!(together.info().windows_at_once > alone.info().windows_at_once, "{name}: no padded batches");
         let lengths = lengths.iter().copied().filter(|tokens| *tokens <= alone.info().window_tokens_max);
         let vocab_size = Contract::load(dir).unwrap().tokenizer.vocab_size;
         let windows = windows_of_lengths(lengths, vocab_size);
         let windows: Vec<&[u32]> = windows.iter().map(Vec::as_slice).collect();
+        assert!(windows.len() > 10, "{name}: {} windows", windows.len());
         let found = planes(&*together, &windows);
         let off =
             |(found, expect): (&Array3<f32>, &Array3<f32>)| worst(found, expect) / largest(expect).max(1.0);

@@ -143,7 +143,7 @@ impl KvStore {
     /// Returns the blocks of `keys`, and how many came from each source. A block is `None` only if
     /// `caller_waits` returned false.
     ///
-    /// The store works through the keys in batches of `batch` keys, at least 1. For the chunks of a batch that no tier has and no other
+    /// The store works through the keys in batches of `keys_per_batch` keys, at least 1. For the chunks of a batch that no tier has and no other
     /// request is having read, it calls `read`, which completes each [`Claim`]. It calls `read` for a
     /// batch without such chunks, too, so that `read` can refuse a request over its limits. A block of a tier
     /// under the key of chunk `i` is used only if `check(i, block, source)` accepts it, because other
@@ -154,7 +154,8 @@ impl KvStore {
     /// Returns the first error of `read`.
     pub fn get<E>(
         &self,
-        (keys, batch): (&[BlockKey], usize),
+        keys: &[BlockKey],
+        keys_per_batch: usize,
         caller_waits: CallerWaits,
         check: impl Fn(usize, &Block, Source) -> Result<(), BadBlock>,
         read: impl Fn(Unread) -> Result<(), E>,
@@ -182,12 +183,12 @@ impl KvStore {
         // being read.
         let is_absent =
             |at: &usize| !self.tiers.has_locally(&order[*at].0) && !self.flights.contains(&order[*at].0);
-        let batch_max = batch.max(1);
-        let absent: Vec<usize> = (batch_max.min(order.len())..order.len()).filter(is_absent).collect();
+        let keys_per_batch = keys_per_batch.max(1);
+        let absent: Vec<usize> = (keys_per_batch.min(order.len())..order.len()).filter(is_absent).collect();
         let later: Vec<usize> = absent.iter().map(|&at| order[at].1).collect();
-        for (n, batch) in order.chunks(batch_max).enumerate() {
+        for (n, batch) in order.chunks(keys_per_batch).enumerate() {
             let mut missing = batch.iter().filter_map(|(key, _)| missing.remove_entry(key)).collect();
-            let after_batch = absent.partition_point(|&at| at < (n + 1) * batch_max);
+            let after_batch = absent.partition_point(|&at| at < (n + 1) * keys_per_batch);
             self.get_batch(&mut missing, &later[after_batch..], &mut found, &caller_waits, &check, &read)?;
         }
         found.count_lookups();

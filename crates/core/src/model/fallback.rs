@@ -2,7 +2,7 @@
 //! taken its memory or because it is gone, the CPU computes what is missing.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use metrics::counter;
 use ndarray::ArrayView3;
@@ -16,18 +16,19 @@ type Load = dyn Fn() -> Result<Arc<dyn ModelRuntime>, ModelError> + Send + Sync;
 
 /// A model on a GPU, and the same model on the CPU for calls that the GPU fails.
 ///
-/// The keys of the two are as close as `ModelRuntime` says of devices, so both are cached under the name of the
-/// first. Each call tries the GPU again.
+/// Blocks have one name for both, so the CPU takes over only if its keys have the same fingerprint: with f32
+/// weights, but not with f16 weights, which the two multiply differently. Each call tries the GPU again.
 pub struct WithFallback {
     primary: Arc<dyn ModelRuntime>,
     fallback: Arc<Fallback>,
+    /// The handle of this flow to the model on the CPU.
+    on_cpu: OnceLock<Arc<dyn ModelRuntime>>,
 }
 
 /// The model on the CPU. It is loaded when it is needed for the first time, because most daemons never need it.
 struct Fallback {
     load: Box<Load>,
-    /// `None` if it could not be loaded.
-    model: OnceLock<Option<Arc<dyn ModelRuntime>>>,
+    model: Mutex<Option<Arc<dyn ModelRuntime>>>,
 }
 
 impl WithFallback {
@@ -36,7 +37,8 @@ impl WithFallback {
         primary: Arc<dyn ModelRuntime>,
         load: impl Fn() -> Result<Arc<dyn ModelRuntime>, ModelError> + Send + Sync + 'static,
     ) -> Self {
-        Self { primary, fallback: Arc::new(Fallback { load: Box::new(load), model: OnceLock::new() }) }
+        let fallback = Arc::new(Fallback { load: Box::new(load), model: Mutex::default() });
+        Self { primary, fallback, on_cpu: OnceLock::new() }
     }
 
     /// Runs a call on the first model and, if a graph fails there, on the second one.
@@ -44,27 +46,36 @@ impl WithFallback {
         &self,
         mut call: impl FnMut(&dyn ModelRuntime) -> Result<T, ModelError>,
     ) -> Result<T, ModelError> {
-        match call(&*self.primary) {
-            Err(error @ ModelError::Graph { .. }) => {
-                counter!("model_fallbacks_total").increment(1);
-                tracing::warn!(%error, device = %self.info().device, "the device failed, so the CPU takes over this call");
-                self.fallback.get().map_or(Err(error), |model| call(model))
-            }
-            result => result,
+        let error = match call(&*self.primary) {
+            Err(error @ ModelError::Graph { .. }) => error,
+            result => return result,
+        };
+        let Some(on_cpu) = self.on_cpu() else { return Err(error) };
+        counter!("model_fallbacks_total").increment(1);
+        tracing::warn!(%error, device = %self.info().device, "the device failed, so the CPU takes over this call");
+        call(&**on_cpu)
+    }
+
+    fn on_cpu(&self) -> Option<&Arc<dyn ModelRuntime>> {
+        if self.on_cpu.get().is_none() {
+            let model = self.fallback.get(&self.info().fingerprint)?;
+            let _ = self.on_cpu.set(model.with_own_flow().unwrap_or(model));
         }
+        self.on_cpu.get()
     }
 }
 
 impl Fallback {
-    fn get(&self) -> Option<&dyn ModelRuntime> {
-        let load = || match (self.load)() {
-            Ok(model) => Some(model),
-            Err(error) => {
-                tracing::error!(%error, "the model cannot be loaded on the CPU");
-                None
+    /// Returns the model if its keys have the name `fingerprint`. A load that failed is tried again by the next call.
+    fn get(&self, fingerprint: &str) -> Option<Arc<dyn ModelRuntime>> {
+        let mut model = self.model.lock().unwrap_or_else(PoisonError::into_inner);
+        if model.is_none() {
+            match (self.load)() {
+                Ok(loaded) => *model = Some(loaded),
+                Err(error) => tracing::error!(%error, "the model cannot be loaded on the CPU"),
             }
-        };
-        self.model.get_or_init(load).as_deref()
+        }
+        model.clone().filter(|model| model.info().fingerprint == fingerprint)
     }
 }
 
@@ -75,7 +86,7 @@ impl ModelRuntime for WithFallback {
 
     fn with_own_flow(&self) -> Option<Arc<dyn ModelRuntime>> {
         let primary = self.primary.with_own_flow()?;
-        Some(Arc::new(Self { primary, fallback: Arc::clone(&self.fallback) }))
+        Some(Arc::new(Self { primary, fallback: Arc::clone(&self.fallback), on_cpu: OnceLock::new() }))
     }
 
     fn read(
@@ -88,8 +99,8 @@ impl ModelRuntime for WithFallback {
         self.run(|model| {
             let is_missing = |i: usize| !is_read[i].load(Ordering::Acquire) && is_needed(i);
             let keep = |i: usize, planes: ArrayView3<f32>| {
-                is_read[i].store(true, Ordering::Release);
                 on_read(i, planes);
+                is_read[i].store(true, Ordering::Release);
             };
             model.read(windows, &is_missing, &keep)
         })
@@ -126,7 +137,6 @@ impl ModelRuntime for WithFallback {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
     use std::sync::atomic::AtomicUsize;
 
     use super::*;
@@ -222,6 +232,14 @@ mod tests {
         let model = WithFallback::new(failing(out_of_memory), not_found);
         let error = model.read(&WINDOWS, &|_| true, &|_, _| {}).expect_err("nothing reads the rest");
         assert_eq!(error.to_string(), out_of_memory().to_string());
+    }
+
+    #[test]
+    fn keys_with_another_name_are_not_taken_from_the_cpu() {
+        let other = || Ok(Arc::new(ScriptedModel::new(9)) as Arc<dyn ModelRuntime>);
+        let model = WithFallback::new(failing(out_of_memory), other);
+        assert_ne!(model.info().fingerprint, ScriptedModel::new(9).info().fingerprint);
+        assert!(model.encode_question(&[1], &NoPast).is_err());
     }
 
     #[test]

@@ -15,8 +15,8 @@ mod decoder;
 mod cross;
 mod stages;
 mod forward;
+mod version;
 
-use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::ops::Range;
@@ -200,22 +200,8 @@ fn check_is_whole(lib: &Path) -> Result<(), String> {
 /// As [`environment`].
 pub fn runtime_version(lib: &Path) -> Result<String, ModelError> {
     let _environment = environment(lib)?;
-    version_of(lib)
+    version::of(lib)
         .map_err(|e| ModelError::Runtime { path: lib.display().to_string(), reason: e.to_string() })
-}
-
-/// Asks the library itself: `ort` returns only a description of the build, which does not always have the
-/// version.
-#[allow(unsafe_code, reason = "calls into the C library")]
-fn version_of(lib: &Path) -> Result<String, libloading::Error> {
-    // SAFETY: the process has loaded this library before and keeps it, so this runs no code of it; the function
-    // and the table that it returns are part of ONNX Runtime's stable interface, and the text is static.
-    unsafe {
-        let library = libloading::Library::new(lib)?;
-        let base = library.get::<unsafe extern "C" fn() -> *const ort::sys::OrtApiBase>(b"OrtGetApiBase")?;
-        let version = ((*base()).GetVersionString)();
-        Ok(CStr::from_ptr(version).to_string_lossy().into_owned())
-    }
 }
 
 /// Returns a session builder with the settings that all sessions have, and `threads` threads per session.
@@ -354,9 +340,10 @@ pub fn multiplies_bytes_fast() -> bool {
 
 /// The kind of 8-bit kernels of x86 processors with VNNI, and of others.
 const X86_VNNI: &str = "x86-vnni";
-const X86: &str = "x86";
+/// The name says that the precise kernels are used: earlier versions used others under the name `x86`.
+const X86: &str = "x86-precise";
 
-/// Returns the kind of 8-bit kernels that ONNX Runtime uses on this CPU: `x86-vnni`, `x86`, or the name of
+/// Returns the kind of 8-bit kernels that ONNX Runtime uses on this CPU: `x86-vnni`, `x86-precise`, or the name of
 /// another architecture.
 pub fn cpu_kernels() -> &'static str {
     #[cfg(target_arch = "x86_64")]

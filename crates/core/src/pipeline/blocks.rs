@@ -25,7 +25,7 @@ use crate::model::tokenizer::{self, ModelTokenizer};
 use crate::model::{ModelInfo, ModelRuntime};
 use crate::text;
 
-/// How many chunks are tokenized before the model reads them, if there may be no time for all: tokenizing takes time,
+/// How many chunks, at least, are tokenized before the model reads them, if there may be no time for all: tokenizing takes time,
 /// too.
 const CLAIMS_IN_ORDER: usize = 8;
 
@@ -251,7 +251,7 @@ impl Reader {
         };
         let ongoing = OnceCell::new();
         let batch = chunks_per_batch(info.windows_at_once);
-        let (found, sources) = self.store.get((&keys, batch), caller_waits, check, |unread| {
+        let (found, sources) = self.store.get(&keys, batch, caller_waits, check, |unread| {
             self.read(chunks, unread, &ongoing, limits, (cancel, wanted))
         })?;
         // Tokens that were read for this request have been counted. Those from the cache are counted here.
@@ -307,7 +307,8 @@ impl Reader {
                 .map(drop);
         };
         let mut known_tokens = known_tokens;
-        for claims in claims.chunks(CLAIMS_IN_ORDER) {
+        let at_once = self.model.info().windows_at_once.max(CLAIMS_IN_ORDER);
+        for claims in claims.chunks(at_once) {
             // A window that cannot end in time would take the time of scoring the cached chunks.
             if cancel.time_left().is_some_and(|left| left < self.window_time()) {
                 ended.store(true, Ordering::Relaxed);
@@ -394,7 +395,7 @@ impl Reader {
 /// Returns how many chunks a request claims at a time. Another request for one of these chunks waits for at most
 /// this many, not for all chunks of a large request; and a request over its limits is refused before all of its
 /// blocks are in memory. At the end of each batch, workers wait for the last window, so a model that reads many
-/// windows at once gets larger batches: the wait is then at most about one part in eight.
+/// windows at once gets larger batches: with windows of full length, the wait is then at most about one part in eight.
 fn chunks_per_batch(windows_at_once: usize) -> usize {
     (8 * windows_at_once).max(64)
 }

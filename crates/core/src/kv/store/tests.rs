@@ -84,7 +84,7 @@ fn get(store: &KvStore, keys: &[u8], reads: &AtomicUsize) -> (Vec<usize>, Source
         }
         Ok::<_, Infallible>(())
     };
-    let Ok((found, sources)) = store.get((&all, BATCH), always(), |_, _, _| Ok(()), read);
+    let Ok((found, sources)) = store.get(&all, BATCH, always(), |_, _, _| Ok(()), read);
     (found.into_iter().map(|block| block.expect("the caller waits").tokens()).collect(), sources)
 }
 
@@ -126,9 +126,9 @@ fn blocks_that_fail_the_check_are_read_again() {
         true => Ok(()),
         false => Err(BadBlock("it is of another chunk")),
     };
-    let Ok((_, sources)) = store.get((&[key(1), key(2)], BATCH), always(), fits, read);
+    let Ok((_, sources)) = store.get(&[key(1), key(2)], BATCH, always(), fits, read);
     assert_eq!(sources, Sources { read: 2, ..Sources::default() });
-    let Ok((_, sources)) = store.get((&[key(1), key(2)], BATCH), always(), fits, read);
+    let Ok((_, sources)) = store.get(&[key(1), key(2)], BATCH, always(), fits, read);
     assert_eq!(sources, Sources { memory: 2, ..Sources::default() }, "the invalid blocks are replaced");
 }
 
@@ -159,7 +159,7 @@ fn a_block_from_outside_is_kept_in_memory_only_after_it_is_checked() {
         claims.iter().for_each(|claim| claim.complete(block(claim.index() as u8 + 1)));
         Ok::<_, Infallible>(())
     };
-    let get = || metrics::with_local_recorder(&recorder, || store.get((&keys, BATCH), always(), check, read));
+    let get = || metrics::with_local_recorder(&recorder, || store.get(&keys, BATCH, always(), check, read));
     let Ok((_, sources)) = get();
     assert_eq!(sources, Sources { disk: 1, shared: 1, read: 2, ..Sources::default() });
     use Source::{Disk, Memory, Shared};
@@ -211,7 +211,7 @@ fn a_large_request_claims_one_batch_at_a_time() {
         claims.iter().for_each(|claim| claim.complete(block(keys[claim.index()])));
         Ok::<_, Infallible>(())
     };
-    let Ok((_, sources)) = store.get((&all, BATCH), always(), |_, _, _| Ok(()), read);
+    let Ok((_, sources)) = store.get(&all, BATCH, always(), |_, _, _| Ok(()), read);
     assert_eq!((sources.read, sources.memory), (200, 1));
     let sum = |n: usize| (0..n).sum::<usize>();
     assert_eq!(
@@ -234,7 +234,8 @@ fn later_chunks_that_will_probably_be_read_are_estimated() {
     let check = |name: &str, expect: std::ops::Range<usize>| {
         let seen = Mutex::new(None);
         let stopped = store.get(
-            (&keys, BATCH),
+            &keys,
+            BATCH,
             always(),
             |_, _, _| Ok(()),
             |Unread { later, .. }| {
@@ -264,7 +265,8 @@ fn a_request_over_its_limit_is_refused_before_all_blocks_are_found() {
     let keys: Vec<BlockKey> = (0..=255).map(key).collect();
     let calls = AtomicUsize::new(0);
     let refused = KvStore::new(tiers).get(
-        (&keys, BATCH),
+        &keys,
+        BATCH,
         always(),
         |_, _, _| Ok(()),
         |Unread { claims, known_tokens, .. }| {
@@ -280,7 +282,8 @@ fn a_request_over_its_limit_is_refused_before_all_blocks_are_found() {
 fn an_error_is_returned_to_its_own_caller_and_the_next_request_reads() {
     let store = KvStore::new(Arc::new(Map::default()));
     let failed = store.get(
-        (&[key(1)], BATCH),
+        &[key(1)],
+        BATCH,
         always(),
         |_, _, _| Ok(()),
         |Unread { claims, .. }| if claims.is_empty() { Ok(()) } else { Err("model") },
@@ -293,7 +296,7 @@ fn an_error_is_returned_to_its_own_caller_and_the_next_request_reads() {
 fn a_caller_that_stops_waiting_gets_no_blocks() {
     let store = KvStore::new(Arc::new(NoTiers));
     let (found, _) = store
-        .get((&[key(1)], BATCH), Arc::new(|| false), |_, _, _| Ok(()), |_| Ok::<_, Infallible>(()))
+        .get(&[key(1)], BATCH, Arc::new(|| false), |_, _, _| Ok(()), |_| Ok::<_, Infallible>(()))
         .expect("no failure");
     assert!(found[0].is_none());
 }

@@ -72,7 +72,12 @@ impl Device {
     /// Returns the device with its memory limit divided by the number of sessions, because each session has
     /// its own arena.
     pub fn shared_by(&self, sessions: usize) -> Self {
-        let memory_bytes_max = self.memory_bytes_max.map(|max| (max / sessions.max(1)).max(1));
+        self.with_share(1, sessions)
+    }
+
+    /// Returns the device with `parts` of `all` equal parts of its memory limit.
+    pub fn with_share(&self, parts: usize, all: usize) -> Self {
+        let memory_bytes_max = self.memory_bytes_max.map(|max| (max / all.max(1) * parts).max(1));
         Self { memory_bytes_max, ..self.clone() }
     }
 

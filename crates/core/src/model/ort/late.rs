@@ -30,6 +30,10 @@ const ONE_THREAD_SESSIONS_MAX: usize = 8;
 /// the other copies its own and does its work on the CPU.
 const GPU_WORKERS: usize = 2;
 
+/// How much more of the memory limit of a GPU a session for passages gets than one for questions, which reads one short
+/// window at a time.
+const PASSAGE_SHARE: usize = 4;
+
 /// Which windows share a batch on a GPU. Windows of one run of the graph are computed at the same time, and a
 /// single window leaves most of a GPU idle.
 ///
@@ -78,20 +82,23 @@ impl LateRuntime {
         };
         let (query_sessions, query_threads) = question_sessions(cores);
         let one_thread_sessions = cores.min(ONE_THREAD_SESSIONS_MAX);
-        let device = device.shared_by(workers + query_sessions + one_thread_sessions);
+        let questions = query_sessions + one_thread_sessions;
+        let shares = PASSAGE_SHARE * workers + questions;
+        let for_passages = device.with_share(PASSAGE_SHARE, shares);
+        let for_questions = device.shared_by(shares);
         let weights = SharedWeights::open(&contract, &settings.model_dir, &device)?;
-        let load = |graph, count, threads| {
+        let load = |graph, device: &Device, count, threads| {
             let file = contract.graph_file(graph);
             let path = settings.model_dir.join(file);
-            let load = |_| weights.session_from_file(session_builder(&environment, &device, threads)?, &path);
+            let load = |_| weights.session_from_file(session_builder(&environment, device, threads)?, &path);
             let sessions = (0..count).into_par_iter().map(load).collect::<Result<Vec<_>, _>>();
             let sessions = sessions.map_err(|e| graph_error(file, e))?;
             check_io(&contract, graph, &io_of_session(&sessions[0]))?;
             Ok::<_, ModelError>(sessions)
         };
-        let passage = load(Graph::Passage, workers, 1)?;
-        let query = load(Graph::Query, query_sessions, query_threads)?;
-        let query_on_one_thread = load(Graph::Query, one_thread_sessions, 1)?;
+        let passage = load(Graph::Passage, &for_passages, workers, 1)?;
+        let query = load(Graph::Query, &for_questions, query_sessions, query_threads)?;
+        let query_on_one_thread = load(Graph::Query, &for_questions, one_thread_sessions, 1)?;
         weights.drop_pages();
         let special_tokens = SpecialTokens::of(&contract);
         let file: Arc<str> = contract.graph_file(Graph::Passage).into();

@@ -36,17 +36,28 @@ impl Batching {
     }
 
     /// Returns the largest number of windows in a batch with a window of `tokens` tokens.
+    ///
+    /// The attention logits of a window grow with the square of its length. Above [`Self::LONG_TOKENS`] tokens, they
+    /// limit the batch: together, they take no more memory than those of a full batch of windows of that length.
     fn windows_max(self, tokens: usize) -> usize {
-        (self.tokens_max / self.length_max(tokens).max(1)).max(1)
+        let length = self.length_max(tokens).max(1);
+        let counted = length.max(length.saturating_mul(length) / Self::LONG_TOKENS);
+        (self.tokens_max / counted).max(1)
     }
+
+    /// The length of a window above which attention takes most of the memory of a batch.
+    const LONG_TOKENS: usize = 512;
 }
 
 /// How many batches per worker a call has in the queue at a time. With this many, no worker waits for the
 /// caller to queue more, and a small request never waits for all windows of a large one.
 const QUEUED_BATCHES_PER_WORKER: usize = 2;
 
-/// How long a call leaves a result to the threads of rayon before it processes the result itself. They may be
-/// busy for long. While the call processes a result, it passes no others on.
+/// The most threads that process results. Encoding a chunk takes a small part of the time of reading it.
+const HELPERS_MAX: usize = 8;
+
+/// How long a call leaves a result to the helpers before it processes the result itself. While the call processes a
+/// result, it passes no others on.
 const HELP_PATIENCE: Duration = Duration::from_millis(1);
 
 /// Computes a batch: takes windows that may share a batch (see [`Batching`]), and returns one result per
@@ -59,6 +70,9 @@ impl<T, F: FnMut(&[Box<[u32]>]) -> Result<Vec<T>, ModelError> + Send + 'static> 
 pub struct Workers<T> {
     queue: Arc<Queue<T>>,
     threads: Vec<JoinHandle<()>>,
+    /// Threads that process results. Those of the global pool may be busy with other requests, and a call ends only
+    /// after all threads that it has asked for help have answered.
+    helpers: rayon::ThreadPool,
 }
 
 struct Queue<T> {
@@ -138,7 +152,13 @@ impl<T: Send + 'static> Workers<T> {
             std::thread::Builder::new().name(format!("model-{i}")).spawn(move || queue.serve(run))
         };
         let threads = runners.into_iter().enumerate().map(start).collect::<Result<_, _>>()?;
-        Ok(Self { queue, threads })
+        let cores = thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let helpers = rayon::ThreadPoolBuilder::new()
+            .num_threads(cores.min(HELPERS_MAX))
+            .thread_name(|i| format!("results-{i}"))
+            .build()
+            .map_err(std::io::Error::other)?;
+        Ok(Self { queue, threads, helpers })
     }
 
     /// Returns the number of threads.
@@ -152,7 +172,7 @@ impl<T: Send + 'static> Workers<T> {
     }
 
     /// Reads `windows` in their order, and calls `on_read` with the index and the result of each, on the
-    /// calling thread and on the threads of rayon. A window for which `is_needed` returns false right before
+    /// calling thread and on other threads. A window for which `is_needed` returns false right before
     /// the window would be queued is skipped. A window counts as queued until `on_read` has returned, so the
     /// number of results in memory is limited, too.
     ///
@@ -217,9 +237,9 @@ impl<T: Send + 'static> Workers<T> {
         };
         // At the end of the scope, a thread of rayon would take up other work while it waits. That work could
         // need a result that only this thread can give.
-        match rayon::current_thread_index() {
+        let result = match rayon::current_thread_index() {
             Some(_) => read(Duration::ZERO, &|| ()),
-            None => rayon::in_place_scope(|scope| {
+            None => self.helpers.in_place_scope(|scope| {
                 let unprocessed = &unprocessed;
                 let help = || {
                     scope.spawn(move |_| {
@@ -228,7 +248,14 @@ impl<T: Send + 'static> Workers<T> {
                 };
                 read(HELP_PATIENCE, &help)
             }),
+        };
+        // After a failure, results were still processed.
+        for event in events.try_iter() {
+            if let Event::Processed(_, Err(panic)) = event {
+                resume_unwind(panic);
+            }
         }
+        result
     }
 
     /// Whether a call with these windows in the queue may queue more: up to two batches per worker, whether a
@@ -285,7 +312,7 @@ impl<T> Queue<T> {
             if results.len() == windows.len() { Ok(results) } else { Err(missing_result()) }
         };
         while let Some((windows, jobs)) = self.next_batch() {
-            for ((index, reply), result) in jobs.into_iter().zip(run_in_parts(&mut run, &windows)) {
+            for ((index, reply), result) in jobs.into_iter().zip(run_in_parts(&mut run, &windows, &mut 0)) {
                 // The receiver is gone if the call has failed.
                 let _ = reply.send(Event::Read(index, result));
             }
@@ -348,24 +375,44 @@ impl<T> Drop for Workers<T> {
     }
 }
 
+/// How many windows of a batch fail alone, one after the other, before the rest is not run any more: the device then
+/// fails whatever it is given.
+const FAILED_ALONE_MAX: usize = 2;
+
 /// Runs a batch and returns the result of each window. If the batch fails, both halves are run on their own,
 /// down to single windows. The windows of a batch may belong to several calls, so only the call of the window
 /// that causes the failure may fail; and a batch may need more memory than the device has left, which its parts
-/// do not.
+/// do not. `failed_alone` counts single windows that have failed since a run succeeded.
 fn run_in_parts<T>(
     run: &mut impl FnMut(&[Box<[u32]>]) -> Result<Vec<T>, ModelError>,
     windows: &[Box<[u32]>],
+    failed_alone: &mut usize,
 ) -> Vec<Result<T, ModelError>> {
+    if *failed_alone == FAILED_ALONE_MAX {
+        return windows.iter().map(|_| Err(not_run())).collect();
+    }
     match run(windows) {
-        Ok(results) => results.into_iter().map(Ok).collect(),
-        Err(error) if windows.len() == 1 => vec![Err(error)],
-        Err(_) => {
+        Ok(results) => {
+            *failed_alone = 0;
+            results.into_iter().map(Ok).collect()
+        }
+        Err(error) if windows.len() == 1 => {
+            *failed_alone += 1;
+            vec![Err(error)]
+        }
+        Err(error) => {
+            tracing::warn!(%error, windows = windows.len(), "a batch failed, and its halves are run");
             let (first, second) = windows.split_at(windows.len() / 2);
-            let mut results = run_in_parts(run, first);
-            results.extend(run_in_parts(run, second));
+            let mut results = run_in_parts(run, first, failed_alone);
+            results.extend(run_in_parts(run, second, failed_alone));
             results
         }
     }
+}
+
+fn not_run() -> ModelError {
+    let reason = "other windows of the batch failed, one by one, so this one was not run".to_owned();
+    ModelError::Graph { graph: "the model".to_owned(), reason }
 }
 
 fn missing_result() -> ModelError {
@@ -468,6 +515,13 @@ mod tests {
         check("padding counts", step(96, 32), &[1, 2, 3, 4, 32], &[&[1, 2, 3], &[4, 32]]);
         check("a window beyond the limit", step(96, 32), &[100, 101, 5], &[&[100], &[101], &[5]]);
         check("empty windows", step(64, 32), &[0, 0, 1], &[&[0, 0], &[1]]);
+        check(
+            "attention of long windows",
+            step(4096, 32),
+            &[1024, 1000, 512, 500],
+            &[&[1024, 1000], &[512, 500]],
+        );
+        check("of longer ones", step(4096, 32), &[1500, 1490], &[&[1500], &[1490]]);
         // A hundred chunks of usual size take two runs, not a hundred.
         let usual: Vec<usize> = (0..100).map(|i| 180 + i * 7 % 41).collect();
         let (shorter, longer) = usual.iter().copied().partition::<Vec<usize>, _>(|&tokens| tokens <= 192);
@@ -522,6 +576,49 @@ mod tests {
             false => Ok(windows.iter().map(|window| window[0]).collect()),
         });
         assert_eq!(read_events(&replies), [(0, Some(1)), (1, None), (2, Some(2))]);
+    }
+
+    #[test]
+    fn a_device_that_fails_every_window_is_not_asked_for_all_of_them() {
+        let windows: Vec<Box<[u32]>> = vec![[1; 4].into(); 64];
+        let mut runs = 0;
+        let mut run = |_: &[Box<[u32]>]| -> Result<Vec<u32>, ModelError> {
+            runs += 1;
+            Err(missing_result())
+        };
+        let results = run_in_parts(&mut run, &windows, &mut 0);
+        assert!(results.len() == 64 && results.iter().all(Result::is_err));
+        // Batches of 64, 32, 16, 8, 4 and 2, and two single windows.
+        assert_eq!(runs, 8);
+    }
+
+    #[test]
+    fn a_panic_of_a_result_is_not_lost_beside_a_failure() {
+        let run = |windows: &[Box<[u32]>]| match windows[0][0] {
+            0 => Err(missing_result()),
+            n => Ok(vec![n; windows.len()]),
+        };
+        let workers = Workers::start([run], Batching::CPU).expect("threads");
+        let windows: [&[u32]; 2] = [&[1; 200], &[0; 200]];
+        let on_read = |_, _: u32| {
+            std::thread::sleep(Duration::from_millis(20));
+            panic!("on purpose");
+        };
+        let read = || workers.read(Flow::DEFAULT, &windows, |_| true, on_read);
+        assert!(catch_unwind(AssertUnwindSafe(read)).is_err());
+    }
+
+    #[test]
+    fn a_call_ends_while_the_global_threads_are_busy() {
+        let (workers, _) = workers(2);
+        let (release, wait) = mpsc::channel::<()>();
+        let wait = Mutex::new(wait);
+        std::thread::scope(|scope| {
+            // Every thread of the global pool waits until the call has ended.
+            scope.spawn(|| rayon::broadcast(|_| drop(wait.lock().expect("no panic").recv())));
+            assert_eq!(sums(&workers, &vec![vec![1; 100]; 8], |_| true), vec![Some(100); 8]);
+            drop(release);
+        });
     }
 
     #[test]
