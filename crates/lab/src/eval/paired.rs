@@ -65,9 +65,9 @@ pub fn file(
     };
     let of = |model| values(model).with_context(|| format!("evaluating {}", path.display()));
     let ((rows, first), (_, second)) = (of(0)?, of(1)?);
-    let is_same = |(first, second): (&(&str, Vec<f64>), &(&str, Vec<f64>))| first.1.len() == second.1.len();
+    let lengths = |values: &Values| values.iter().map(|(_, values)| values.len()).collect::<Vec<_>>();
     ensure!(
-        first.iter().zip(&second).all(is_same),
+        lengths(&first) == lengths(&second),
         "the models do not judge the same spans of {}",
         path.display()
     );

@@ -615,7 +615,11 @@ mod tests {
         let wait = Mutex::new(wait);
         std::thread::scope(|scope| {
             // Every thread of the global pool waits until the call has ended.
-            scope.spawn(|| rayon::broadcast(|_| drop(wait.lock().expect("no panic").recv())));
+            scope.spawn(|| {
+                rayon::broadcast(|_| {
+                    let _ = wait.lock().expect("no panic").recv();
+                })
+            });
             assert_eq!(sums(&workers, &vec![vec![1; 100]; 8], |_| true), vec![Some(100); 8]);
             drop(release);
         });
