@@ -10,7 +10,7 @@ use crate::kv::local::{LocalError, LocalSettings, LocalTiers};
 use crate::kv::store::KvStore;
 use crate::kv::tiers::AllTiers;
 use crate::model::ModelError;
-use crate::model::contract::{Contract, ContractError};
+use crate::model::contract::{Contract, ContractError, Weights};
 use crate::model::device::DeviceChoice;
 use crate::model::fallback::WithFallback;
 use crate::model::ort::{CrossRuntime, LoadedModel, OrtSettings};
@@ -261,7 +261,9 @@ impl EngineBuilder {
         contract.verify_files(dir)?;
         let model = LoadedModel::load(&self.load)?;
         let mut runtime = model.runtime();
-        if self.device_fallback && !runtime.info().device.is_cpu() {
+        // Keys of other weights have another name on the CPU, so a model that was loaded there could not be used.
+        let is_f32 = contract.weights.dtype == Weights::F32;
+        if self.device_fallback && is_f32 && !runtime.info().device.is_cpu() {
             let on_cpu = OrtSettings { device: DeviceChoice::Cpu, forward: false, ..self.load.clone() };
             runtime = Arc::new(WithFallback::new(runtime, move || Ok(LoadedModel::load(&on_cpu)?.runtime())));
         }

@@ -143,8 +143,8 @@ impl KvStore {
     /// Returns the blocks of `keys`, and how many came from each source. A block is `None` only if
     /// `caller_waits` returned false.
     ///
-    /// The store works through the keys in batches of `keys_per_batch` keys, at least 1. For the chunks of a batch that no tier has and no other
-    /// request is having read, it calls `read`, which completes each [`Claim`]. It calls `read` for a
+    /// The store works through the keys in batches of `keys_per_batch` keys, at least 1. For the chunks of a batch
+    /// that no tier has and no other request is having read, it calls `read`, which completes each [`Claim`]. It calls `read` for a
     /// batch without such chunks, too, so that `read` can refuse a request over its limits. A block of a tier
     /// under the key of chunk `i` is used only if `check(i, block, source)` accepts it, because other
     /// processes can write to a disk or a server. Blocks from memory have been checked before they were put
