@@ -51,11 +51,12 @@ const METRICS_UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// An engine with the configuration's model and settings. It has no cache: every block lives as long as its request.
 pub fn engine(config: &Config) -> EngineBuilder {
-    let config::Model { device, device_memory_bytes_max, device_fallback, layers, .. } = config.model;
+    let config::Model { device, device_memory_bytes_max, tf32, device_fallback, layers, .. } = config.model;
     let engine = Engine::builder(&config.model.dir, config.model.runtime_lib())
         .workers(config.model.workers())
         .device(device)
         .device_memory_bytes_max(device_memory_bytes_max)
+        .tf32(tf32)
         .device_fallback(device_fallback)
         .all_layers(layers == LayersRead::All)
         .settings(pipeline_settings(config))

@@ -233,6 +233,36 @@ fn padding_in_a_batch_does_not_change_the_keys_of_a_window() {
     }
 }
 
+/// A GPU runs all layers in one session where they fit. The CPU can do the same.
+#[test]
+fn all_layers_in_one_session_compute_what_stages_compute() {
+    for name in ["llama", "mistral-sliding", "gemma3", "gpt2", "gpt-neox", "qwen3"] {
+        let out = TempDir::new().unwrap();
+        let options = ExportOptions { name: name.into(), ..ExportOptions::default() };
+        export(&in_checkout("models/tiny").join(name), out.path(), &options, &|_, _| {}).unwrap();
+        let [staged, whole] = [Some(1), Some(usize::MAX)].map(|stage_layers| {
+            let settings = OrtSettings { stage_layers, ..ort_settings(out.path(), 2) };
+            LoadedModel::load(&settings).expect("it loads").runtime()
+        });
+        let depth = whole.info().decoder.as_ref().unwrap().depth;
+        assert!(depth > 1, "{name} has one layer, which is one stage in any case");
+        let vocab_size = Contract::load(out.path()).unwrap().tokenizer.vocab_size;
+        let windows = windows_of_lengths([4, 3, 5, 3].into_iter(), vocab_size);
+        let windows: Vec<&[u32]> = windows.iter().map(Vec::as_slice).collect();
+        let (expect, found) = (planes(&*staged, &windows), planes(&*whole, &windows));
+        let off = expect.iter().zip(&found).map(|(a, b)| worst(a, b)).fold(0.0, f32::max);
+        println!("{name}, {depth} layers: windows off by {off:.1e}");
+        assert!(off < 1e-5, "{name}: windows off by {off}");
+        // More tokens than one tile of a layer has.
+        let question = windows_of_lengths([34].into_iter(), vocab_size).remove(0);
+        let ask = |model: &dyn ModelRuntime| {
+            model.encode_question_in_all_heads(&question, &Windows::new(&expect)).unwrap().vectors
+        };
+        let off = worst(&ask(&*staged), &ask(&*whole));
+        assert!(off < 1e-4, "{name}: a question is off by {off}");
+    }
+}
+
 #[test]
 #[ignore = "needs a CUDA GPU: run with --ignored"]
 fn an_encoder_on_a_gpu_stays_close_to_the_cpu() {

@@ -121,12 +121,14 @@ impl EngineBuilder {
             workers: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
             device: DeviceChoice::default(),
             device_memory_bytes_max: 0,
+            tf32: false,
             all_heads: false,
             all_layers: false,
             probe: false,
             forward: false,
             long_windows: false,
             batching: None,
+            stage_layers: None,
         };
         Self {
             load,
@@ -155,6 +157,13 @@ impl EngineBuilder {
     /// Limits the GPU memory that the model allocates, in bytes. The default is 0, which means no limit.
     pub fn device_memory_bytes_max(mut self, bytes: u64) -> Self {
         self.load.device_memory_bytes_max = bytes;
+        self
+    }
+
+    /// Sets whether a GPU multiplies `f32` as TF32: faster, with 10 bits of mantissa. Blocks that were read with TF32 are
+    /// not used without it, and the CPU never takes over from the GPU. The default is false.
+    pub fn tf32(mut self, tf32: bool) -> Self {
+        self.load.tf32 = tf32;
         self
     }
 
@@ -261,9 +270,9 @@ impl EngineBuilder {
         contract.verify_files(dir)?;
         let model = LoadedModel::load(&self.load)?;
         let mut runtime = model.runtime();
-        // Keys of other weights have another name on the CPU, so a model that was loaded there could not be used.
-        let is_f32 = contract.weights.dtype == Weights::F32;
-        if self.device_fallback && is_f32 && !runtime.info().device.is_cpu() {
+        // Other keys have another name on the CPU, so a model that was loaded there could not be used.
+        let is_exact = contract.weights.dtype == Weights::F32 && !self.load.tf32;
+        if self.device_fallback && is_exact && !runtime.info().device.is_cpu() {
             let on_cpu = OrtSettings { device: DeviceChoice::Cpu, forward: false, ..self.load.clone() };
             runtime = Arc::new(WithFallback::new(runtime, move || Ok(LoadedModel::load(&on_cpu)?.runtime())));
         }

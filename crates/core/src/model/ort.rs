@@ -32,7 +32,7 @@ use sha2::{Digest, Sha256};
 
 pub use self::cross::CrossRuntime;
 pub use self::decoder::DecoderRuntime;
-use self::device::Device;
+use self::device::{Arithmetic, Device};
 pub use self::forward::{ForwardPast, ForwardSequence};
 pub use self::late::{LateRuntime, passage_session};
 use self::weights::WeightedSession;
@@ -63,6 +63,8 @@ pub struct OrtSettings {
     pub device: DeviceChoice,
     /// The largest number of bytes of GPU memory that the sessions may allocate; 0 means no limit.
     pub device_memory_bytes_max: u64,
+    /// Whether a GPU multiplies `f32` as TF32, with 10 bits of mantissa. Keys then have a name of their own.
+    pub tf32: bool,
     /// Whether scores are computed from all heads of a decoder instead of the heads that its contract lists.
     /// A calibration, which chooses these heads, needs all of them.
     pub all_heads: bool,
@@ -79,6 +81,8 @@ pub struct OrtSettings {
     pub long_windows: bool,
     /// Which windows are read together; `None` chooses by the device. Tests on a CPU choose what a GPU does.
     pub batching: Option<Batching>,
+    /// The number of layers of a decoder that one session has; `None` chooses by the device and its memory.
+    pub stage_layers: Option<usize>,
 }
 
 impl OrtSettings {
@@ -306,25 +310,29 @@ fn io_of_session(session: &WeightedSession) -> Vec<IoTensor> {
 /// Returns the fingerprint of the keys that this machine computes with a model (see
 /// [`super::ModelInfo::fingerprint`]).
 ///
-/// With `F32` weights it depends on the contract only: builds of ONNX Runtime, CPUs and GPUs compute single
+/// With `F32` weights and without TF32 it depends on the contract only: builds of ONNX Runtime, CPUs and GPUs compute single
 /// precision alike except for rounding. The rounding is smaller than the error of the cache's codecs: it moves a
 /// key of length 1 by less than 1e-3 (see [`ModelRuntime`]), and the int8 codec, whose error is up to 1/254
 /// (0.4 %) of the largest component, moves a key of 384 components by about 7e-3. All machines of a fleet
 /// therefore share such keys. With `Int8` weights it also depends on the build and on
 /// the kind of kernels, which round intermediate results differently. With `F16` weights it does, too, because x86
-/// multiplies them in 32 bits and a GPU in 16 bits.
-fn fingerprint(contract: &Contract, is_cpu: bool) -> String {
-    let kernels = if is_cpu { cpu_kernels() } else { "cuda" };
-    fingerprint_with(&contract.fingerprint(), contract.weights.dtype, ort::info(), kernels)
+/// multiplies them in 32 bits and a GPU in 16 bits; so does TF32, which only a GPU has.
+fn fingerprint(contract: &Contract, arithmetic: Arithmetic) -> String {
+    fingerprint_with(&contract.fingerprint(), contract.weights.dtype, ort::info(), arithmetic)
 }
 
-fn fingerprint_with(contract: &[u8; 32], weights: Weights, build: &str, kernels: &str) -> String {
+fn fingerprint_with(
+    contract: &[u8; 32],
+    weights: Weights,
+    build: &str,
+    Arithmetic { name, f32_is_exact }: Arithmetic,
+) -> String {
     match weights {
-        Weights::F32 => hex::encode(&contract[..16]),
-        Weights::F16 | Weights::Int8 => {
+        Weights::F32 if f32_is_exact => hex::encode(&contract[..16]),
+        _ => {
             let hash = Sha256::new()
                 .chain_update(contract)
-                .chain_update(kernels)
+                .chain_update(name)
                 .chain_update([0])
                 .chain_update(build);
             hex::encode(&hash.finalize()[..16])
@@ -394,12 +402,17 @@ mod tests {
     #[test]
     fn fingerprints_of_reduced_precision_depend_on_the_build_and_the_kernels() {
         let (contract, other) = ([7; 32], [8; 32]);
-        let f32 = |contract, build, kernels| fingerprint_with(contract, Weights::F32, build, kernels);
-        let int8 = |contract, build, kernels| fingerprint_with(contract, Weights::Int8, build, kernels);
+        let exact = |name| Arithmetic { name, f32_is_exact: true };
+        let f32 = |contract, build, kernels| fingerprint_with(contract, Weights::F32, build, exact(kernels));
+        let int8 = |contract, build, kernels| fingerprint_with(contract, Weights::Int8, build, exact(kernels));
         assert_eq!(f32(&contract, "1", "x86"), "07".repeat(16));
         assert_eq!(f32(&contract, "1", "x86"), f32(&contract, "2", "x86-vnni"));
-        let f16 = |kernels| fingerprint_with(&contract, Weights::F16, "1", kernels);
+        let f16 = |kernels| fingerprint_with(&contract, Weights::F16, "1", exact(kernels));
         assert_ne!(f16("x86"), f16("cuda"));
+        let tf32 = Arithmetic { name: "cuda-tf32", f32_is_exact: false };
+        let with_tf32 = |weights| fingerprint_with(&contract, weights, "1", tf32);
+        assert_ne!(with_tf32(Weights::F32), f32(&contract, "1", "cuda"));
+        assert_ne!(with_tf32(Weights::F16), f16("cuda"));
         let first = int8(&contract, "1", "x86");
         assert_eq!(first, int8(&contract, "1", "x86"));
         for another in

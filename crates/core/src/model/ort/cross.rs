@@ -46,7 +46,7 @@ impl CrossRuntime {
         let Family::Cross(cross) = &contract.family else {
             return Err(ModelError::WrongFamily { name: contract.name, expected: "cross-encoder" });
         };
-        let device = Device::choose(&environment, settings.device, settings.device_memory_bytes_max)?;
+        let device = Device::choose(&environment, settings)?;
         let weights = SharedWeights::open(&contract, dir, &device)?;
         let count = if device.is_cpu() { settings.workers.max(1) } else { 1 };
         let path = dir.join(&cross.graph);

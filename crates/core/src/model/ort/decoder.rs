@@ -7,7 +7,7 @@ mod question;
 use std::ops::Range;
 use std::sync::Arc;
 
-use ndarray::{Array2, Array3, ArrayView3, ArrayView4, Ix4, s};
+use ndarray::{Array2, Array3, ArrayView, ArrayView3, ArrayView4, Dimension, Ix4, s};
 use ort::memory::Allocator;
 use ort::value::{DynValue, Tensor};
 use rayon::prelude::*;
@@ -16,7 +16,7 @@ use self::question::QuestionPass;
 use super::device::Device;
 use super::forward::{ForwardGraph, ForwardPast, ForwardSequence};
 use super::scheduling::{Flow, Pool};
-use super::stages::{self, LayerPast, Projection, Stages, TokenBatch};
+use super::stages::{LayerPast, Projection, Stages, TokenBatch};
 use super::weights::SharedWeights;
 use super::workers::{Batching, Workers};
 use super::{OrtSettings, SpecialTokens, environment, fingerprint, graph_error, ort_error, session_builder};
@@ -44,13 +44,45 @@ const GPU_TILE_TOKENS: usize = 256;
 /// matrices.
 const GPU_BATCHING: Batching = Batching { tokens_max: 4096, length_step: 32 };
 
+/// The number of layers of a stage on the CPU. With fewer layers a stage needs less memory, but there are more sessions
+/// to load.
+const CPU_STAGE_LAYERS: usize = 2;
+
+/// The largest number of bytes of past keys and values that a stage may have on a GPU, if there is no limit.
+const GPU_STAGE_BYTES_MAX: u64 = 4 << 30;
+
+/// The part of the memory limit of a GPU for the past keys and values of a stage. The rest is for weights, logits and the
+/// keys and values of windows.
+const GPU_STAGE_SHARE: u64 = 4;
+
+/// The longest past that the stages on a GPU are made for, in tokens.
+const GPU_PAST_TOKENS: usize = 16_384;
+
+/// Returns the number of layers of a stage. On a GPU every run costs time, so a stage has as many layers as fit in its
+/// memory; of most models, all.
+fn stage_layers(device: &Device, decoder: &Decoder) -> usize {
+    if device.is_cpu() {
+        return CPU_STAGE_LAYERS;
+    }
+    let bytes_max = device.memory_bytes_max().map_or(GPU_STAGE_BYTES_MAX, |max| max as u64 / GPU_STAGE_SHARE);
+    stage_layers_within(bytes_max, decoder)
+}
+
+/// Returns the number of layers whose past keys and values take at most `bytes_max`, and at least 1.
+fn stage_layers_within(bytes_max: u64, decoder: &Decoder) -> usize {
+    let tokens = decoder.context_tokens_max.min(GPU_PAST_TOKENS);
+    let floats = PlaneLayout::new(decoder.kv_heads).count(1) * tokens * decoder.head_dim;
+    let layers = bytes_max / (floats * size_of::<f32>()).max(1) as u64;
+    usize::try_from(layers).unwrap_or(usize::MAX).max(1)
+}
+
 /// A loaded decoder. Clones share its sessions.
 #[derive(Clone)]
 pub struct DecoderRuntime {
     info: ModelInfo,
     file: Arc<str>,
     shape: DecoderShape,
-    workers: Arc<Workers<Array3<f32>>>,
+    workers: Arc<Workers<WindowPlanes>>,
     question_sessions: Arc<Pool<Stages>>,
     forward: Option<Arc<Pool<ForwardGraph>>>,
     /// The flow of this handle's work on workers and sessions.
@@ -107,14 +139,17 @@ impl DecoderRuntime {
         let model = onnx::read_model(&path).map_err(|e| graph_error(&file, e))?;
         check_io(&contract, Graph::Decoder, &io_of_model(&model))?;
         layer_checks::check(decoder, &model)?;
-        let device = Device::choose(&environment, settings.device, settings.device_memory_bytes_max)?;
+        let device = Device::choose(&environment, settings)?;
         let depth = decoder.depth();
-        let device = device.shared_by(stages::session_count(depth));
+        let stage_layers = settings.stage_layers.unwrap_or_else(|| stage_layers(&device, decoder));
+        let device = device.shared_by(1 + usize::from(settings.forward));
         let weights = SharedWeights::open(&contract, &settings.model_dir, &device)?;
         let load = |count: usize, threads: usize| {
             let load = |_| {
-                let builder = || device.without_arena(session_builder(&environment, &device, threads)?);
-                Stages::load(&model, depth, (&weights, &settings.model_dir), &device, builder)
+                let builder = |device: &Device| {
+                    device.without_arena(session_builder(&environment, device, threads)?)
+                };
+                Stages::load(&model, (depth, stage_layers), (&weights, &settings.model_dir), &device, builder)
             };
             (0..count).into_par_iter().map(load).collect::<Result<Vec<_>, _>>().map_err(failed)
         };
@@ -135,7 +170,8 @@ impl DecoderRuntime {
         let passes = if device.is_cpu() { settings.workers.max(1) } else { 1 };
         let load_forward = |_| {
             let builder = || device.without_arena(session_builder(&environment, &device, 1)?);
-            ForwardGraph::load(&model, decoder, (&weights, &settings.model_dir), builder).map_err(failed)
+            ForwardGraph::load(&model, decoder, (&weights, &settings.model_dir), &device, builder)
+                .map_err(failed)
         };
         let forward = settings.forward.then(|| (0..passes).map(load_forward).collect::<Result<Vec<_>, _>>());
         let forward = forward.transpose()?.map(|graphs| Arc::new(Pool::new(graphs)));
@@ -145,10 +181,9 @@ impl DecoderRuntime {
             false => {
                 let ids = special_tokens.input_ids(&[&[]]);
                 let read = |stages: &mut Stages| {
-                    let whole = 0..special_tokens.prefix.len();
-                    read_windows(stages, &shape, ids, std::slice::from_ref(&whole))
+                    read_windows(stages, &shape, ids, [0..special_tokens.prefix.len()])?.remove(0).to_array()
                 };
-                question_sessions.with(Flow::DEFAULT, read).map_err(failed)?.remove(0)
+                question_sessions.with(Flow::DEFAULT, read).map_err(failed)?
             }
         };
         // The queue of the workers is already fair between callers. On a GPU, the reading of windows as a
@@ -159,8 +194,8 @@ impl DecoderRuntime {
             move |windows: &[Box<[u32]>]| {
                 let windows: Vec<&[u32]> = windows.iter().map(|window| &**window).collect();
                 let ids = special_tokens.input_ids(&windows);
-                let own: Vec<_> = windows.iter().map(|window| special_tokens.own_tokens(window)).collect();
-                let read = |stages: &mut Stages| read_windows(stages, &shape, ids, &own);
+                let own = windows.iter().map(|window| special_tokens.own_tokens(window));
+                let read = |stages: &mut Stages| read_windows(stages, &shape, ids, own);
                 sessions.with(window_flow, read).map_err(|e| graph_error(&file, e))
             }
         };
@@ -170,7 +205,7 @@ impl DecoderRuntime {
         let window_tokens_max = contract.window.tokens_max - special_tokens.prefix.len();
         let info = ModelInfo {
             name: contract.name.clone(),
-            fingerprint: fingerprint(&contract, device.is_cpu()),
+            fingerprint: fingerprint(&contract, device.arithmetic()),
             window_tokens_max,
             planes: shape.planes(),
             head_dim: decoder.head_dim,
@@ -204,7 +239,8 @@ impl DecoderRuntime {
     /// Returns errors of the runtime.
     pub fn forward_past(&self, past: &dyn Past) -> Result<ForwardPast, ModelError> {
         let pass = self.question_pass(&[], past, &self.shape.readout);
-        let layers = (0..self.shape.decoder.layers).map(|layer| pass.layer_past(layer, 0));
+        let allocator = Allocator::default();
+        let layers = (0..self.shape.decoder.layers).map(|layer| pass.layer_past(layer, 0, &allocator));
         Ok(ForwardPast {
             layers: layers.collect::<Result<_, _>>().map_err(|e| graph_error(&self.file, e))?,
             positions: pass.past_positions(),
@@ -270,7 +306,11 @@ impl ModelRuntime for DecoderRuntime {
         is_needed: WindowFilter,
         on_read: WindowSink,
     ) -> Result<(), ModelError> {
-        self.workers.read(self.flow, windows, is_needed, |i, planes| on_read(i, planes.view()))
+        self.workers.read(self.flow, windows, is_needed, |i, window| {
+            let planes = window.to_array().map_err(|e| graph_error(&self.file, e))?;
+            on_read(i, planes.view());
+            Ok(())
+        })
     }
 
     fn encode_question(&self, question: &[u32], past: &dyn Past) -> Result<EncodedQuestion, ModelError> {
@@ -324,20 +364,51 @@ impl DecoderShape {
     }
 }
 
-/// Computes the keys and values of windows, `ids [b, t]`: for each window those of the tokens in its range of
-/// `own`, `[plane, token, head_dim]`. Special tokens are before this range and padding is after it. Tokens do not
-/// attend to later ones, so padding needs no mask.
+/// The keys and values of a window, in the outputs of its batch. They are not copied, because the thread of a GPU's
+/// sessions would copy those of all windows, one after the other.
+struct WindowPlanes {
+    outputs: Arc<BatchOutputs>,
+    row: usize,
+    /// The tokens without special tokens and padding.
+    own: Range<usize>,
+}
+
+/// The keys and values of a batch.
+struct BatchOutputs {
+    /// The planes of each output, `[b, kv_heads, t, head_dim]`.
+    outputs: Vec<(Range<usize>, DynValue)>,
+    planes: usize,
+    head_dim: usize,
+}
+
+impl WindowPlanes {
+    /// Copies the keys and values, `[plane, token, head_dim]`. Fails if one is not finite, because such values can
+    /// neither be cached nor compared.
+    fn to_array(&self) -> Result<Array3<f32>, ort::Error> {
+        let BatchOutputs { outputs, planes, head_dim } = &*self.outputs;
+        let mut window = Array3::zeros((*planes, self.own.len(), *head_dim));
+        for (range, output) in outputs {
+            let of_batch = four_axes(output)?;
+            let computed = of_batch.slice(s![self.row, .., self.own.clone(), ..]);
+            check_finite(computed, "keys or values")?;
+            window.slice_mut(s![range.clone(), .., ..]).assign(&computed);
+        }
+        Ok(window)
+    }
+}
+
+/// Computes the keys and values of windows, `ids [b, t]`: for each window those of the tokens in its range of `own`.
+/// Special tokens are before this range and padding is after it. Tokens do not attend to later ones, so padding needs
+/// no mask.
 fn read_windows(
     stages: &mut Stages,
     shape: &DecoderShape,
     ids: Array2<i64>,
-    own: &[Range<usize>],
-) -> Result<Vec<Array3<f32>>, ort::Error> {
+    own: impl IntoIterator<Item = Range<usize>>,
+) -> Result<Vec<WindowPlanes>, ort::Error> {
     let (batch, tokens) = ids.dim();
     let positions = Array2::from_shape_fn((batch, tokens), |(_, t)| t as i64);
-    let dim = shape.decoder.head_dim;
-    let empty = |own: &Range<usize>| Array3::zeros((shape.planes(), own.len(), dim));
-    let mut windows: Vec<Array3<f32>> = own.iter().map(empty).collect();
+    let mut outputs = Vec::with_capacity(2 * shape.depth);
     let mut staged = stages.start(&TokenBatch { ids, key_positions: positions.clone(), positions })?;
     for layers in stages.layers() {
         let past = layers.clone().filter(|&layer| stages.attends(layer));
@@ -346,16 +417,13 @@ fn read_windows(
         let computed =
             stages.run_stage(layers.start, &mut staged, &past, &[Projection::Key, Projection::Value])?;
         for (layer, computed) in layers.zip(computed) {
-            for (range, computed) in [shape.keys(layer), shape.values(layer)].into_iter().zip(&computed) {
-                let computed = finite(computed, "keys or values")?;
-                for ((window, own), computed) in windows.iter_mut().zip(own).zip(computed.outer_iter()) {
-                    let mut planes = window.slice_mut(s![range.clone(), .., ..]);
-                    planes.assign(&computed.slice(s![.., own.clone(), ..]));
-                }
-            }
+            outputs.extend([shape.keys(layer), shape.values(layer)].into_iter().zip(computed));
         }
     }
-    Ok(windows)
+    let outputs =
+        Arc::new(BatchOutputs { outputs, planes: shape.planes(), head_dim: shape.decoder.head_dim });
+    let window = |(row, own)| WindowPlanes { outputs: Arc::clone(&outputs), row, own };
+    Ok(own.into_iter().enumerate().map(window).collect())
 }
 
 /// Returns past keys or values without tokens, `[batch, kv_heads, 0, head_dim]`.
@@ -364,13 +432,15 @@ fn empty_past(batch: usize, shape: &DecoderShape) -> Result<DynValue, ort::Error
     Ok(Tensor::<f32>::new(&Allocator::default(), [batch, kv_heads, 0, dim])?.into_dyn())
 }
 
-/// Returns the elements of an output, `[b, heads or kv_heads, t, head_dim]`. Fails if one is not finite,
-/// because such values can neither be cached nor compared. `content` names the content of the output in the
-/// error.
-fn finite<'a>(output: &'a DynValue, content: &str) -> Result<ArrayView4<'a, f32>, ort::Error> {
-    let values = output.try_extract_array::<f32>()?.into_dimensionality::<Ix4>().map_err(ort_error)?;
+/// Returns the elements of an output, `[b, heads or kv_heads, t, head_dim]`.
+fn four_axes(output: &DynValue) -> Result<ArrayView4<'_, f32>, ort::Error> {
+    output.try_extract_array::<f32>()?.into_dimensionality::<Ix4>().map_err(ort_error)
+}
+
+/// Fails if a value is not finite. `content` names the values in the error.
+fn check_finite<D: Dimension>(values: ArrayView<f32, D>, content: &str) -> Result<(), ort::Error> {
     match values.iter().all(|value| value.is_finite()) {
-        true => Ok(values),
+        true => Ok(()),
         false => Err(ort_error(format_args!("the {content} contain a value that is not finite"))),
     }
 }

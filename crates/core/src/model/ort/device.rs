@@ -5,63 +5,93 @@ use ort::environment::Environment;
 use ort::ep::CPU;
 #[cfg(feature = "cuda")]
 use ort::ep::{ArenaExtendStrategy, CUDA};
-use ort::memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType};
+use ort::memory::{AllocationDevice, Allocator, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::Session;
 use ort::session::builder::SessionBuilder;
+use ort::value::Tensor;
 
+use super::{OrtSettings, cpu_kernels};
 use crate::model::ModelError;
 use crate::model::device::{DeviceChoice, DeviceInUse};
 use crate::model::onnx;
+
+/// How a device multiplies.
+#[derive(Debug, Clone, Copy)]
+pub struct Arithmetic {
+    /// The kind of kernels, for weights of less than single precision.
+    pub name: &'static str,
+    /// Whether products of `f32` have single precision. TF32 multiplies with 10 bits of mantissa.
+    pub f32_is_exact: bool,
+}
 
 /// A device that has been tested and can be used.
 #[derive(Debug, Clone)]
 pub struct Device {
     /// The number of the GPU; `None` is the CPU.
     cuda: Option<u16>,
+    /// Whether the provider of the GPU allocates memory of the host that it copies from and to at full speed.
+    pins_memory: bool,
+    /// Whether the GPU multiplies `f32` as TF32.
+    tf32: bool,
     memory_bytes_max: Option<usize>,
     in_use: DeviceInUse,
 }
 
 impl Device {
-    /// Returns the device for a user's choice. Sessions on a GPU allocate at most `memory_bytes_max` bytes; 0
-    /// means no limit.
+    /// Returns the device that the user chose in `settings`, with its limit of memory and its arithmetic.
     ///
     /// # Errors
     /// Returns [`ModelError::Device`] if the user chose a GPU by number and it cannot be used.
     pub fn choose(
         environment: &Environment,
-        choice: DeviceChoice,
-        memory_bytes_max: u64,
+        settings: &OrtSettings,
     ) -> Result<Self, ModelError> {
+        let choice = settings.device;
         let cpu = |gpu_unavailable_reason| Self {
             cuda: None,
+            pins_memory: false,
+            tf32: false,
             memory_bytes_max: None,
             in_use: DeviceInUse { gpu_unavailable_reason, ..DeviceInUse::cpu() },
         };
         let cuda = |number: u16| Self {
             cuda: Some(number),
-            memory_bytes_max: usize::try_from(memory_bytes_max).ok().filter(|max| *max > 0),
+            pins_memory: false,
+            tf32: settings.tf32,
+            memory_bytes_max: usize::try_from(settings.device_memory_bytes_max).ok().filter(|max| *max > 0),
             in_use: DeviceInUse { name: format!("cuda:{number}"), gpu_unavailable_reason: None },
         };
         match choice {
             DeviceChoice::Cpu => Ok(cpu(None)),
             DeviceChoice::Cuda(number) => {
-                let device = cuda(number);
                 let refused =
                     |e: ort::Error| ModelError::Device { device: choice.to_string(), reason: reason(&e) };
-                device.test(environment).map_err(refused)?;
-                Ok(device)
+                cuda(number).tested(environment).map_err(refused)
             }
-            DeviceChoice::Auto => match cuda(0).test(environment) {
-                Ok(()) => Ok(cuda(0)),
-                Err(e) => Ok(cpu(Some(reason(&e)))),
-            },
+            DeviceChoice::Auto => {
+                Ok(cuda(0).tested(environment).unwrap_or_else(|e| cpu(Some(reason(&e)))))
+            }
         }
     }
 
     /// Returns whether the device is the CPU.
     pub fn is_cpu(&self) -> bool {
         self.cuda.is_none()
+    }
+
+    /// Returns the name of how the device multiplies in less than single precision, or in any way that depends on the
+    /// device.
+    pub fn arithmetic(&self) -> Arithmetic {
+        match (self.cuda, self.tf32) {
+            (None, _) => Arithmetic { name: cpu_kernels(), f32_is_exact: true },
+            (Some(_), false) => Arithmetic { name: "cuda", f32_is_exact: true },
+            (Some(_), true) => Arithmetic { name: "cuda-tf32", f32_is_exact: false },
+        }
+    }
+
+    /// Returns the largest number of bytes that sessions on a GPU allocate; `None` means no limit.
+    pub fn memory_bytes_max(&self) -> Option<usize> {
+        self.memory_bytes_max
     }
 
     /// Returns the description of the device for the rest of the program.
@@ -101,9 +131,7 @@ impl Device {
         // limit.
         let mut cuda = CUDA::default()
             .with_device_id(i32::from(number))
-            // TF32 multiplies with 10 bits of mantissa. Machines share cached blocks, so keys must have
-            // single precision on all of them.
-            .with_tf32(false)
+            .with_tf32(self.tf32)
             .with_arena_extend_strategy(ArenaExtendStrategy::SameAsRequested);
         if let Some(max) = self.memory_bytes_max {
             cuda = cuda.with_memory_limit(max);
@@ -125,6 +153,11 @@ impl Device {
         Ok(builder.with_execution_providers([CPU::default().with_arena_allocator(false).build()])?)
     }
 
+    /// Returns the name of the arena of a GPU in the options of a run; `None` for the CPU.
+    pub fn arena(&self) -> Option<String> {
+        self.cuda.map(|number| format!("gpu:{number}"))
+    }
+
     /// Returns the memory in which a session leaves outputs that are inputs of the next session: the device's
     /// own.
     ///
@@ -142,10 +175,62 @@ impl Device {
         }
     }
 
-    /// Loads a minimal graph on the device, which succeeds only if libraries, driver and device are present.
-    fn test(&self, environment: &Environment) -> Result<(), ort::Error> {
+    /// Returns the memory of the host that inputs are copied from and outputs are copied to. On a GPU it is pinned:
+    /// the system does not move it, so the GPU reads and writes it directly instead of through a buffer of the driver.
+    ///
+    /// # Errors
+    /// Returns an error of the runtime.
+    pub fn host_memory(&self) -> Result<MemoryInfo<'static>, ort::Error> {
+        match self.cuda {
+            Some(number) if self.pins_memory => MemoryInfo::new(
+                AllocationDevice::CUDA_PINNED,
+                i32::from(number),
+                AllocatorType::Device,
+                MemoryType::CPUOutput,
+            ),
+            _ => Ok(MemoryInfo::default()),
+        }
+    }
+
+    /// Returns an allocator of [`Self::host_memory`]. Pinned memory belongs to a session.
+    ///
+    /// # Errors
+    /// Returns an error of the runtime.
+    pub fn host_allocator(&self, session: &Session) -> Result<Allocator, ort::Error> {
+        match self.pins_memory {
+            true => Allocator::new(session, self.host_memory()?),
+            false => Ok(Allocator::default()),
+        }
+    }
+
+    /// Runs a minimal graph on the device, which succeeds only if libraries, driver and device are present. Without
+    /// pinned memory, the device can be used all the same.
+    fn tested(self, environment: &Environment) -> Result<Self, ort::Error> {
         let mut builder = self.configure(Session::builder(environment)?)?;
-        builder.commit_from_memory(&onnx::identity().to_bytes()).map(drop)
+        let mut session = builder.commit_from_memory(&onnx::identity().to_bytes())?;
+        self.run_minimal(&mut session)?;
+        let pinned = Self { pins_memory: true, ..self.clone() };
+        match pinned.run_minimal(&mut session) {
+            Ok(()) => Ok(pinned),
+            Err(error) => {
+                tracing::warn!(device = %self.in_use, %error, "the device cannot pin memory, so copies are slower");
+                Ok(self)
+            }
+        }
+    }
+
+    /// Sends a number from the memory of the host through the device and back.
+    fn run_minimal(&self, session: &mut Session) -> Result<(), ort::Error> {
+        let mut number = Tensor::<f32>::new(&self.host_allocator(session)?, [1_usize])?;
+        number.try_extract_tensor_mut::<f32>()?.1.fill(1.5);
+        let mut binding = session.create_binding()?;
+        binding.bind_input("x", &number)?;
+        binding.bind_output_to_device("y", &self.host_memory()?)?;
+        let outputs = session.run_binding(&binding)?;
+        match outputs["y"].try_extract_tensor::<f32>()?.1 {
+            [1.5] => Ok(()),
+            other => Err(ort::Error::new(format!("sent 1.5 through the device and got {other:?}"))),
+        }
     }
 }
 

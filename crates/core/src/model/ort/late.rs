@@ -1,16 +1,18 @@
 //! The late-interaction family: loads the two graphs of a contract, checks them and runs them. Knows nothing of
 //! decoders.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use ndarray::{Array3, ArrayView3, Ix3, Ix4, s};
+use ndarray::{Array3, ArrayView3, Axis, Ix3, Ix4, s};
+use ort::memory::MemoryInfo;
 use ort::session::Session;
-use ort::value::TensorRef;
+use ort::value::{DynValue, TensorRef};
 use rayon::prelude::*;
 
 use super::device::Device;
 use super::scheduling::{Flow, Pool};
-use super::weights::{SharedWeights, WeightedSession};
+use super::weights::{SharedWeights, WeightedSession, integer_inputs, value_named};
 use super::workers::{Batching, Workers};
 use super::{
     OrtSettings, SpecialTokens, environment, fingerprint, graph_error, io_of_session, ort_error,
@@ -54,7 +56,8 @@ pub struct LateRuntime {
     info: ModelInfo,
     /// The tokens around a question.
     question_tokens: SpecialTokens,
-    workers: Arc<Workers<Array3<f32>>>,
+    workers: Arc<Workers<WindowKeys>>,
+    passage_file: Arc<str>,
     query: Arc<Pool<WeightedSession>>,
     /// Sessions with one thread: one per core, and at most [`ONE_THREAD_SESSIONS_MAX`].
     query_on_one_thread: Arc<Pool<WeightedSession>>,
@@ -75,7 +78,7 @@ impl LateRuntime {
         let Family::Late(late) = &contract.family else {
             return Err(ModelError::WrongFamily { name: contract.name, expected: "late-interaction model" });
         };
-        let device = Device::choose(&environment, settings.device, settings.device_memory_bytes_max)?;
+        let device = Device::choose(&environment, settings)?;
         let (cores, workers) = match device.is_cpu() {
             true => (settings.workers.max(1), settings.workers.max(1)),
             false => (1, GPU_WORKERS),
@@ -102,10 +105,11 @@ impl LateRuntime {
         weights.drop_pages();
         let special_tokens = SpecialTokens::of(&contract);
         let file: Arc<str> = contract.graph_file(Graph::Passage).into();
+        let host = Arc::new(device.host_memory().map_err(|e| graph_error(&file, e))?);
         let run = |mut session: WeightedSession| {
-            let (special_tokens, file) = (special_tokens.clone(), Arc::clone(&file));
+            let (special_tokens, file, host) = (special_tokens.clone(), Arc::clone(&file), Arc::clone(&host));
             move |windows: &[Box<[u32]>]| {
-                run_passage(&mut session, &special_tokens, windows).map_err(|e| graph_error(&file, e))
+                run_passage(&mut session, &special_tokens, windows, &host).map_err(|e| graph_error(&file, e))
             }
         };
         let batching = settings.batching_on(&device, GPU_BATCHING);
@@ -115,7 +119,7 @@ impl LateRuntime {
         Ok(Self {
             info: ModelInfo {
                 name: contract.name.clone(),
-                fingerprint: fingerprint(&contract, device.is_cpu()),
+                fingerprint: fingerprint(&contract, device.arithmetic()),
                 window_tokens_max,
                 planes: late.heads,
                 head_dim: late.head_dim,
@@ -125,6 +129,7 @@ impl LateRuntime {
                 device: device.in_use().clone(),
             },
             workers: Arc::new(workers),
+            passage_file: Arc::clone(&file),
             question_tokens: SpecialTokens::of_question(&contract),
             query: Arc::new(Pool::new(query)),
             query_on_one_thread: Arc::new(Pool::new(query_on_one_thread)),
@@ -154,7 +159,11 @@ impl ModelRuntime for LateRuntime {
         is_needed: WindowFilter,
         on_read: WindowSink,
     ) -> Result<(), ModelError> {
-        self.workers.read(self.flow, windows, is_needed, |i, keys| on_read(i, keys.view()))
+        self.workers.read(self.flow, windows, is_needed, |i, keys| {
+            let keys = keys.view().map_err(|e| graph_error(&self.passage_file, e))?;
+            on_read(i, keys);
+            Ok(())
+        })
     }
 
     fn encode_question(&self, question: &[u32], _past: &dyn Past) -> Result<EncodedQuestion, ModelError> {
@@ -222,31 +231,45 @@ impl LateRuntime {
     }
 }
 
-/// Computes the keys of the windows of a batch: for each window `[head, token, head_dim]`, without special
-/// tokens and padding.
-fn run_passage(
-    session: &mut WeightedSession,
-    special_tokens: &SpecialTokens,
-    windows: &[Box<[u32]>],
-) -> Result<Vec<Array3<f32>>, ort::Error> {
-    let windows: Vec<&[u32]> = windows.iter().map(|window| &**window).collect();
-    let input = special_tokens.input_ids(&windows);
-    let mask = special_tokens.attention_mask(&windows);
-    let outputs = session.run(ort::inputs![
-        "input_ids" => TensorRef::from_array_view(input.view())?,
-        "attention_mask" => TensorRef::from_array_view(mask.view())?,
-    ])?;
-    let keys = outputs["key"].try_extract_array::<f32>()?;
-    let keys = keys.into_dimensionality::<Ix4>().map_err(ort_error)?;
-    let own_keys = |(keys, window): (ArrayView3<f32>, &&[u32])| {
-        let keys = keys.slice(s![.., special_tokens.own_tokens(window), ..]).to_owned();
-        // The cache's codecs need finite values to compute the scale of a key.
+/// The keys of a window, in the output of its batch. They are not copied, because the thread of a GPU's session would
+/// copy those of all windows, one after the other.
+struct WindowKeys {
+    /// `[b, head, t, head_dim]`
+    batch: Arc<DynValue>,
+    row: usize,
+    /// The tokens without special tokens and padding.
+    own: Range<usize>,
+}
+
+impl WindowKeys {
+    /// Returns the keys, `[head, token, head_dim]`. Fails if one is not finite: the cache's codecs need finite values
+    /// to compute the scale of a key.
+    fn view(&self) -> Result<ArrayView3<'_, f32>, ort::Error> {
+        let batch = self.batch.try_extract_array::<f32>()?.into_dimensionality::<Ix4>().map_err(ort_error)?;
+        let keys = batch.index_axis_move(Axis(0), self.row).slice_move(s![.., self.own.clone(), ..]);
         match keys.iter().all(|value| value.is_finite()) {
             true => Ok(keys),
             false => Err(ort_error("the output key contains a value that is not finite")),
         }
+    }
+}
+
+/// Computes the keys of the windows of a batch, in the memory `host`.
+fn run_passage(
+    session: &mut WeightedSession,
+    special_tokens: &SpecialTokens,
+    windows: &[Box<[u32]>],
+    host: &MemoryInfo,
+) -> Result<Vec<WindowKeys>, ort::Error> {
+    let windows: Vec<&[u32]> = windows.iter().map(|window| &**window).collect();
+    let (ids, mask) = (special_tokens.input_ids(&windows), special_tokens.attention_mask(&windows));
+    let inputs = integer_inputs(&[("input_ids", &ids), ("attention_mask", &mask)])?;
+    let outputs = session.run_with_binding(|name| value_named(name, &inputs), &[("key", host)])?;
+    let batch = Arc::new(outputs.into_iter().next().ok_or_else(|| ort_error("the graph returned no keys"))?);
+    let keys_of = |(row, window): (usize, &&[u32])| {
+        WindowKeys { batch: Arc::clone(&batch), row, own: special_tokens.own_tokens(window) }
     };
-    keys.outer_iter().zip(&windows).map(own_keys).collect()
+    Ok(windows.iter().enumerate().map(keys_of).collect())
 }
 
 /// Opens the passage graph of a late-interaction model as one session with `settings.workers` threads, for
@@ -258,7 +281,7 @@ pub fn passage_session(settings: &OrtSettings) -> Result<Session, ModelError> {
     let environment = environment(&settings.runtime_lib)?;
     let contract = Contract::load(&settings.model_dir)?;
     let file = contract.graph_file(Graph::Passage).to_owned();
-    let device = Device::choose(&environment, settings.device, settings.device_memory_bytes_max)?;
+    let device = Device::choose(&environment, settings)?;
     session_builder(&environment, &device, settings.workers.max(1))
         .and_then(|mut builder| builder.commit_from_file(settings.model_dir.join(&file)))
         .map_err(|e| graph_error(&file, e))

@@ -9,23 +9,20 @@ use std::ops::Range;
 use std::path::Path;
 
 use ndarray::Array2;
-use ort::memory::MemoryInfo;
+use ort::memory::{Allocator, MemoryInfo};
 use ort::session::builder::SessionBuilder;
-use ort::value::{DynValue, Tensor};
+use ort::value::DynValue;
 
 use super::device::Device;
 use super::ort_error;
-use super::weights::{SharedWeights, WeightedSession};
+use super::weights::{SharedWeights, WeightedSession, integer_inputs, value_named};
 use crate::model::contract::value_names;
 use crate::model::onnx::{self, ModelProto};
 
-/// The number of layers of a stage. With fewer layers a stage needs less memory, but there are more sessions
-/// to load.
-const STAGE_LAYERS: usize = 2;
-
-/// Returns the number of sessions for the first `depth` layers: the stages and the prologue.
-pub fn session_count(depth: usize) -> usize {
-    1 + depth.div_ceil(STAGE_LAYERS)
+/// Divides the memory limit of a GPU: returns the device with the part of the prologue, which has the embeddings, and with
+/// that of each of the sessions of the layers.
+pub fn shares(device: &Device, sessions: usize) -> [Device; 2] {
+    [device.with_share(1, 4), device.with_share(3, 4 * sessions)]
 }
 
 /// The vectors that a layer computes of its tokens, `[b, heads or kv_heads, t, head_dim]`.
@@ -59,6 +56,8 @@ pub struct Stages {
     prologue_outputs: Vec<String>,
     stages: Vec<Stage>,
     device: Device,
+    /// Allocates the past keys and values of the stages.
+    allocator: Allocator,
 }
 
 struct Stage {
@@ -90,26 +89,27 @@ pub struct StagedTokens {
 pub type LayerPast = [DynValue; 2];
 
 impl Stages {
-    /// Loads the first `depth` layers of `model`, whose weights are in `dir`. `builder` returns a new session
-    /// builder.
+    /// Loads the first `depth` layers of `model`, `stage_layers` in each stage. Their weights are in `dir`. `builder`
+    /// returns a new session builder for a device.
     ///
     /// # Errors
     /// Fails if the graph does not have the values of [`value_names`], and returns errors of the runtime.
     pub fn load(
         model: &ModelProto,
-        depth: usize,
+        (depth, stage_layers): (usize, usize),
         (weights, dir): (&SharedWeights, &Path),
         device: &Device,
-        builder: impl Fn() -> Result<SessionBuilder, ort::Error>,
+        builder: impl Fn(&Device) -> Result<SessionBuilder, ort::Error>,
     ) -> Result<Self, ort::Error> {
-        let load = |inputs: &[String], outputs: &[String]| {
+        let load = |share: &Device, inputs: &[String], outputs: &[String]| {
             let subgraph = onnx::extract_subgraph(model, inputs, outputs).map_err(ort_error)?;
-            weights.session_from_model(builder()?, &subgraph, dir)
+            weights.session_from_model(builder(share)?, &subgraph, dir)
         };
+        let [of_prologue, of_stage] = shares(device, depth.div_ceil(stage_layers));
         let prologue_outputs = prologue_outputs(model);
-        let prologue = load(&[], &prologue_outputs)?;
+        let prologue = load(&of_prologue, &[], &prologue_outputs)?;
         let stage = |first: usize| {
-            let layers = first..(first + STAGE_LAYERS).min(depth);
+            let layers = first..first.saturating_add(stage_layers).min(depth);
             let hidden = std::iter::once(value_names::hidden(first));
             let inputs: Vec<String> = hidden.chain(prologue_outputs[1..].iter().cloned()).collect();
             let projections = [Projection::Query, Projection::Key, Projection::Value];
@@ -118,10 +118,16 @@ impl Stages {
             // The hidden states after the last layer are not needed.
             let next = (layers.end < depth).then(|| value_names::hidden(layers.end));
             let outputs: Vec<String> = projections.chain(next).collect();
-            Ok(Stage { session: load(&inputs, &outputs)?, layers })
+            Ok(Stage { session: load(&of_stage, &inputs, &outputs)?, layers })
         };
-        let stages = (0..depth).step_by(STAGE_LAYERS).map(stage).collect::<Result<_, ort::Error>>()?;
-        Ok(Self { prologue, prologue_outputs, stages, device: device.clone() })
+        let stages = (0..depth).step_by(stage_layers).map(stage).collect::<Result<_, ort::Error>>()?;
+        let allocator = prologue.host_allocator(device)?;
+        Ok(Self { prologue, prologue_outputs, stages, device: device.clone(), allocator })
+    }
+
+    /// Returns the allocator for past keys and values: that of the memory that they are copied to the device from.
+    pub fn allocator(&self) -> &Allocator {
+        &self.allocator
     }
 
     /// Returns the layers of each stage.
@@ -180,7 +186,7 @@ impl Stages {
             };
             if name == hidden_in { Some(&tokens.hidden) } else { shared().or_else(past) }
         };
-        let (host, device) = (MemoryInfo::default(), self.device.memory()?);
+        let (host, device) = (self.device.host_memory()?, self.device.memory()?);
         let names: Vec<String> = layers
             .clone()
             .flat_map(|layer| projections.iter().map(move |projection| projection.value_name(layer)))
@@ -201,25 +207,6 @@ impl Stages {
 /// Returns the names of the graph's inputs for the past keys and the past values of `layer`.
 pub fn past_names(layer: usize) -> [String; 2] {
     ["key", "value"].map(|part| format!("past.{layer}.{part}"))
-}
-
-/// Converts arrays of integers into named tensors.
-///
-/// # Errors
-/// Returns an error of the runtime.
-pub fn integer_inputs<'a>(
-    inputs: &[(&'a str, &Array2<i64>)],
-) -> Result<Vec<(&'a str, DynValue)>, ort::Error> {
-    let tensor = |&(name, rows): &(&'a str, &Array2<i64>)| {
-        let values: Vec<i64> = rows.iter().copied().collect();
-        Ok((name, Tensor::from_array(([rows.nrows(), rows.ncols()], values))?.into_dyn()))
-    };
-    inputs.iter().map(tensor).collect()
-}
-
-/// Returns the value with this name.
-pub fn value_named<'a>(name: &str, values: &'a [(&str, DynValue)]) -> Option<&'a DynValue> {
-    values.iter().find(|(input, _)| *input == name).map(|(_, value)| value)
 }
 
 /// Returns the names of the values that the prologue of `model` computes: first the hidden states that enter

@@ -7,12 +7,13 @@ use std::ptr;
 use std::sync::Arc;
 
 use memmap2::Mmap;
+use ndarray::Array2;
 use ort::AsPointer;
 use ort::memory::{Allocator, MemoryInfo};
 use ort::session::builder::{PrepackedWeights, SessionBuilder};
-use ort::session::{Session, SessionInputs, SessionOutputs};
+use ort::session::{RunOptions, Session, SessionInputs, SessionOutputs};
 use ort::sys::ONNXTensorElementDataType as ElementType;
-use ort::value::{DynValue, Outlet};
+use ort::value::{DynValue, Outlet, Tensor};
 
 use super::device::Device;
 use super::{graph_error, ort_error};
@@ -22,6 +23,9 @@ use crate::model::onnx::{DataType, GraphProto, ModelProto, TensorProto, read_gra
 
 /// The option with the folder in which ONNX Runtime looks for the weights of a graph that is not in a file.
 const WEIGHTS_FOLDER: &str = "session.model_external_initializers_file_folder_path";
+
+/// The option of a run with the arenas that return their unused memory after it.
+const SHRINK_ARENA: &str = "memory.enable_memory_arena_shrinkage";
 
 /// The weights that all sessions of a model share.
 ///
@@ -42,6 +46,7 @@ pub struct SharedWeights {
 /// session.
 pub struct WeightedSession {
     session: Session,
+    options: RunOptions,
     _mapped: Arc<Mmap>,
 }
 
@@ -104,7 +109,8 @@ impl SharedWeights {
                 }
             }
         }
-        Ok(WeightedSession { session: commit(builder)?, _mapped: Arc::clone(&self.mapped) })
+        let (session, options) = (commit(builder)?, RunOptions::new()?);
+        Ok(WeightedSession { session, options, _mapped: Arc::clone(&self.mapped) })
     }
 
     /// Allows the operating system to free the memory pages of the mapping. Sessions read most of it only
@@ -141,6 +147,17 @@ impl WeightedSession {
         self.session.run(inputs)
     }
 
+    /// Returns the session as one that gives unused memory back to `device` after each run with a binding.
+    ///
+    /// # Errors
+    /// Returns an error of the runtime.
+    pub fn returning_memory(mut self, device: &Device) -> Result<Self, ort::Error> {
+        if let Some(arena) = device.arena() {
+            self.options.set(SHRINK_ARENA, arena)?;
+        }
+        Ok(self)
+    }
+
     /// Runs the graph without copying inputs or outputs between devices. `value_of` returns the value of an
     /// input by its name, and `outputs` are the names of the outputs to compute with the memory in which each
     /// is allocated. Returns the outputs in this order.
@@ -162,13 +179,22 @@ impl WeightedSession {
         for (name, memory) in outputs {
             binding.bind_output_to_device(*name, memory)?;
         }
-        let mut computed = self.session.run_binding(&binding)?;
+        let mut computed = self.session.run_binding_with_options(&binding, &self.options)?;
+        binding.synchronize_outputs()?;
         let take = |(name, _): &(&str, &MemoryInfo)| {
             computed
                 .remove(name)
                 .ok_or_else(|| ort_error(format_args!("the output `{name}` was not computed")))
         };
         outputs.iter().map(take).collect()
+    }
+
+    /// Returns an allocator of the memory of the host that inputs are copied from to `device`.
+    ///
+    /// # Errors
+    /// Returns an error of the runtime.
+    pub fn host_allocator(&self, device: &Device) -> Result<Allocator, ort::Error> {
+        device.host_allocator(&self.session)
     }
 
     /// Returns the inputs of the graph.
@@ -180,6 +206,25 @@ impl WeightedSession {
     pub fn outputs(&self) -> &[Outlet] {
         self.session.outputs()
     }
+}
+
+/// Converts arrays of integers into named tensors.
+///
+/// # Errors
+/// Returns an error of the runtime.
+pub fn integer_inputs<'a>(
+    inputs: &[(&'a str, &Array2<i64>)],
+) -> Result<Vec<(&'a str, DynValue)>, ort::Error> {
+    let tensor = |&(name, rows): &(&'a str, &Array2<i64>)| {
+        let values: Vec<i64> = rows.iter().copied().collect();
+        Ok((name, Tensor::from_array(([rows.nrows(), rows.ncols()], values))?.into_dyn()))
+    };
+    inputs.iter().map(tensor).collect()
+}
+
+/// Returns the value with this name.
+pub fn value_named<'a>(name: &str, values: &'a [(&str, DynValue)]) -> Option<&'a DynValue> {
+    values.iter().find(|(input, _)| *input == name).map(|(_, value)| value)
 }
 
 /// Returns the bytes of the tensor in `mapped`, the content of the file `file`, and the type of its elements.

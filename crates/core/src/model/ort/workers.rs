@@ -1,53 +1,19 @@
-//! Threads that read windows: the queue of windows, the order in which flows are served, and the grouping of
-//! windows into batches. Knows nothing of what a batch computes.
+//! Threads that read windows, and the calls that have their windows read: a call queues them and passes the results on.
+//! Knows nothing of what a batch computes.
+
+mod queue;
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::scheduling::{FairScheduler, Flow};
+use self::queue::{Job, Queue, RunBatch};
+pub use self::queue::Batching;
+use super::scheduling::Flow;
 use crate::model::ModelError;
-
-/// Which windows may share a batch, and how large a batch may be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Batching {
-    /// The largest number of tokens of a batch, padding included, unless a single window has more. Special
-    /// tokens do not count.
-    pub tokens_max: usize,
-    /// Windows may share a batch if their lengths, rounded up to a multiple of this number, are equal. With 1,
-    /// all windows of a batch have the same length, and there is no padding.
-    pub length_step: usize,
-}
-
-impl Batching {
-    /// The batching on the CPU. Without padding, each window gets the same bits as alone.
-    ///
-    /// Only short windows gain: eight windows of 18 tokens together take two thirds of their time alone, and
-    /// from 64 tokens on it makes no difference (`docs/performance.md`).
-    pub const CPU: Self = Self { tokens_max: 144, length_step: 1 };
-
-    /// Returns the largest length of the windows that may share a batch with a window of `tokens` tokens.
-    /// Windows may share a batch if and only if this length is the same for all of them.
-    fn length_max(self, tokens: usize) -> usize {
-        tokens.next_multiple_of(self.length_step.max(1))
-    }
-
-    /// Returns the largest number of windows in a batch with a window of `tokens` tokens.
-    ///
-    /// The attention logits of a window grow with the square of its length. Above [`Self::LONG_TOKENS`] tokens, they
-    /// limit the batch: together, they take no more memory than those of a full batch of windows of that length.
-    fn windows_max(self, tokens: usize) -> usize {
-        let length = self.length_max(tokens).max(1);
-        let counted = length.max(length.saturating_mul(length) / Self::LONG_TOKENS);
-        (self.tokens_max / counted).max(1)
-    }
-
-    /// The length of a window above which attention takes most of the memory of a batch.
-    const LONG_TOKENS: usize = 512;
-}
 
 /// How many batches per worker a call has in the queue at a time. With this many, no worker waits for the
 /// caller to queue more, and a small request never waits for all windows of a large one.
@@ -60,13 +26,7 @@ const HELPERS_MAX: usize = 8;
 /// result, it passes no others on.
 const HELP_PATIENCE: Duration = Duration::from_millis(1);
 
-/// Computes a batch: takes windows that may share a batch (see [`Batching`]), and returns one result per
-/// window.
-pub trait RunBatch<T>: FnMut(&[Box<[u32]>]) -> Result<Vec<T>, ModelError> + Send + 'static {}
-impl<T, F: FnMut(&[Box<[u32]>]) -> Result<Vec<T>, ModelError> + Send + 'static> RunBatch<T> for F {}
-
-/// Threads that read windows. The order between flows is that of [`FairScheduler`], by the number of tokens
-/// that each flow has had read. Within a flow, windows are read in the order in which they were queued.
+/// Threads that read windows.
 pub struct Workers<T> {
     queue: Arc<Queue<T>>,
     threads: Vec<JoinHandle<()>>,
@@ -75,36 +35,12 @@ pub struct Workers<T> {
     helpers: rayon::ThreadPool,
 }
 
-struct Queue<T> {
-    state: Mutex<QueueState<T>>,
-    changed: Condvar,
-    batching: Batching,
-}
-
-struct QueueState<T> {
-    /// In the order in which they were queued. The list is short, because each call queues only a few batches
-    /// at a time.
-    jobs: Vec<Job<T>>,
-    scheduler: FairScheduler,
-    closed: bool,
-}
-
-struct Job<T> {
-    window: Box<[u32]>,
-    /// The index of the window in its call.
-    index: usize,
-    flow: Flow,
-    /// Set when the call has failed; its other jobs are then removed from the queue.
-    cancelled: Arc<AtomicBool>,
-    reply: mpsc::Sender<Event<T>>,
-}
-
 /// What happens to a window of a call, in this order. Each event has the index of the window.
 enum Event<T> {
     /// A worker has read the window, or has failed to.
     Read(usize, Result<T, ModelError>),
-    /// The result has been passed to the caller's function, which may have panicked.
-    Processed(usize, thread::Result<()>),
+    /// The result has been passed to the caller's function, which may have failed or panicked.
+    Processed(usize, thread::Result<Result<(), ModelError>>),
 }
 
 /// The results of a call that have not been passed to the caller's function yet.
@@ -114,7 +50,7 @@ struct Unprocessed<'a, T, F> {
     events: mpsc::Sender<Event<T>>,
 }
 
-impl<T, F: Fn(usize, T)> Unprocessed<'_, T, F> {
+impl<T, F: Fn(usize, T) -> Result<(), ModelError>> Unprocessed<'_, T, F> {
     fn push(&self, index: usize, result: T) {
         self.lock().push_back((index, result));
     }
@@ -168,7 +104,7 @@ impl<T: Send + 'static> Workers<T> {
 
     /// Returns how many windows of `tokens` tokens are read at the same time.
     pub fn windows_at_once(&self, tokens: usize) -> usize {
-        self.count() * self.queue.batching.windows_max(tokens)
+        self.count() * self.queue.batching().windows_max(tokens)
     }
 
     /// Reads `windows` in their order, and calls `on_read` with the index and the result of each, on the
@@ -177,7 +113,7 @@ impl<T: Send + 'static> Workers<T> {
     /// number of results in memory is limited, too.
     ///
     /// # Errors
-    /// Returns the first failure; the remaining windows are not read.
+    /// Returns the first failure of a worker or of `on_read`; the remaining windows are not read.
     ///
     /// # Panics
     /// When `on_read` panics.
@@ -186,7 +122,7 @@ impl<T: Send + 'static> Workers<T> {
         flow: Flow,
         windows: &[&[u32]],
         is_needed: impl Fn(usize) -> bool,
-        on_read: impl Fn(usize, T) + Sync,
+        on_read: impl Fn(usize, T) -> Result<(), ModelError> + Sync,
     ) -> Result<(), ModelError> {
         let (reply, events) = mpsc::channel();
         let unprocessed = Unprocessed { results: Mutex::default(), on_read: &on_read, events: reply.clone() };
@@ -202,8 +138,11 @@ impl<T: Send + 'static> Workers<T> {
                     order.next();
                     if is_needed(index) {
                         queued.add(windows[index]);
-                        let (window, cancelled) = (windows[index].into(), Arc::clone(&cancelled));
-                        jobs.push(Job { window, index, flow, cancelled, reply: reply.clone() });
+                        let (window, cancelled, reply) =
+                            (windows[index].into(), Arc::clone(&cancelled), reply.clone());
+                        // The receiver is gone if the call has failed.
+                        let reply = Box::new(move |result| drop(reply.send(Event::Read(index, result))));
+                        jobs.push(Job { window, flow, cancelled, reply });
                     }
                 }
                 self.queue.push(jobs);
@@ -223,8 +162,8 @@ impl<T: Send + 'static> Workers<T> {
                         unprocessed.push(index, result);
                         help();
                     }
-                    Event::Processed(index, Ok(())) => queued.remove(windows[index]),
-                    Event::Read(_, Err(error)) => {
+                    Event::Processed(index, Ok(Ok(()))) => queued.remove(windows[index]),
+                    Event::Read(_, Err(error)) | Event::Processed(_, Ok(Err(error))) => {
                         cancelled.store(true, Ordering::Relaxed);
                         return Err(error);
                     }
@@ -262,7 +201,7 @@ impl<T: Send + 'static> Workers<T> {
     /// batch is one long window or many short ones.
     fn may_queue(&self, queued: &Queued) -> bool {
         let batches = QUEUED_BATCHES_PER_WORKER * self.count();
-        queued.jobs < batches || queued.tokens < batches * self.queue.batching.tokens_max
+        queued.jobs < batches || queued.tokens < batches * self.queue.batching().tokens_max
     }
 }
 
@@ -282,142 +221,11 @@ impl Queued {
     }
 }
 
-impl<T> Queue<T> {
-    fn new(batching: Batching) -> Self {
-        let state = QueueState { jobs: Vec::new(), scheduler: FairScheduler::default(), closed: false };
-        Self { state: Mutex::new(state), changed: Condvar::new(), batching }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, QueueState<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Queues jobs. All of them are in the queue before an idle worker takes its next batch; otherwise it
-    /// would begin with a batch of one window.
-    fn push(&self, jobs: Vec<Job<T>>) {
-        let count = jobs.len();
-        self.lock().jobs.extend(jobs);
-        match count {
-            0 => {}
-            1 => self.changed.notify_one(),
-            _ => self.changed.notify_all(),
-        }
-    }
-
-    /// Runs batches until the queue is closed. A panic of `run` fails the batch and does not end the thread.
-    fn serve(&self, mut run: impl RunBatch<T>) {
-        let mut run = |windows: &[Box<[u32]>]| {
-            let results = catch_unwind(AssertUnwindSafe(|| run(windows)))
-                .unwrap_or_else(|_panic| Err(missing_result()))?;
-            if results.len() == windows.len() { Ok(results) } else { Err(missing_result()) }
-        };
-        while let Some((windows, jobs)) = self.next_batch() {
-            for ((index, reply), result) in jobs.into_iter().zip(run_in_parts(&mut run, &windows, &mut 0)) {
-                // The receiver is gone if the call has failed.
-                let _ = reply.send(Event::Read(index, result));
-            }
-        }
-    }
-
-    /// Waits for the next batch. Returns its windows, and for each the index and the channel of its call.
-    /// Returns `None` when the queue is closed and empty.
-    #[allow(clippy::type_complexity, reason = "the windows are separate because the runner takes a slice")]
-    fn next_batch(&self) -> Option<(Vec<Box<[u32]>>, Vec<(usize, mpsc::Sender<Event<T>>)>)> {
-        let mut state = self.lock();
-        loop {
-            if let Some(jobs) = state.next_batch(self.batching) {
-                return Some(jobs.into_iter().map(|job| (job.window, (job.index, job.reply))).unzip());
-            }
-            if state.closed {
-                return None;
-            }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-}
-
-impl<T> QueueState<T> {
-    /// Removes the jobs of the next batch from the queue: the oldest job of the flow that is served next, and
-    /// jobs whose windows may share its batch, up to the limit; first those of the same flow, then those of
-    /// other flows, to which this is no disadvantage. Each flow is charged for its own windows.
-    fn next_batch(&mut self, batching: Batching) -> Option<Vec<Job<T>>> {
-        self.jobs.retain(|job| !job.cancelled.load(Ordering::Relaxed));
-        let flow = self.scheduler.next(self.jobs.iter().map(|job| job.flow))?;
-        let first = self.jobs.iter().position(|job| job.flow == flow).expect("the flow has a job");
-        let first = self.jobs.remove(first);
-        let tokens = first.window.len();
-        self.scheduler.begin(flow, tokens as u64);
-        let (length_max, count_max) = (batching.length_max(tokens), batching.windows_max(tokens));
-        let mut batch = vec![first];
-        for is_same_flow in [true, false] {
-            let mut at = 0;
-            while batch.len() < count_max && at < self.jobs.len() {
-                let job = &self.jobs[at];
-                let fits = batching.length_max(job.window.len()) == length_max;
-                match fits && (job.flow == flow) == is_same_flow {
-                    true => {
-                        self.scheduler.charge(job.flow, job.window.len() as u64);
-                        batch.push(self.jobs.remove(at));
-                    }
-                    false => at += 1,
-                }
-            }
-        }
-        Some(batch)
-    }
-}
-
 impl<T> Drop for Workers<T> {
     fn drop(&mut self) {
-        self.queue.lock().closed = true;
-        self.queue.changed.notify_all();
+        self.queue.close();
         self.threads.drain(..).for_each(|thread| drop(thread.join()));
     }
-}
-
-/// How many windows of a batch fail alone, one after the other, before the rest is not run any more: the device then
-/// fails whatever it is given.
-const FAILED_ALONE_MAX: usize = 2;
-
-/// Runs a batch and returns the result of each window. If the batch fails, both halves are run on their own,
-/// down to single windows. The windows of a batch may belong to several calls, so only the call of the window
-/// that causes the failure may fail; and a batch may need more memory than the device has left, which its parts
-/// do not. `failed_alone` counts single windows that have failed since a run succeeded.
-fn run_in_parts<T>(
-    run: &mut impl FnMut(&[Box<[u32]>]) -> Result<Vec<T>, ModelError>,
-    windows: &[Box<[u32]>],
-    failed_alone: &mut usize,
-) -> Vec<Result<T, ModelError>> {
-    if *failed_alone == FAILED_ALONE_MAX {
-        return windows.iter().map(|_| Err(not_run())).collect();
-    }
-    match run(windows) {
-        Ok(results) => {
-            *failed_alone = 0;
-            results.into_iter().map(Ok).collect()
-        }
-        Err(error) if windows.len() == 1 => {
-            *failed_alone += 1;
-            vec![Err(error)]
-        }
-        Err(error) => {
-            tracing::warn!(%error, windows = windows.len(), "a batch failed, and its halves are run");
-            let (first, second) = windows.split_at(windows.len() / 2);
-            let mut results = run_in_parts(run, first, failed_alone);
-            results.extend(run_in_parts(run, second, failed_alone));
-            results
-        }
-    }
-}
-
-fn not_run() -> ModelError {
-    let reason = "other windows of the batch failed, one by one, so this one was not run".to_owned();
-    ModelError::Graph { graph: "the model".to_owned(), reason }
-}
-
-fn missing_result() -> ModelError {
-    let reason = "an inference run panicked or returned the wrong number of results".to_owned();
-    ModelError::Graph { graph: "the model".to_owned(), reason }
 }
 
 #[cfg(test)]
@@ -425,6 +233,10 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     use super::*;
+
+    fn failure() -> ModelError {
+        ModelError::Graph { graph: "the model".to_owned(), reason: "on purpose".to_owned() }
+    }
 
     /// Returns workers whose result for a window is the sum of its ids, and the list of the sizes of the
     /// batches that they have run.
@@ -436,7 +248,7 @@ mod tests {
                 batches.lock().expect("no panic").push(windows.len());
                 std::thread::sleep(Duration::from_millis(1));
                 match windows.iter().any(|window| window.contains(&u32::MAX)) {
-                    true => Err(missing_result()),
+                    true => Err(failure()),
                     false => Ok(windows.iter().map(|window| window.iter().sum()).collect()),
                 }
             }
@@ -452,18 +264,12 @@ mod tests {
     ) -> Vec<Option<u32>> {
         let found = Mutex::new(vec![None; windows.len()]);
         let windows: Vec<&[u32]> = windows.iter().map(Vec::as_slice).collect();
-        let keep = |i: usize, sum| found.lock().expect("no panic")[i] = Some(sum);
+        let keep = |i: usize, sum| {
+            found.lock().expect("no panic")[i] = Some(sum);
+            Ok(())
+        };
         workers.read(Flow::DEFAULT, &windows, is_needed, keep).expect("nothing fails");
         found.into_inner().expect("no panic")
-    }
-
-    /// Returns the index and the result of each window that was read.
-    fn read_events<T>(events: &mpsc::Receiver<Event<T>>) -> Vec<(usize, Option<T>)> {
-        let read = |event| match event {
-            Event::Read(index, result) => (index, result.ok()),
-            Event::Processed(..) => unreachable!("only calls process results"),
-        };
-        events.try_iter().map(read).collect()
     }
 
     #[test]
@@ -485,48 +291,6 @@ mod tests {
         let batches = batches.lock().expect("no panic");
         assert!(batches.iter().all(|&size| size <= Batching::CPU.tokens_max / 16), "{batches:?}");
         assert!(batches.len() < 20, "{batches:?}");
-    }
-
-    #[test]
-    fn windows_share_a_batch_if_their_rounded_lengths_are_equal() {
-        let check = |name: &str, batching: Batching, lengths: &[usize], expect: &[&[usize]]| {
-            let (queue, (reply, _replies)) = (Queue::<()>::new(batching), mpsc::channel());
-            let job = |(index, &tokens): (usize, &usize)| Job {
-                window: vec![1; tokens].into(),
-                index,
-                flow: Flow::DEFAULT,
-                cancelled: Arc::default(),
-                reply: reply.clone(),
-            };
-            queue.push(lengths.iter().enumerate().map(job).collect());
-            let batches = std::iter::from_fn(|| queue.lock().next_batch(batching));
-            let lengths = |jobs: Vec<Job<()>>| jobs.iter().map(|job| job.window.len()).collect::<Vec<_>>();
-            let found: Vec<Vec<usize>> = batches.map(lengths).collect();
-            assert_eq!(found, expect, "{name}");
-            for batch in &found {
-                let padded = batch.len() * batch.iter().max().expect("a window");
-                assert!(batch.len() == 1 || padded <= batching.tokens_max, "{name}: {padded} tokens");
-            }
-        };
-        let step = |tokens_max, length_step| Batching { tokens_max, length_step };
-        check("equal lengths only", step(100, 1), &[9, 10, 9, 10], &[&[9, 9], &[10, 10]]);
-        let mixed = [32, 33, 1, 64, 31, 65];
-        check("one step", step(1000, 32), &mixed, &[&[32, 1, 31], &[33, 64], &[65]]);
-        check("padding counts", step(96, 32), &[1, 2, 3, 4, 32], &[&[1, 2, 3], &[4, 32]]);
-        check("a window beyond the limit", step(96, 32), &[100, 101, 5], &[&[100], &[101], &[5]]);
-        check("empty windows", step(64, 32), &[0, 0, 1], &[&[0, 0], &[1]]);
-        check(
-            "attention of long windows",
-            step(4096, 32),
-            &[1024, 1000, 512, 500],
-            &[&[1024, 1000], &[512, 500]],
-        );
-        check("of longer ones", step(4096, 32), &[1500, 1490], &[&[1500], &[1490]]);
-        // A hundred chunks of usual size take two runs, not a hundred.
-        let usual: Vec<usize> = (0..100).map(|i| 180 + i * 7 % 41).collect();
-        let (shorter, longer) = usual.iter().copied().partition::<Vec<usize>, _>(|&tokens| tokens <= 192);
-        check("usual chunks", step(16_384, 32), &usual, &[&shorter, &longer]);
-        assert_eq!((shorter.len(), longer.len()), (32, 68));
     }
 
     #[test]
@@ -554,7 +318,7 @@ mod tests {
         std::thread::scope(|scope| {
             let failing = scope.spawn(|| {
                 let window: &[u32] = &[u32::MAX; 100];
-                workers.read(Flow::DEFAULT, &[window; 100], |_| true, |_, _| ())
+                workers.read(Flow::DEFAULT, &[window; 100], |_| true, |_, _| Ok(()))
             });
             assert_eq!(sums(&workers, &vec![vec![1; 90]; 20], |_| true), vec![Some(90); 20]);
             assert!(failing.join().expect("no panic").is_err());
@@ -563,44 +327,14 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_window_does_not_fail_the_others_of_its_batch() {
-        let failing: Vec<Box<[u32]>> = vec![[1; 4].into(), [u32::MAX; 4].into(), [2; 4].into()];
-        let (queue, (reply, replies)) = (Queue::new(Batching::CPU), mpsc::channel());
-        for (index, window) in failing.into_iter().enumerate() {
-            let (flow, cancelled) = (Flow::DEFAULT, Arc::default());
-            queue.push(vec![Job { window, index, flow, cancelled, reply: reply.clone() }]);
-        }
-        queue.lock().closed = true;
-        queue.serve(|windows: &[Box<[u32]>]| match windows.iter().any(|window| window[0] == u32::MAX) {
-            true => Err(missing_result()),
-            false => Ok(windows.iter().map(|window| window[0]).collect()),
-        });
-        assert_eq!(read_events(&replies), [(0, Some(1)), (1, None), (2, Some(2))]);
-    }
-
-    #[test]
-    fn a_device_that_fails_every_window_is_not_asked_for_all_of_them() {
-        let windows: Vec<Box<[u32]>> = vec![[1; 4].into(); 64];
-        let mut runs = 0;
-        let mut run = |_: &[Box<[u32]>]| -> Result<Vec<u32>, ModelError> {
-            runs += 1;
-            Err(missing_result())
-        };
-        let results = run_in_parts(&mut run, &windows, &mut 0);
-        assert!(results.len() == 64 && results.iter().all(Result::is_err));
-        // Batches of 64, 32, 16, 8, 4 and 2, and two single windows.
-        assert_eq!(runs, 8);
-    }
-
-    #[test]
     fn a_panic_of_a_result_is_not_lost_beside_a_failure() {
         let run = |windows: &[Box<[u32]>]| match windows[0][0] {
-            0 => Err(missing_result()),
+            0 => Err(failure()),
             n => Ok(vec![n; windows.len()]),
         };
         let workers = Workers::start([run], Batching::CPU).expect("threads");
         let windows: [&[u32]; 2] = [&[1; 200], &[0; 200]];
-        let on_read = |_, _: u32| {
+        let on_read = |_, _: u32| -> Result<(), ModelError> {
             std::thread::sleep(Duration::from_millis(20));
             panic!("on purpose");
         };
@@ -632,7 +366,7 @@ mod tests {
             n => Ok(vec![n; windows.len()]),
         };
         let workers = Workers::start([run], Batching::CPU).expect("threads");
-        assert!(workers.read(Flow::DEFAULT, &[&[0]], |_| true, |_, _: u32| ()).is_err());
+        assert!(workers.read(Flow::DEFAULT, &[&[0]], |_| true, |_, _: u32| Ok(())).is_err());
         assert_eq!(sums(&workers, &[vec![7]], |_| true), [Some(7)]);
     }
 
@@ -645,6 +379,7 @@ mod tests {
         let windows: [&[u32]; 2] = [&[1], &[2, 2]];
         let on_read = |_, _| {
             meeting.wait();
+            Ok(())
         };
         workers.read(Flow::DEFAULT, &windows, |_| true, on_read).expect("nothing fails");
     }
@@ -662,6 +397,7 @@ mod tests {
         let on_read = |_, _| {
             std::thread::sleep(Duration::from_millis(3));
             queued.fetch_sub(1, Ordering::SeqCst);
+            Ok(())
         };
         workers.read(Flow::DEFAULT, &[window; 60], is_needed, on_read).expect("nothing fails");
         assert_eq!(unprocessed_max.into_inner(), QUEUED_BATCHES_PER_WORKER * workers.count());
@@ -671,9 +407,23 @@ mod tests {
     fn a_panic_while_a_result_is_processed_reaches_the_caller_and_ends_the_call() {
         let (workers, batches) = workers(1);
         let window: &[u32] = &[1; 200];
-        let read =
-            || workers.read(Flow::DEFAULT, &[window; 100], |_| true, |i, _| assert!(i < 3, "on purpose"));
+        let on_read = |i, _| {
+            assert!(i < 3, "on purpose");
+            Ok(())
+        };
+        let read = || workers.read(Flow::DEFAULT, &[window; 100], |_| true, on_read);
         assert!(catch_unwind(AssertUnwindSafe(read)).is_err());
+        assert_eq!(sums(&workers, &[vec![7]], |_| true), [Some(7)]);
+        assert!(batches.lock().expect("no panic").len() < 20);
+    }
+
+    #[test]
+    fn a_failure_while_a_result_is_processed_ends_the_call() {
+        let (workers, batches) = workers(1);
+        let window: &[u32] = &[1; 200];
+        let on_read = |i, _| if i == 3 { Err(failure()) } else { Ok(()) };
+        let error = workers.read(Flow::DEFAULT, &[window; 100], |_| true, on_read).unwrap_err();
+        assert!(error.to_string().contains("on purpose"), "{error}");
         assert_eq!(sums(&workers, &[vec![7]], |_| true), [Some(7)]);
         assert!(batches.lock().expect("no panic").len() < 20);
     }
@@ -701,6 +451,7 @@ mod tests {
                     |_| true,
                     |_, _| {
                         read.fetch_add(1, Ordering::Relaxed);
+                        Ok(())
                     },
                 )
             });
@@ -713,34 +464,4 @@ mod tests {
         });
     }
 
-    #[test]
-    fn a_flow_waits_for_one_batch_of_another_flow_not_for_all_its_batches() {
-        let (queue, (reply, replies)) = (Queue::new(Batching::CPU), mpsc::channel());
-        let [flood, other] = [Flow::new(), Flow::new()];
-        let job = |index: usize, flow: Flow, tokens: usize| Job {
-            window: vec![1; tokens].into(),
-            index,
-            flow,
-            cancelled: Arc::default(),
-            reply: reply.clone(),
-        };
-        queue.push((0..8).map(|index| job(index, flood, 100)).collect());
-        queue.push((8..11).map(|index| job(index, other, 100)).collect());
-        queue.lock().closed = true;
-        queue.serve(|windows: &[Box<[u32]>]| Ok(windows.iter().map(|window| window.len()).collect()));
-        let order: Vec<usize> = read_events(&replies).into_iter().map(|(index, _)| index).collect();
-        assert_eq!(order, [0, 8, 1, 9, 2, 10, 3, 4, 5, 6, 7]);
-        // Short windows of another flow fill a batch after those of the flow that is served.
-        let batching = Batching { tokens_max: 8, length_step: 1 };
-        let queue = Queue::new(batching);
-        queue.push(
-            [(0, flood), (1, other), (2, flood), (3, flood), (4, flood)]
-                .map(|(index, flow)| job(index, flow, 2))
-                .into(),
-        );
-        queue.lock().scheduler.begin(other, 1);
-        let mut batches = std::iter::from_fn(|| queue.lock().next_batch(batching));
-        let first: Vec<usize> = batches.next().expect("a batch").iter().map(|job| job.index).collect();
-        assert_eq!(first, [0, 2, 3, 4]);
-    }
 }

@@ -9,7 +9,7 @@ use ort::value::{DynValue, Tensor};
 
 use super::super::ort_error;
 use super::super::stages::{LayerPast, Projection, StagedTokens, Stages, TokenBatch};
-use super::{DecoderShape, finite};
+use super::{DecoderShape, check_finite, four_axes};
 use crate::model::{EncodedQuestion, Past, SelfAttention};
 
 /// A question, its past and the heads to encode it in.
@@ -55,7 +55,7 @@ impl QuestionPass<'_> {
                 return Ok(None);
             }
             let past = layers.clone().filter(|&layer| stages.attends(layer));
-            let past = past.map(|layer| self.layer_past(layer, self.reserved_tokens()));
+            let past = past.map(|layer| self.layer_past(layer, self.reserved_tokens(), stages.allocator()));
             let mut past = past.collect::<Result<Vec<LayerPast>, ort::Error>>()?;
             for tile in &mut tiles {
                 if !self.past.go_on() {
@@ -64,10 +64,10 @@ impl QuestionPass<'_> {
                 let projections = [Projection::Query, Projection::Key, Projection::Value];
                 let computed = stages.run_stage(layers.start, &mut tile.staged, &past, &projections)?;
                 for (i, (layer, computed)) in layers.clone().zip(computed).enumerate() {
-                    let computed: Vec<_> = computed
-                        .iter()
-                        .map(|output| finite(output, "queries, keys or values of a question"))
-                        .collect::<Result<_, _>>()?;
+                    let computed = computed.iter().map(four_axes).collect::<Result<Vec<_>, _>>()?;
+                    for values in &computed {
+                        check_finite(values.view(), "queries, keys or values of a question")?;
+                    }
                     let rows = s![tile.tokens.clone(), ..];
                     let of_layer = self.heads.iter().enumerate().filter(|(_, (of, _))| *of == layer);
                     for (at, &(_, head)) in of_layer {
@@ -93,20 +93,28 @@ impl QuestionPass<'_> {
 
     /// Returns the keys and values of prefix and past in one layer, with space for `reserved` tokens after
     /// them: `[1, kv_heads, past_tokens + reserved, head_dim]` each.
-    pub fn layer_past(&self, layer: usize, reserved: usize) -> Result<LayerPast, ort::Error> {
-        Ok([
-            self.past_tensor(self.shape.keys(layer), reserved)?,
-            self.past_tensor(self.shape.values(layer), reserved)?,
-        ])
+    pub fn layer_past(
+        &self,
+        layer: usize,
+        reserved: usize,
+        allocator: &Allocator,
+    ) -> Result<LayerPast, ort::Error> {
+        let tensor = |planes| self.past_tensor(planes, reserved, allocator);
+        Ok([tensor(self.shape.keys(layer))?, tensor(self.shape.values(layer))?])
     }
 
     /// Copies the `planes` of prefix and past, the keys or the values of one layer, into a tensor
     /// `[1, kv_heads, past_tokens + reserved, head_dim]`. The reserved part is zero.
-    fn past_tensor(&self, planes: Range<usize>, reserved: usize) -> Result<DynValue, ort::Error> {
+    fn past_tensor(
+        &self,
+        planes: Range<usize>,
+        reserved: usize,
+        allocator: &Allocator,
+    ) -> Result<DynValue, ort::Error> {
         let (kv_heads, dim) = (planes.len(), self.shape.decoder.head_dim);
         let (prefix_tokens, past_tokens) = (self.prefix.len_of(Axis(1)), self.past_tokens());
         let tokens = past_tokens + reserved;
-        let mut tensor = Tensor::<f32>::new(&Allocator::default(), [1, kv_heads, tokens, dim])?;
+        let mut tensor = Tensor::<f32>::new(allocator, [1, kv_heads, tokens, dim])?;
         let (_, values) = tensor.try_extract_tensor_mut::<f32>()?;
         for (plane, values) in planes.zip(values.chunks_exact_mut((tokens * dim).max(1))) {
             let (values, reserved) = values.split_at_mut(past_tokens * dim);
