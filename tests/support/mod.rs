@@ -68,6 +68,7 @@ pub fn ort_settings(model_dir: &Path, workers: usize) -> OrtSettings {
         long_windows: false,
         batching: None,
         stage_layers: None,
+        row_multiple: None,
     }
 }
 

@@ -129,6 +129,7 @@ impl EngineBuilder {
             long_windows: false,
             batching: None,
             stage_layers: None,
+            row_multiple: None,
         };
         Self {
             load,

@@ -3,7 +3,7 @@
 //!
 //! A [`Value`] is the name of a tensor in the graph. Operations are numbered in the order of the calls, so
 //! the same calls produce the same bytes. Only operators of the standard opset are used, so that the graphs
-//! run on every execution provider.
+//! run on every execution provider; the exception is [`GraphBuilder::fused_attention`].
 
 mod ops;
 
@@ -71,6 +71,10 @@ pub struct GraphBuilder {
     weights_file: String,
     values: usize,
 }
+
+/// The operators that ONNX Runtime adds to those of ONNX, and their version.
+const RUNTIME_DOMAIN: &str = "com.microsoft";
+const RUNTIME_OPSET: i64 = 1;
 
 impl GraphBuilder {
     /// Creates an empty graph whose weights are in `weights_file`, in the same folder as the graph.
@@ -148,9 +152,13 @@ impl GraphBuilder {
     /// Encodes the graph as an ONNX file.
     pub fn finish(mut self, name: &str, doc: &str) -> Vec<u8> {
         self.graph.name = name.to_owned();
+        let mut opset_import = vec![OperatorSetIdProto { domain: String::new(), version: OPSET }];
+        if self.graph.node.iter().any(|node| node.domain == RUNTIME_DOMAIN) {
+            opset_import.push(OperatorSetIdProto { domain: RUNTIME_DOMAIN.to_owned(), version: RUNTIME_OPSET });
+        }
         let model = ModelProto {
             ir_version: IR_VERSION,
-            opset_import: vec![OperatorSetIdProto { domain: String::new(), version: OPSET }],
+            opset_import,
             producer_name: "thresher".to_owned(),
             doc_string: doc.to_owned(),
             graph: Some(self.graph),
@@ -171,6 +179,7 @@ impl GraphBuilder {
             output,
             op_type: op.to_owned(),
             attribute,
+            domain: String::new(),
         });
     }
 

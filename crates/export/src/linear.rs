@@ -2,7 +2,8 @@
 //! operations in the graph. Does not know about architectures.
 //!
 //! With f16 weights, `x` is rounded to f16 for the product, and the product is converted back to `f32`. GPUs
-//! multiply f16 many times faster, and the sums over the layers keep `f32` precision.
+//! multiply f16 many times faster, and the sums over the layers keep `f32` precision. Where a layer's result is only
+//! the input of other products, it stays f16 ([`Linear::apply_f16`]), which moves half the bytes.
 //!
 //! With int8 weights, a weight is a signed byte times the scale of its column. Each row of `x`, a token, is
 //! quantised to unsigned bytes, scaled by its component of the largest magnitude. After an activation whose
@@ -93,11 +94,30 @@ impl Linear {
         Ok(Self { weight: stored, scale: None, bias, input_min: None })
     }
 
+    /// Returns whether the weights are f16.
+    pub fn is_f16(&self) -> bool {
+        self.weight.data_type == DataType::Float16
+    }
+
+    /// Adds the layer with f16 weights to the graph, without conversions: `x [.., in]` → `[.., out]`, both f16.
+    pub fn apply_f16(&self, g: &mut GraphBuilder, x: &Value) -> Value {
+        let weight = g.weight(&self.weight);
+        let product = g.matmul(x, &weight);
+        match &self.bias {
+            None => product,
+            Some(bias) => {
+                let bias = g.weight(bias);
+                let bias = g.cast_f16(&bias);
+                g.add(&product, &bias)
+            }
+        }
+    }
+
     /// Adds the layer to the graph: `x [.., in]` → `[.., out]`.
     pub fn apply(&self, g: &mut GraphBuilder, x: &Value) -> Value {
         let weight = g.weight(&self.weight);
         let product = match &self.scale {
-            None if self.weight.data_type == DataType::Float16 => {
+            None if self.is_f16() => {
                 let halves = g.cast_f16(x);
                 let product = g.matmul(&halves, &weight);
                 g.cast_f32(&product)

@@ -126,6 +126,9 @@ pub struct NodeProto {
     pub op_type: String,
     #[prost(message, repeated, tag = "5")]
     pub attribute: Vec<AttributeProto>,
+    /// The operator set; empty for that of ONNX.
+    #[prost(string, tag = "7")]
+    pub domain: String,
 }
 
 /// A constant argument of an operation. `r#type` says which of the value fields is set.

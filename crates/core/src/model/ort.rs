@@ -83,6 +83,8 @@ pub struct OrtSettings {
     pub batching: Option<Batching>,
     /// The number of layers of a decoder that one session has; `None` chooses by the device and its memory.
     pub stage_layers: Option<usize>,
+    /// The number of tokens of which the rows of a batch of an encoder have a multiple; `None` chooses by the device.
+    pub row_multiple: Option<usize>,
 }
 
 impl OrtSettings {
@@ -243,13 +245,33 @@ struct SpecialTokens {
     /// The padding after a question, which the model attends to; `None` for passages, and for questions that
     /// have none.
     question_padding: Option<QuestionPadding>,
+    rows: RowLengths,
+}
+
+/// The lengths that the rows of a batch of passages are padded to.
+#[derive(Debug, Clone, Copy)]
+struct RowLengths {
+    multiple_of: usize,
+    /// The largest length that the model has positions for, special tokens included.
+    tokens_max: usize,
+}
+
+impl RowLengths {
+    /// Rows as long as the longest window.
+    const OF_LONGEST: Self = Self { multiple_of: 1, tokens_max: usize::MAX };
+
+    /// Returns the length of the rows of a batch whose longest window has `longest` tokens.
+    fn of(self, longest: usize) -> usize {
+        longest.next_multiple_of(self.multiple_of).min(self.tokens_max.max(longest))
+    }
 }
 
 impl SpecialTokens {
     /// Returns the tokens around a window of a passage.
     fn of(contract: &Contract) -> Self {
         let Tokenizer { prefix, suffix, .. } = &contract.tokenizer;
-        Self { prefix: prefix.clone(), suffix: suffix.clone(), question_padding: None }
+        let (prefix, suffix) = (prefix.clone(), suffix.clone());
+        Self { prefix, suffix, question_padding: None, rows: RowLengths::OF_LONGEST }
     }
 
     /// Returns the tokens around a question, with the padding that changes the vectors of the question.
@@ -258,7 +280,8 @@ impl SpecialTokens {
             return Self::of(contract);
         };
         let question_padding = padding.clone().filter(|padding| padding.attended);
-        Self { prefix: prefix.clone(), suffix: suffix.clone(), question_padding }
+        let (prefix, suffix) = (prefix.clone(), suffix.clone());
+        Self { prefix, suffix, question_padding, rows: RowLengths::OF_LONGEST }
     }
 
     /// The number of special tokens of a window.
@@ -271,10 +294,10 @@ impl SpecialTokens {
         self.prefix.len()..self.prefix.len() + window.len()
     }
 
-    /// Returns the ids of windows with the special tokens around each, `[window, token]`. All rows are as long
-    /// as the longest one: padding follows after the special tokens of the others.
+    /// Returns the ids of windows with the special tokens around each, `[window, token]`. Padding follows after the
+    /// special tokens.
     fn input_ids(&self, windows: &[&[u32]]) -> Array2<i64> {
-        let longest = self.count() + windows.iter().map(|window| window.len()).max().unwrap_or(0);
+        let longest = self.row_length(windows);
         let (tokens, padding) = match &self.question_padding {
             Some(padding) => (longest.max(padding.tokens_min), padding.token),
             None => (longest, BATCH_PADDING),
@@ -287,12 +310,15 @@ impl SpecialTokens {
             .expect("all rows are padded to the same length")
     }
 
+    fn row_length(&self, windows: &[&[u32]]) -> usize {
+        self.rows.of(self.count() + windows.iter().map(|window| window.len()).max().unwrap_or(0))
+    }
+
     /// Returns 1 for each token of the rows of [`Self::input_ids`] that is part of a passage's window, and 0
     /// for padding, `[window, token]`.
     fn attention_mask(&self, windows: &[&[u32]]) -> Array2<i64> {
         let tokens = |window: &[u32]| self.count() + window.len();
-        let longest = windows.iter().map(|window| tokens(window)).max().unwrap_or(0);
-        Array2::from_shape_fn((windows.len(), longest), |(window, token)| {
+        Array2::from_shape_fn((windows.len(), self.row_length(windows)), |(window, token)| {
             i64::from(token < tokens(windows[window]))
         })
     }

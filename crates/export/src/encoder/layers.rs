@@ -1,7 +1,9 @@
 //! The graphs of an encoder: for passages, and for questions. Does not know about checkpoints.
 //!
-//! The encoder is written with plain MatMul–Softmax–MatMul: ONNX Runtime's fused attention operators are no
-//! faster on a CPU at these lengths, and the plain form runs on every execution provider.
+//! Attention is written with plain MatMul–Softmax–MatMul: ONNX Runtime's fused operators are no faster on a CPU at
+//! these lengths, and the plain form runs on every execution provider. With f16 weights, which are for GPUs, it is one
+//! fused operator that does not store the logits, and the values inside attention and feed-forward part are f16. The sums
+//! over the layers and the normalisations are `f32` in both.
 
 use super::{
     Encoder, Positions,
@@ -18,6 +20,10 @@ const MASK_BIAS: f32 = f32::MIN;
 /// The bias that is added to the logit of a position that is out of a layer's reach. The sum with
 /// [`MASK_BIAS`] is finite, too.
 const REACH_BIAS: f32 = -1e30;
+
+/// The bias of all masked positions for fused attention in f16. It is far enough from the lowest f16, -65504, that the
+/// sum with a logit is finite: a row whose positions are all masked would otherwise become NaN.
+const MASK_BIAS_F16: f32 = -30_000.0;
 
 /// The smallest norm by which a readout vector is divided, as in `torch.nn.functional.normalize`.
 const NORM_MIN: f32 = 1e-12;
@@ -37,6 +43,12 @@ pub struct GraphParts<'a> {
 struct Shared {
     /// `[b, 1, 1, t]`: the bias of masked positions.
     mask: Option<Value>,
+    /// `[b, t]`
+    ids: Value,
+    /// `[1]`: `t`.
+    tokens: Value,
+    /// For each reach, the bias of fused attention, `[b or 1, heads or 1, t, t]` as f16; `None` if there is none.
+    fused_bias: Vec<(Option<usize>, Option<Value>)>,
     /// `[heads, t, t]`: the biases of attention logits by distance.
     relative_bias: Option<Value>,
     /// `[t]`: the numbers of the tokens as `f32`, for encoders without learned positions alone.
@@ -197,7 +209,8 @@ impl Encoder {
             let by_head_last = g.gather(&biases, &rows);
             g.transpose(&by_head_last, &[2, 0, 1])
         });
-        (x, Shared { mask, relative_bias, numbers, reach: Vec::new(), rotary: Vec::new() })
+        let (ids, reach, rotary, fused_bias) = (ids.clone(), Vec::new(), Vec::new(), Vec::new());
+        (x, Shared { mask, ids, tokens, fused_bias, relative_bias, numbers, reach, rotary })
     }
 
     /// Self-attention with its output projection: `x [b, t, d]` → `[b, t, d]`.
@@ -208,6 +221,9 @@ impl Encoder {
         x: &Value,
         shared: &mut Shared,
     ) -> Value {
+        if layer.qkv.is_f16() {
+            return self.attend_f16(g, (index, layer), x, shared);
+        }
         let (heads, width) = (self.heads as i64, self.head_dim() as i64);
         let rotary = shared.rotary_of(g, self, index);
         let qkv = layer.qkv.apply(g, x);
@@ -233,8 +249,44 @@ impl Encoder {
         layer.attention_out.apply(g, &joined)
     }
 
+    /// Self-attention with f16 weights. Only the rotation is computed in `f32`, like its angles.
+    fn attend_f16(
+        &self,
+        g: &mut GraphBuilder,
+        (index, layer): (usize, &LayerWeights),
+        x: &Value,
+        shared: &mut Shared,
+    ) -> Value {
+        let (heads, width, joined) = (self.heads as i64, self.head_dim() as i64, self.hidden as i64);
+        let rotary = shared.rotary_of(g, self, index);
+        let x = g.cast_f16(x);
+        let qkv = layer.qkv.apply_f16(g, &x);
+        let [q, k, v] = g.split(&qkv);
+        let [q, k] = [q, k].map(|part| match &rotary {
+            None => part,
+            Some([cos, sin]) => {
+                let part = g.cast_f32(&part);
+                let by_head = g.reshape(&part, &[0, 0, heads, width]);
+                let rotated = rotate(g, &by_head, [cos, sin]);
+                let rotated = g.reshape(&rotated, &[0, 0, joined]);
+                g.cast_f16(&rotated)
+            }
+        });
+        let bias = shared.fused_bias(g, self.reach(index));
+        let attended = g.fused_attention([&q, &k, &v], bias.as_ref(), self.heads);
+        let out = layer.attention_out.apply_f16(g, &attended);
+        g.cast_f32(&out)
+    }
+
     fn feed_forward(&self, g: &mut GraphBuilder, layer: &LayerWeights, x: &Value) -> Value {
-        let up = layer.up.apply(g, x);
+        let is_f16 = layer.up.is_f16();
+        let up = match is_f16 {
+            true => {
+                let x = g.cast_f16(x);
+                layer.up.apply_f16(g, &x)
+            }
+            false => layer.up.apply(g, x),
+        };
         let active = if self.gated {
             let [up, gate] = g.split(&up);
             let active = g.activate(&up, self.activation);
@@ -242,7 +294,13 @@ impl Encoder {
         } else {
             g.activate(&up, self.activation)
         };
-        layer.down.apply(g, &active)
+        match is_f16 {
+            true => {
+                let down = layer.down.apply_f16(g, &active);
+                g.cast_f32(&down)
+            }
+            false => layer.down.apply(g, &active),
+        }
     }
 
     /// Normalises `x` if the condition holds and there is a normalisation.
@@ -274,6 +332,31 @@ impl Shared {
         let values = [g.cos(&angles), g.sin(&angles)];
         self.rotary.push((frequencies.clone(), values.clone()));
         Some(values)
+    }
+
+    /// The bias of fused attention in a layer with this reach: the sum of all biases, none of which is below
+    /// [`MASK_BIAS_F16`].
+    fn fused_bias(&mut self, g: &mut GraphBuilder, reach: Option<usize>) -> Option<Value> {
+        if let Some((_, bias)) = self.fused_bias.iter().find(|(known, _)| *known == reach) {
+            return bias.clone();
+        }
+        // The operator takes four axes.
+        let relative = self.relative_bias.as_ref().map(|bias| g.unsqueeze(bias, &[0]));
+        let of_reach = self.reach_bias(g, reach).map(|bias| g.unsqueeze(&bias, &[0, 1]));
+        let mask = self.mask.as_ref().map(|mask| {
+            let (windows, one) = (g.size_of_axis(&self.ids, 0), g.const_i64(&[1]));
+            let shape = g.concat(&[&windows, &one, &self.tokens, &self.tokens], 0);
+            g.expand(mask, &shape)
+        });
+        let biases = [relative, of_reach, mask].into_iter().flatten();
+        let sum = biases.reduce(|sum, bias| g.add(&sum, &bias));
+        let bias = sum.map(|sum| {
+            let lowest = g.const_f32(MASK_BIAS_F16);
+            let bias = g.max(&sum, &lowest);
+            g.cast_f16(&bias)
+        });
+        self.fused_bias.push((reach, bias.clone()));
+        bias
     }
 
     /// The bias `[t, t]` of positions that are out of reach; `None` if all are within it.

@@ -3,7 +3,7 @@
 
 use thresher_core::model::onnx::DataType;
 
-use super::{Activation, GraphBuilder, Value, float, int, ints, string};
+use super::{Activation, GraphBuilder, RUNTIME_DOMAIN, Value, float, int, ints, string};
 
 impl GraphBuilder {
     /// Selects rows of `table [n, d]` by `ids [..]` → `[.., d]`.
@@ -119,6 +119,30 @@ impl GraphBuilder {
     /// Softmax over the last axis.
     pub fn softmax(&mut self, x: &Value) -> Value {
         self.node("Softmax", &[x], vec![int("axis", -1)])
+    }
+
+    /// Attention in `heads` heads, as one operator of ONNX Runtime: `query`, `key` and `value [b, t, d]`, and the `bias`
+    /// that is added to the logits, `[b or 1, heads or 1, t, t]` → `[b, t, d]`. The logits are not scaled.
+    pub fn fused_attention(
+        &mut self,
+        [query, key, value]: [&Value; 3],
+        bias: Option<&Value>,
+        heads: usize,
+    ) -> Value {
+        let absent = Value(String::new());
+        let with_bias = bias.map(|bias| [&absent, &absent, bias]);
+        let inputs: Vec<&Value> =
+            [query, key, value].into_iter().chain(with_bias.into_iter().flatten()).collect();
+        let attributes = vec![int("num_heads", heads as i64), float("scale", 1.0)];
+        let attended = self.node("MultiHeadAttention", &inputs, attributes);
+        let node = self.graph.node.last_mut().expect("the node has just been added");
+        node.domain = RUNTIME_DOMAIN.to_owned();
+        attended
+    }
+
+    /// Repeats `x` along its axes of size 1, up to a shape that is computed when the graph runs.
+    pub fn expand(&mut self, x: &Value, shape: &Value) -> Value {
+        self.node("Expand", &[x, shape], vec![])
     }
 
     /// The Euclidean norm over the last axis, which is kept with size 1.

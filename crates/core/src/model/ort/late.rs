@@ -15,7 +15,7 @@ use super::scheduling::{Flow, Pool};
 use super::weights::{SharedWeights, WeightedSession, integer_inputs, value_named};
 use super::workers::{Batching, Workers};
 use super::{
-    OrtSettings, SpecialTokens, environment, fingerprint, graph_error, io_of_session, ort_error,
+    OrtSettings, RowLengths, SpecialTokens, environment, fingerprint, graph_error, io_of_session, ort_error,
     question_sessions, session_builder,
 };
 use crate::model::contract::{Contract, Family, Graph, check_io};
@@ -43,6 +43,10 @@ const PASSAGE_SHARE: usize = 4;
 /// logits of a layer before and after the softmax, and 0.4 GB for the components inside its MLP. The padding is
 /// at most 31 tokens of a window, and a sixth of one of 180 tokens at the worst.
 const GPU_BATCHING: Batching = Batching { tokens_max: 16_384, length_step: 32 };
+
+/// The number of tokens of which the rows of a batch have a multiple on a GPU. ONNX Runtime's attention that does not store
+/// the logits needs it for a bias in f16.
+const GPU_ROW_MULTIPLE: usize = 8;
 
 /// A loaded late-interaction model. Clones share its sessions.
 ///
@@ -103,7 +107,12 @@ impl LateRuntime {
         let query = load(Graph::Query, &for_questions, query_sessions, query_threads)?;
         let query_on_one_thread = load(Graph::Query, &for_questions, one_thread_sessions, 1)?;
         weights.drop_pages();
-        let special_tokens = SpecialTokens::of(&contract);
+        let row_multiple = if device.is_cpu() { 1 } else { GPU_ROW_MULTIPLE };
+        let rows = RowLengths {
+            multiple_of: settings.row_multiple.unwrap_or(row_multiple),
+            tokens_max: contract.window.tokens_max,
+        };
+        let special_tokens = SpecialTokens { rows, ..SpecialTokens::of(&contract) };
         let file: Arc<str> = contract.graph_file(Graph::Passage).into();
         let host = Arc::new(device.host_memory().map_err(|e| graph_error(&file, e))?);
         let run = |mut session: WeightedSession| {
