@@ -121,7 +121,11 @@ fn main() -> anyhow::Result<()> {
 /// The milliseconds of a round, with the name of each.
 type Round = Vec<(String, f64)>;
 
-fn measure(pipeline: &Pipeline, request: &CompressRequest, tokenizer: &ModelTokenizer) -> anyhow::Result<Round> {
+fn measure(
+    pipeline: &Pipeline,
+    request: &CompressRequest,
+    tokenizer: &ModelTokenizer,
+) -> anyhow::Result<Round> {
     let milliseconds = |duration: Duration| duration.as_secs_f64() * 1e3;
     let began = Instant::now();
     let compressed = pipeline.compress(request, &Cancel::default())?;

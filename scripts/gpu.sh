@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests with a GPU, and prints all tables about it (docs/performance.md, On a GPU): speed beside sentence-transformers and
-# transformers, in f32 and f16; how far results differ from those of the CPU; two daemons on one GPU. Writes each table as text and JSON
+# transformers, in f32, TF32 and f16; how far results differ from those of the CPU; two daemons on one GPU. Writes each table as text and JSON
 # to target/gpu. A table that fails does not stop the others; the script lists such tables at its end, and exits with 1.
 #
 # Needs an NVIDIA GPU with its driver, CUDA 13, cuDNN 9, and everything that `make test` needs. If CUDA is not in the loader's path, the
@@ -101,38 +101,48 @@ export TQDM_DISABLE=1
 export THRESHER_RUNTIME_LIB=${THRESHER_RUNTIME_LIB:-$PWD/models/.cache/onnxruntime${gpu:+-gpu}/libonnxruntime.so}
 table doctor "$binary" doctor
 
-for weights in f32 f16; do
-  model=$out/minilm-l6-$weights
-  table "export-$weights" "$binary" export "$source" --out "$model" --name minilm-l6 --weights "$weights"
+# How the model multiplies: f32, f32 as TF32, which is the same on a CPU, or f16.
+use_precision() {
+  weights=${1/tf32/f32}
+  export THRESHER__MODEL__TF32=$([ "$1" = tf32 ] && echo true || echo false)
+}
+
+for precision in f32 tf32 f16; do
+  use_precision "$precision"
+  model=$out/minilm-l6-$precision
+  table "export-$precision" "$binary" export "$source" --out "$model" --name minilm-l6 --weights "$weights"
   [ -f "$model/contract.toml" ] || continue
   export THRESHER__MODEL__DIR=$model
-  table "warm-$weights" "$binary" bench "${warm[@]}" --json "$out/warm-$weights.json"
-  table "throughput-100-$weights" "$binary" bench --throughput --chunks 100 "${throughput_100[@]}" --peer "$peers" "${peer[@]}" \
-    --json "$out/throughput-100-$weights.json"
-  table "throughput-1000-$weights" "$binary" bench --throughput "${throughput_1000[@]}" --peer "$peers" "${peer[@]}" \
-    --json "$out/throughput-1000-$weights.json"
-  table "kinds-$weights" "$binary" eval --kinds --json "$out/kinds-$weights.json"
-  table "two-daemons-$weights" python3 scripts/gpu.py two-daemons "$binary" docs/examples/request.json
+  table "warm-$precision" "$binary" bench "${warm[@]}" --json "$out/warm-$precision.json"
+  table "throughput-100-$precision" "$binary" bench --throughput --chunks 100 "${throughput_100[@]}" --peer "$peers" "${peer[@]}" \
+    --json "$out/throughput-100-$precision.json"
+  table "throughput-1000-$precision" "$binary" bench --throughput "${throughput_1000[@]}" --peer "$peers" "${peer[@]}" \
+    --json "$out/throughput-1000-$precision.json"
+  table "kinds-$precision" "$binary" eval --kinds --json "$out/kinds-$precision.json"
+  table "two-daemons-$precision" python3 scripts/gpu.py two-daemons "$binary" docs/examples/request.json
   unset THRESHER__MODEL__DIR
 done
 
-for weights in f32 f16; do
-  table "decoder-$weights" "$peers" benches/decoder_peer.py "$decoder" --device "$device" --weights "$weights" "${decoder_rounds[@]}" \
-    --json "$out/decoder-$weights.json"
-  model=$out/facts-$weights
-  table "export-facts-$weights" "$binary" export "$facts" --out "$model" --name facts --weights "$weights"
-  table "kv-$weights" "$binary" eval --kv "$facts/rows.jsonl" --rows "$kv_rows" --model "$model" --json "$out/kv-$weights.json"
+for precision in f32 tf32 f16; do
+  use_precision "$precision"
+  # As much as the context holds has to fit into 4 GB.
+  THRESHER__MODEL__DEVICE_MEMORY_BYTES_MAX=4000000000 table "decoder-$precision" "$peers" benches/decoder_peer.py "$decoder" \
+    --device "$device" --weights "$weights" "${decoder_rounds[@]}" --json "$out/decoder-$precision.json"
+  model=$out/facts-$precision
+  table "export-facts-$precision" "$binary" export "$facts" --out "$model" --name facts --weights "$weights"
+  table "kv-$precision" "$binary" eval --kv "$facts/rows.jsonl" --rows "$kv_rows" --model "$model" --json "$out/kv-$precision.json"
 done
+table host cargo bench --bench host
 
 # The same on the CPU in f32, and the largest difference of each measure.
-export THRESHER__MODEL__DEVICE=cpu
+export THRESHER__MODEL__DEVICE=cpu THRESHER__MODEL__TF32=false
 table kinds-cpu "$binary" eval --kinds --model "$out/minilm-l6-f32" --json "$out/kinds-cpu.json"
 table kv-cpu "$binary" eval --kv "$facts/rows.jsonl" --rows "$kv_rows" --model "$out/facts-f32" --json "$out/kv-cpu.json"
-for weights in f32 f16; do
+for precision in f32 tf32 f16; do
   for measured in kinds kv; do
-    [ -f "$out/$measured-$weights.json" ] || continue
-    table "$measured-$weights-and-cpu" python3 scripts/gpu.py compare "$out/$measured-cpu.json" "$out/$measured-$weights.json" \
-      --json "$out/$measured-$weights-and-cpu.json"
+    [ -f "$out/$measured-$precision.json" ] || continue
+    table "$measured-$precision-and-cpu" python3 scripts/gpu.py compare "$out/$measured-cpu.json" "$out/$measured-$precision.json" \
+      --json "$out/$measured-$precision-and-cpu.json"
   done
 done
 

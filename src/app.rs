@@ -28,8 +28,8 @@ use crate::config::{self, Config, LayersRead};
 use crate::executor::TimeLimits;
 use crate::http::tls::{Tls, TlsError};
 use crate::http::{
-    self, ConnectionLimits, MemoryPool, OriginPolicy, ReceiptKey, RegistryLimits, ServeLimits, Service,
-    ServiceParts, Serving,
+    self, ConnectionLimits, OriginPolicy, ReceiptKey, RegistryLimits, ServeLimits, Service, ServiceParts,
+    Serving,
 };
 use crate::local::{Local, LocalParts};
 use crate::originals::Originals;
@@ -41,10 +41,6 @@ use crate::tenants::{TenantSettings, Tenants};
 
 /// The most connections of the admin listener, which has only probes and scrapers.
 const ADMIN_CONNECTION_COUNT_MAX: usize = 64;
-
-/// How often the daemon checks whether it can return memory to the system, and the bytes of bodies and answers from which on it does.
-const MEMORY_CHECK_INTERVAL: Duration = Duration::from_millis(500);
-const MEMORY_RETURNED_MIN: usize = 16 << 20;
 
 /// How often recorded samples are moved into their histograms.
 const METRICS_UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
@@ -187,13 +183,11 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
     let admin_router = admin_router(&config, &service, &metrics);
     tracing::info!(http = %public.local_addr()?, admin = %admin.local_addr()?, tls = tls.is_some(), "listening");
     let admission = service.admission.clone();
-    let pools = [service.bodies(), service.answers()].map(Clone::clone);
     let serving = [
         tokio::spawn(run(public, http::router(service), (public_serving, tls.clone()), stopped.clone())),
         tokio::spawn(run(admin, admin_router, (admin_serving, None), drained.subscribe())),
     ];
     tokio::spawn(upkeep(metrics));
-    tokio::spawn(return_memory(pools));
     if let Some(watched) = keys {
         tokio::spawn(follow_keys(access.clone(), watched, tenants.clone()));
     }
@@ -459,23 +453,6 @@ pub async fn upkeep(metrics: Prometheus) {
     loop {
         tokio::time::sleep(METRICS_UPKEEP_INTERVAL).await;
         metrics.upkeep();
-    }
-}
-
-/// Returns memory to the system after bodies or answers have taken much of it. The allocator alone would keep freed memory for the life of the
-/// process.
-async fn return_memory([bodies, answers]: [MemoryPool; 2]) {
-    let mut is_due = false;
-    loop {
-        tokio::time::sleep(MEMORY_CHECK_INTERVAL).await;
-        let held = bodies.held() + answers.held();
-        if held >= MEMORY_RETURNED_MIN {
-            is_due = true;
-        } else if is_due {
-            // Only once bodies and answers are gone: requests would wait for the allocator.
-            is_due = false;
-            let _ = tokio::task::spawn_blocking(process::give_memory_back).await;
-        }
     }
 }
 

@@ -1,10 +1,9 @@
 //! Settings of the process that must be made before its first thread starts, and its immediate exit. The module knows nothing of what
 //! the process does in between.
 
-/// Prepares the process: one arena for the allocator, no telemetry from ONNX Runtime, as many file descriptors as the system allows. `main`
-/// calls it first, before there are threads.
+/// Prepares the process: no telemetry from ONNX Runtime, as many file descriptors as the system allows. `main` calls it first, before there
+/// are threads of this program.
 pub fn prepare() {
-    use_one_arena();
     disable_runtime_telemetry();
     raise_file_descriptor_limit();
 }
@@ -56,23 +55,6 @@ pub fn share_files() {
 #[cfg(not(unix))]
 pub fn share_files() {}
 
-/// Limits glibc to one arena instead of eight for each core. A thread that allocates in one arena cannot use memory that was freed in
-/// another one. Blocks are allocated by one thread and dropped by any thread, so with an arena for each thread the process grows to nearly
-/// twice the size of what it holds. `MALLOC_ARENA_MAX` in the environment overrides this, and so does another allocator.
-#[cfg(all(target_os = "linux", target_env = "gnu"))]
-#[allow(unsafe_code, reason = "a call into the C library")]
-fn use_one_arena() {
-    if std::env::var_os("MALLOC_ARENA_MAX").is_none() {
-        // SAFETY: the call takes two numbers and changes only the allocator's own settings, which it locks. It returns whether it
-        // knows the setting; if it does not, nothing has changed.
-        let _known = unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
-    }
-}
-
-/// Does nothing: only glibc has arenas.
-#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
-fn use_one_arena() {}
-
 /// Turns off the telemetry of ONNX Runtime. Its published builds (1.29 and later) send data about the machine and the program to their
 /// vendor, and keep a device id in the user's home, unless this variable is set before the library is loaded: turning events off later is
 /// too late for the first ones. A value that is already in the environment is kept.
@@ -80,23 +62,10 @@ fn use_one_arena() {}
 fn disable_runtime_telemetry() {
     const NAME: &str = "ORT_DISABLE_TELEMETRY";
     if std::env::var_os(NAME).is_none() {
-        // SAFETY: no other thread exists yet that could read the environment.
+        // SAFETY: no other thread exists yet that could read the environment; the thread of the allocator does not.
         unsafe { std::env::set_var(NAME, "1") };
     }
 }
-
-/// Returns freed memory that the allocator keeps to the operating system. This takes milliseconds for each hundred megabytes; meanwhile
-/// other threads wait when they allocate.
-#[cfg(all(target_os = "linux", target_env = "gnu"))]
-#[allow(unsafe_code, reason = "a call into the C library")]
-pub fn give_memory_back() {
-    // SAFETY: the call takes a number and touches only the allocator's own memory, which it locks.
-    let _released = unsafe { libc::malloc_trim(0) };
-}
-
-/// Does nothing: other allocators return memory by themselves.
-#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
-pub fn give_memory_back() {}
 
 /// Returns the number of file descriptors that this process may have open, or 1,024 if the system does not say.
 #[allow(unsafe_code, reason = "a call into the C library")]

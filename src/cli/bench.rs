@@ -398,7 +398,7 @@ fn subject(config: &Config) -> anyhow::Result<Subject> {
         let _ = std::fs::remove_dir_all(dir);
         process::leave(code)
     });
-    let on = ModelOnDevice::new(&config.model.dir, &config.model.runtime_lib(), &late.info().device.name)?;
+    let on = ModelOnDevice::new(&config.model.dir, &config.model.runtime_lib(), &late.info().device)?;
     Ok(Subject { runtime: late, tokenizer, on, daemon })
 }
 

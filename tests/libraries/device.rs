@@ -245,8 +245,7 @@ fn padding_in_a_batch_does_not_change_the_keys_of_a_window_in_f16() {
     let lengths: Vec<usize> = (1..=70).collect();
     for name in ["bert-gelu", "modernbert", "mpnet", "nomic-bert", "colbert"] {
         let out = TempDir::new().unwrap();
-        let options =
-            ExportOptions { name: name.into(), weights: Weights::F16, ..ExportOptions::default() };
+        let options = ExportOptions { name: name.into(), weights: Weights::F16, ..ExportOptions::default() };
         export(&in_checkout("models/tiny").join(name), out.path(), &options, &|_, _| {}).unwrap();
         let [expect, found] = alone_and_padded(name, out.path(), &lengths);
         let off = expect.iter().zip(&found).map(|(a, b)| worst(a, b)).fold(0.0, f32::max);

@@ -11,6 +11,7 @@ use crate::kv::store::KvStore;
 use crate::kv::tiers::AllTiers;
 use crate::model::ModelError;
 use crate::model::contract::{Contract, ContractError, Weights};
+use crate::model::cross::CrossEncoder;
 use crate::model::device::DeviceChoice;
 use crate::model::fallback::WithFallback;
 use crate::model::ort::{CrossRuntime, LoadedModel, OrtSettings};
@@ -293,14 +294,29 @@ impl EngineBuilder {
         };
         let mut pipeline = Pipeline::new(runtime, Arc::clone(&tokenizer), Arc::clone(&store), self.settings);
         if let Some(dir) = self.verdict_model_dir {
-            pipeline = pipeline.with_verdict_model(Arc::new(
-                CrossRuntime::load(&dir, &self.load).map_err(|cause| EngineError::VerdictModel { cause })?,
-            ));
+            let model = Self::verdict_model(dir, &self.load, self.device_fallback)
+                .map_err(|cause| EngineError::VerdictModel { cause })?;
+            pipeline = pipeline.with_verdict_model(model);
         }
         if let Some(dir) = self.kv_model_dir {
             pipeline = pipeline.with_exporter(for_kv_model.build_kv_model(dir, store)?);
         }
         Ok(Engine { pipeline: Arc::new(pipeline), model, tokenizer })
+    }
+
+    /// Loads the cross-encoder in `dir` with the same settings.
+    fn verdict_model(
+        dir: PathBuf,
+        load: &OrtSettings,
+        device_fallback: bool,
+    ) -> Result<Arc<dyn CrossEncoder>, ModelError> {
+        let model = CrossRuntime::load(&dir, load)?;
+        if !device_fallback || model.device().is_cpu() {
+            return Ok(Arc::new(model));
+        }
+        let on_cpu = OrtSettings { device: DeviceChoice::Cpu, ..load.clone() };
+        let load = move || Ok(Arc::new(CrossRuntime::load(&dir, &on_cpu)?) as Arc<dyn CrossEncoder>);
+        Ok(Arc::new(WithFallback::new(Arc::new(model) as Arc<dyn CrossEncoder>, load)))
     }
 
     /// Loads the decoder in `dir` with the same settings, as far as they do not concern scores.

@@ -154,7 +154,8 @@ impl GraphBuilder {
         self.graph.name = name.to_owned();
         let mut opset_import = vec![OperatorSetIdProto { domain: String::new(), version: OPSET }];
         if self.graph.node.iter().any(|node| node.domain == RUNTIME_DOMAIN) {
-            opset_import.push(OperatorSetIdProto { domain: RUNTIME_DOMAIN.to_owned(), version: RUNTIME_OPSET });
+            opset_import
+                .push(OperatorSetIdProto { domain: RUNTIME_DOMAIN.to_owned(), version: RUNTIME_OPSET });
         }
         let model = ModelProto {
             ir_version: IR_VERSION,

@@ -24,6 +24,8 @@ pub enum DeviceChoice {
 pub struct DeviceInUse {
     /// The name of the device: `cpu`, `cuda:0`, ...
     pub name: String,
+    /// Whether the device multiplies `f32` as TF32.
+    pub tf32: bool,
     /// Why the GPU cannot be used, if [`DeviceChoice::Auto`] fell back to the CPU.
     pub gpu_unavailable_reason: Option<String>,
 }
@@ -36,7 +38,7 @@ pub struct UnknownDevice(String);
 impl DeviceInUse {
     /// Returns the CPU as the user's choice, without a fallback reason.
     pub fn cpu() -> Self {
-        Self { name: "cpu".to_owned(), gpu_unavailable_reason: None }
+        Self { name: "cpu".to_owned(), tf32: false, gpu_unavailable_reason: None }
     }
 
     /// Returns whether the device is the CPU.
@@ -48,6 +50,7 @@ impl DeviceInUse {
 impl fmt::Display for DeviceInUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)?;
+        f.write_str(if self.tf32 { " with TF32" } else { "" })?;
         self.gpu_unavailable_reason.as_ref().map_or(Ok(()), |why| write!(f, " (no GPU: {why})"))
     }
 }

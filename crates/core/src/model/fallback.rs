@@ -7,67 +7,101 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use metrics::counter;
 use ndarray::ArrayView3;
 
+use super::contract::VerdictWeights;
+use super::cross::{CrossEncoder, PairOpinion};
 use super::{
     EncodedQuestion, ModelError, ModelInfo, ModelRuntime, Past, RawLogits, WindowFilter, WindowSink,
 };
 
-/// Loads the model on the CPU.
-type Load = dyn Fn() -> Result<Arc<dyn ModelRuntime>, ModelError> + Send + Sync;
+/// Loads the model `M` on the CPU.
+type Load<M> = dyn Fn() -> Result<Arc<M>, ModelError> + Send + Sync;
 
-/// A model on a GPU, and the same model on the CPU for calls that the GPU fails.
+/// A model on a GPU, and the same model on the CPU for calls that the GPU fails: a [`ModelRuntime`] or a
+/// [`CrossEncoder`].
 ///
 /// Blocks have one name for both, so the CPU takes over only if its keys have the same fingerprint: with f32
 /// weights, but not with f16 weights, which the two multiply differently. Each call tries the GPU again.
-pub struct WithFallback {
-    primary: Arc<dyn ModelRuntime>,
-    fallback: Arc<Fallback>,
+pub struct WithFallback<M: ?Sized> {
+    primary: Arc<M>,
+    fallback: Arc<Fallback<M>>,
     /// The handle of this flow to the model on the CPU.
-    on_cpu: OnceLock<Arc<dyn ModelRuntime>>,
+    on_cpu: OnceLock<Arc<M>>,
 }
 
 /// The model on the CPU. It is loaded when it is needed for the first time, because most daemons never need it.
-struct Fallback {
-    load: Box<Load>,
-    model: Mutex<Option<Arc<dyn ModelRuntime>>>,
+struct Fallback<M: ?Sized> {
+    load: Box<Load<M>>,
+    model: Mutex<Option<Arc<M>>>,
 }
 
-impl WithFallback {
+/// A model that another one of the same kind may replace.
+pub trait Replaceable {
+    /// Returns the hash that both models need to have.
+    fn fingerprint_of(&self) -> &str;
+
+    /// Returns a handle to the model as a flow of its own, if it schedules its work.
+    fn own_flow(&self) -> Option<Arc<Self>>;
+}
+
+impl Replaceable for dyn ModelRuntime {
+    fn fingerprint_of(&self) -> &str {
+        &self.info().fingerprint
+    }
+
+    fn own_flow(&self) -> Option<Arc<Self>> {
+        self.with_own_flow()
+    }
+}
+
+impl Replaceable for dyn CrossEncoder {
+    fn fingerprint_of(&self) -> &str {
+        self.fingerprint()
+    }
+
+    fn own_flow(&self) -> Option<Arc<Self>> {
+        Some(self.with_own_flow())
+    }
+}
+
+impl<M: Replaceable + ?Sized> WithFallback<M> {
     /// Creates a model that uses what `load` returns for calls that `primary` fails.
     pub fn new(
-        primary: Arc<dyn ModelRuntime>,
-        load: impl Fn() -> Result<Arc<dyn ModelRuntime>, ModelError> + Send + Sync + 'static,
+        primary: Arc<M>,
+        load: impl Fn() -> Result<Arc<M>, ModelError> + Send + Sync + 'static,
     ) -> Self {
         let fallback = Arc::new(Fallback { load: Box::new(load), model: Mutex::default() });
         Self { primary, fallback, on_cpu: OnceLock::new() }
     }
 
+    /// Returns the same models with `primary`, a flow of its own.
+    fn with_flow(&self, primary: Arc<M>) -> Self {
+        Self { primary, fallback: Arc::clone(&self.fallback), on_cpu: OnceLock::new() }
+    }
+
     /// Runs a call on the first model and, if a graph fails there, on the second one.
-    fn run<T>(
-        &self,
-        mut call: impl FnMut(&dyn ModelRuntime) -> Result<T, ModelError>,
-    ) -> Result<T, ModelError> {
-        let error = match call(&*self.primary) {
+    fn run<T>(&self, mut call: impl FnMut(&M) -> Result<T, ModelError>) -> Result<T, ModelError> {
+        let error = match call(&self.primary) {
             Err(error @ ModelError::Graph { .. }) => error,
             result => return result,
         };
         let Some(on_cpu) = self.on_cpu() else { return Err(error) };
         counter!("model_fallbacks_total").increment(1);
-        tracing::warn!(%error, device = %self.info().device, "the device failed, so the CPU takes over this call");
-        call(&**on_cpu)
+        tracing::warn!(%error, "the device failed, so the CPU takes over this call");
+        call(on_cpu)
     }
 
-    fn on_cpu(&self) -> Option<&Arc<dyn ModelRuntime>> {
+    fn on_cpu(&self) -> Option<&Arc<M>> {
         if self.on_cpu.get().is_none() {
-            let model = self.fallback.get(&self.info().fingerprint)?;
-            let _ = self.on_cpu.set(model.with_own_flow().unwrap_or(model));
+            let model = self.fallback.get(self.primary.fingerprint_of())?;
+            let _ = self.on_cpu.set(model.own_flow().unwrap_or(model));
         }
         self.on_cpu.get()
     }
 }
 
-impl Fallback {
-    /// Returns the model if its keys have the name `fingerprint`. A load that failed is tried again by the next call.
-    fn get(&self, fingerprint: &str) -> Option<Arc<dyn ModelRuntime>> {
+impl<M: Replaceable + ?Sized> Fallback<M> {
+    /// Returns the model if it has the fingerprint. A load that failed is tried again by the next call.
+    fn get(&self, fingerprint: &str) -> Option<Arc<M>> {
         let mut model = self.model.lock().unwrap_or_else(PoisonError::into_inner);
         if model.is_none() {
             match (self.load)() {
@@ -75,18 +109,44 @@ impl Fallback {
                 Err(error) => tracing::error!(%error, "the model cannot be loaded on the CPU"),
             }
         }
-        model.clone().filter(|model| model.info().fingerprint == fingerprint)
+        model.clone().filter(|model| model.fingerprint_of() == fingerprint)
     }
 }
 
-impl ModelRuntime for WithFallback {
+impl CrossEncoder for WithFallback<dyn CrossEncoder> {
+    fn name(&self) -> &str {
+        self.primary.name()
+    }
+
+    fn fingerprint(&self) -> &str {
+        self.primary.fingerprint()
+    }
+
+    fn weights(&self) -> VerdictWeights {
+        self.primary.weights()
+    }
+
+    fn support(
+        &self,
+        evidence: &str,
+        claim: &str,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<PairOpinion, ModelError> {
+        self.run(|model| model.support(evidence, claim, go_on))
+    }
+
+    fn with_own_flow(&self) -> Arc<dyn CrossEncoder> {
+        Arc::new(self.with_flow(self.primary.with_own_flow()))
+    }
+}
+
+impl ModelRuntime for WithFallback<dyn ModelRuntime> {
     fn info(&self) -> &ModelInfo {
         self.primary.info()
     }
 
     fn with_own_flow(&self) -> Option<Arc<dyn ModelRuntime>> {
-        let primary = self.primary.with_own_flow()?;
-        Some(Arc::new(Self { primary, fallback: Arc::clone(&self.fallback), on_cpu: OnceLock::new() }))
+        Some(Arc::new(self.with_flow(self.primary.with_own_flow()?)))
     }
 
     fn read(
@@ -240,6 +300,44 @@ mod tests {
         let model = WithFallback::new(failing(out_of_memory), other);
         assert_ne!(model.info().fingerprint, ScriptedModel::new(9).info().fingerprint);
         assert!(model.encode_question(&[1], &NoPast).is_err());
+    }
+
+    /// A cross-encoder that on a GPU fails to judge one claim.
+    struct Cross {
+        is_on_gpu: bool,
+    }
+
+    impl CrossEncoder for Cross {
+        fn name(&self) -> &'static str {
+            "cross"
+        }
+
+        fn fingerprint(&self) -> &'static str {
+            "same"
+        }
+
+        fn weights(&self) -> VerdictWeights {
+            VerdictWeights::default()
+        }
+
+        fn support(&self, _: &str, claim: &str, _: &dyn Fn() -> bool) -> Result<PairOpinion, ModelError> {
+            match (self.is_on_gpu, claim) {
+                (true, "too long") => Err(out_of_memory()),
+                (is_on_gpu, _) => Ok(PairOpinion { log_odds: f32::from(u8::from(is_on_gpu)), tokens: 7 }),
+            }
+        }
+
+        fn with_own_flow(&self) -> Arc<dyn CrossEncoder> {
+            Arc::new(Self { is_on_gpu: self.is_on_gpu })
+        }
+    }
+
+    #[test]
+    fn the_cpu_judges_what_the_device_fails_to_judge() {
+        let cross = |is_on_gpu| Arc::new(Cross { is_on_gpu }) as Arc<dyn CrossEncoder>;
+        let model = WithFallback::new(cross(true), move || Ok(cross(false))).with_own_flow();
+        let log_odds = |claim: &str| model.support("", claim, &|| true).expect("an opinion").log_odds;
+        assert_eq!((log_odds("short"), log_odds("too long")), (1.0, 0.0));
     }
 
     #[test]

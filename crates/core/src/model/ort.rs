@@ -356,11 +356,8 @@ fn fingerprint_with(
     match weights {
         Weights::F32 if f32_is_exact => hex::encode(&contract[..16]),
         _ => {
-            let hash = Sha256::new()
-                .chain_update(contract)
-                .chain_update(name)
-                .chain_update([0])
-                .chain_update(build);
+            let hash =
+                Sha256::new().chain_update(contract).chain_update(name).chain_update([0]).chain_update(build);
             hex::encode(&hash.finalize()[..16])
         }
     }
@@ -430,7 +427,8 @@ mod tests {
         let (contract, other) = ([7; 32], [8; 32]);
         let exact = |name| Arithmetic { name, f32_is_exact: true };
         let f32 = |contract, build, kernels| fingerprint_with(contract, Weights::F32, build, exact(kernels));
-        let int8 = |contract, build, kernels| fingerprint_with(contract, Weights::Int8, build, exact(kernels));
+        let int8 =
+            |contract, build, kernels| fingerprint_with(contract, Weights::Int8, build, exact(kernels));
         assert_eq!(f32(&contract, "1", "x86"), "07".repeat(16));
         assert_eq!(f32(&contract, "1", "x86"), f32(&contract, "2", "x86-vnni"));
         let f16 = |kernels| fingerprint_with(&contract, Weights::F16, "1", exact(kernels));

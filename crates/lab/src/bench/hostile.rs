@@ -22,6 +22,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use serde_json::{Value, json};
+use thresher_core::model::device::DeviceInUse;
 use tokio::signal::unix::{SignalKind, signal};
 
 pub use self::process::Setup;
@@ -211,7 +212,7 @@ pub struct Report {
 /// signal handler. An error inside a row becomes a finding of that row.
 pub fn run(setup: &Setup, rows: &[Row], progress: Progress) -> anyhow::Result<Option<Report>> {
     // The daemons have default settings, so their model runs on the CPU.
-    let on = ModelOnDevice::new(&setup.model_dir, &setup.runtime_lib, "cpu")?;
+    let on = ModelOnDevice::new(&setup.model_dir, &setup.runtime_lib, &DeviceInUse::cpu())?;
     let (model, machine) = (on.model(), on.machine());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

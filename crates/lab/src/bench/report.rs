@@ -6,6 +6,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 use thresher_core::model::contract::{Contract, Weights};
+use thresher_core::model::device::DeviceInUse;
 use thresher_core::model::ort::{cpu_kernels, runtime_version};
 
 use super::Subject;
@@ -61,20 +62,19 @@ pub fn spread_json(spread: Spread) -> Value {
 pub struct ModelOnDevice {
     name: String,
     weights: Weights,
-    device: String,
+    device: DeviceInUse,
     runtime_version: String,
 }
 
 impl ModelOnDevice {
-    /// Describes the model in `model_dir` on a device (`cpu`, `cuda:0`, ...) with the ONNX Runtime in the file
-    /// `runtime_lib`.
+    /// Describes the model in `model_dir` on a device with the ONNX Runtime in the file `runtime_lib`.
     ///
     /// # Errors
     /// Fails if the contract cannot be read or the library cannot be loaded.
-    pub fn new(model_dir: &Path, runtime_lib: &Path, device: &str) -> anyhow::Result<Self> {
+    pub fn new(model_dir: &Path, runtime_lib: &Path, device: &DeviceInUse) -> anyhow::Result<Self> {
         let Contract { name, weights, .. } = Contract::load(model_dir)?;
         let runtime_version = runtime_version(runtime_lib)?;
-        Ok(Self { name, weights: weights.dtype, device: device.to_owned(), runtime_version })
+        Ok(Self { name, weights: weights.dtype, device: device.clone(), runtime_version })
     }
 
     /// Returns the model's name and the precision of its stored weights (`f32`, `f16` or `int8`).
@@ -86,13 +86,14 @@ impl ModelOnDevice {
     /// the name of the GPU, and `int8_kernels` the kind of the CPU's 8-bit kernels; each is null on the other
     /// device.
     pub fn machine(&self) -> Value {
-        let is_cpu = self.device == "cpu";
+        let is_cpu = self.device.is_cpu();
         json!({
             "arch": std::env::consts::ARCH,
             "os": std::env::consts::OS,
             "cores": std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-            "device": self.device,
-            "gpu": gpu_name(&self.device),
+            "device": self.device.name,
+            "gpu": gpu_name(&self.device.name),
+            "tf32": self.device.tf32,
             "int8_kernels": is_cpu.then(cpu_kernels),
             "execution_provider": if is_cpu { "CPUExecutionProvider" } else { "CUDAExecutionProvider" },
             "onnxruntime": self.runtime_version,
@@ -138,6 +139,7 @@ pub fn headline(report: &Value) -> String {
     let int8_kernels = text(&machine["int8_kernels"]).map(|kind| format!("8-bit kernels {kind}"));
     let about = [
         text(&machine["gpu"]),
+        (machine["tf32"] == true).then(|| "TF32".to_owned()),
         Some(shown(&machine["execution_provider"])),
         Some(format!("ONNX Runtime {}", shown(&machine["onnxruntime"]))),
         // The kind matters for these weights only.
@@ -176,7 +178,10 @@ mod tests {
         check("int8", cpu, vnni);
         let gpu =
             json!({"device": "cuda:0", "execution_provider": "CUDAExecutionProvider", "gpu": "NVIDIA X"});
-        check("f16", gpu, "cuda:0 (NVIDIA X, CUDAExecutionProvider, ONNX Runtime 1.31.1), 4");
+        check("f16", gpu.clone(), "cuda:0 (NVIDIA X, CUDAExecutionProvider, ONNX Runtime 1.31.1), 4");
+        let mut tf32 = gpu;
+        tf32["tf32"] = true.into();
+        check("f32", tf32, "cuda:0 (NVIDIA X, TF32, CUDAExecutionProvider, ONNX Runtime 1.31.1), 4");
     }
 
     #[test]

@@ -15,6 +15,7 @@ use super::{OrtSettings, environment, graph_error, io_of_session, ort_error, ses
 use crate::model::ModelError;
 use crate::model::contract::{Contract, Cross, Family, Graph, Tokenizer, VerdictWeights, check_io};
 use crate::model::cross::{CrossEncoder, PairOpinion, log_odds};
+use crate::model::device::DeviceInUse;
 use crate::model::tokenizer::ModelTokenizer;
 
 /// A loaded cross-encoder. Clones share its sessions. Each pair is read by itself on one thread, so that its logits do
@@ -28,6 +29,7 @@ pub struct CrossRuntime {
     tokens_max: usize,
     tokenizer: Arc<ModelTokenizer>,
     sessions: Arc<Pool<WeightedSession>>,
+    device: DeviceInUse,
     /// The flow of this handle's work on the sessions.
     flow: Flow,
 }
@@ -63,8 +65,14 @@ impl CrossRuntime {
             tokenizer: Arc::new(ModelTokenizer::from_file(&dir.join(&contract.tokenizer.file))?),
             special_tokens: contract.tokenizer,
             sessions: Arc::new(Pool::new(sessions)),
+            device: device.in_use().clone(),
             flow: Flow::DEFAULT,
         })
+    }
+
+    /// Returns the device that the model runs on.
+    pub fn device(&self) -> &DeviceInUse {
+        &self.device
     }
 
     /// Returns the ids of a pair, and the types of its tokens, `[1, t]` each.

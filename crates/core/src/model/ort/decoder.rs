@@ -146,9 +146,8 @@ impl DecoderRuntime {
         let weights = SharedWeights::open(&contract, &settings.model_dir, &device)?;
         let load = |count: usize, threads: usize| {
             let load = |_| {
-                let builder = |device: &Device| {
-                    device.without_arena(session_builder(&environment, device, threads)?)
-                };
+                let builder =
+                    |device: &Device| device.without_arena(session_builder(&environment, device, threads)?);
                 Stages::load(&model, (depth, stage_layers), (&weights, &settings.model_dir), &device, builder)
             };
             (0..count).into_par_iter().map(load).collect::<Result<Vec<_>, _>>().map_err(failed)

@@ -31,8 +31,6 @@ pub struct Device {
     cuda: Option<u16>,
     /// Whether the provider of the GPU allocates memory of the host that it copies from and to at full speed.
     pins_memory: bool,
-    /// Whether the GPU multiplies `f32` as TF32.
-    tf32: bool,
     memory_bytes_max: Option<usize>,
     in_use: DeviceInUse,
 }
@@ -42,24 +40,23 @@ impl Device {
     ///
     /// # Errors
     /// Returns [`ModelError::Device`] if the user chose a GPU by number and it cannot be used.
-    pub fn choose(
-        environment: &Environment,
-        settings: &OrtSettings,
-    ) -> Result<Self, ModelError> {
+    pub fn choose(environment: &Environment, settings: &OrtSettings) -> Result<Self, ModelError> {
         let choice = settings.device;
         let cpu = |gpu_unavailable_reason| Self {
             cuda: None,
             pins_memory: false,
-            tf32: false,
             memory_bytes_max: None,
             in_use: DeviceInUse { gpu_unavailable_reason, ..DeviceInUse::cpu() },
         };
         let cuda = |number: u16| Self {
             cuda: Some(number),
             pins_memory: false,
-            tf32: settings.tf32,
             memory_bytes_max: usize::try_from(settings.device_memory_bytes_max).ok().filter(|max| *max > 0),
-            in_use: DeviceInUse { name: format!("cuda:{number}"), gpu_unavailable_reason: None },
+            in_use: DeviceInUse {
+                name: format!("cuda:{number}"),
+                tf32: settings.tf32,
+                gpu_unavailable_reason: None,
+            },
         };
         match choice {
             DeviceChoice::Cpu => Ok(cpu(None)),
@@ -68,9 +65,7 @@ impl Device {
                     |e: ort::Error| ModelError::Device { device: choice.to_string(), reason: reason(&e) };
                 cuda(number).tested(environment).map_err(refused)
             }
-            DeviceChoice::Auto => {
-                Ok(cuda(0).tested(environment).unwrap_or_else(|e| cpu(Some(reason(&e)))))
-            }
+            DeviceChoice::Auto => Ok(cuda(0).tested(environment).unwrap_or_else(|e| cpu(Some(reason(&e))))),
         }
     }
 
@@ -82,7 +77,7 @@ impl Device {
     /// Returns the name of how the device multiplies in less than single precision, or in any way that depends on the
     /// device.
     pub fn arithmetic(&self) -> Arithmetic {
-        match (self.cuda, self.tf32) {
+        match (self.cuda, self.in_use.tf32) {
             (None, _) => Arithmetic { name: cpu_kernels(), f32_is_exact: true },
             (Some(_), false) => Arithmetic { name: "cuda", f32_is_exact: true },
             (Some(_), true) => Arithmetic { name: "cuda-tf32", f32_is_exact: false },
@@ -131,7 +126,7 @@ impl Device {
         // limit.
         let mut cuda = CUDA::default()
             .with_device_id(i32::from(number))
-            .with_tf32(self.tf32)
+            .with_tf32(self.in_use.tf32)
             .with_arena_extend_strategy(ArenaExtendStrategy::SameAsRequested);
         if let Some(max) = self.memory_bytes_max {
             cuda = cuda.with_memory_limit(max);

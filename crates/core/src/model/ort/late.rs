@@ -275,8 +275,10 @@ fn run_passage(
     let inputs = integer_inputs(&[("input_ids", &ids), ("attention_mask", &mask)])?;
     let outputs = session.run_with_binding(|name| value_named(name, &inputs), &[("key", host)])?;
     let batch = Arc::new(outputs.into_iter().next().ok_or_else(|| ort_error("the graph returned no keys"))?);
-    let keys_of = |(row, window): (usize, &&[u32])| {
-        WindowKeys { batch: Arc::clone(&batch), row, own: special_tokens.own_tokens(window) }
+    let keys_of = |(row, window): (usize, &&[u32])| WindowKeys {
+        batch: Arc::clone(&batch),
+        row,
+        own: special_tokens.own_tokens(window),
     };
     Ok(windows.iter().enumerate().map(keys_of).collect())
 }

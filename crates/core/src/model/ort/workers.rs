@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use self::queue::{Job, Queue, RunBatch};
 pub use self::queue::Batching;
+use self::queue::{Job, Queue, RunBatch};
 use super::scheduling::Flow;
 use crate::model::ModelError;
 
@@ -463,5 +463,4 @@ mod tests {
             large.join().expect("no panic").expect("nothing fails");
         });
     }
-
 }

@@ -119,7 +119,8 @@ impl<T> Queue<T> {
             if results.len() == windows.len() { Ok(results) } else { Err(missing_result()) }
         };
         while let Some(jobs) = self.next_batch() {
-            let (windows, replies): (Vec<_>, Vec<_>) = jobs.into_iter().map(|job| (job.window, job.reply)).unzip();
+            let (windows, replies): (Vec<_>, Vec<_>) =
+                jobs.into_iter().map(|job| (job.window, job.reply)).unzip();
             for (reply, result) in replies.into_iter().zip(run_in_parts(&mut run, &windows, &mut 0)) {
                 reply(result);
             }
@@ -231,7 +232,8 @@ mod tests {
         replies: &mpsc::Sender<(usize, Option<T>)>,
     ) -> Job<T> {
         let replies = replies.clone();
-        let reply = Box::new(move |result: Result<T, _>| replies.send((name, result.ok())).expect("a receiver"));
+        let reply =
+            Box::new(move |result: Result<T, _>| replies.send((name, result.ok())).expect("a receiver"));
         Job { window, flow, cancelled: Arc::default(), reply }
     }
 
