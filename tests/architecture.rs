@@ -87,6 +87,7 @@ const DAEMON: Table = &[
             "app",
         ],
     ),
+    ("allocator", &[]),
     ("main", &["cli"]),
 ];
 
@@ -156,6 +157,7 @@ const OWNED: &[(&str, &[&str])] = &[
     ),
     ("libloading", &["crates/core/src/model/ort/version.rs"]),
     ("memmap2", &["crates/core/src/model/ort/weights.rs"]),
+    ("tikv_jemallocator", &["src/allocator.rs"]),
     ("prost", &["crates/core/src/model/onnx.rs", "crates/core/src/model/onnx/"]),
     ("icu_segmenter", &["crates/core/src/text.rs", "crates/core/src/text/"]),
     ("aho_corasick", &["crates/core/src/text/mentions.rs"]),

@@ -180,7 +180,9 @@ impl DecoderRuntime {
             false => {
                 let ids = special_tokens.input_ids(&[&[]]);
                 let read = |stages: &mut Stages| {
-                    read_windows(stages, &shape, ids, [0..special_tokens.prefix.len()])?.remove(0).to_array()
+                    read_windows(stages, &shape, ids, std::iter::once(0..special_tokens.prefix.len()))?
+                        .remove(0)
+                        .to_array()
                 };
                 question_sessions.with(Flow::DEFAULT, read).map_err(failed)?
             }

@@ -1,9 +1,9 @@
 //! Runs a decoder's graph in stages of some layers each. Knows nothing of windows or questions: its input is
 //! tokens, their positions and the keys and values before them, its output is what each layer computes.
 //!
-//! The whole graph would need the raw attention logits of all layers and the past keys and values of all
-//! layers in memory at the same time. A stage needs only those of its own layers. The hidden states between
-//! two stages stay in the memory of the device.
+//! The whole graph would need the past keys and values of all layers in memory at the same time. A stage needs only those
+//! of its own layers, and a run costs time, so the device decides how many layers a stage has. The hidden states between two
+//! stages stay in the memory of the device.
 
 use std::ops::Range;
 use std::path::Path;

@@ -34,7 +34,7 @@ impl Batching {
 
     /// Returns the largest number of windows in a batch with a window of `tokens` tokens.
     ///
-    /// The attention logits of a window grow with the square of its length. Above [`Self::LONG_TOKENS`] tokens, they
+    /// The attention logits of a window grow with the square of its length. Above `LONG_TOKENS` tokens, they
     /// limit the batch: together, they take no more memory than those of a full batch of windows of that length.
     pub fn windows_max(self, tokens: usize) -> usize {
         let length = self.length_max(tokens).max(1);
