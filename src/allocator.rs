@@ -13,8 +13,10 @@ static ALLOCATOR: Jemalloc = Jemalloc;
 /// - `narenas:1`: a thread cannot use memory that was freed in another arena. Blocks are allocated by one thread and freed
 ///   by any, so with an arena for each thread the process would grow to nearly twice the size of what it holds. Threads
 ///   hardly wait for each other all the same: each has a cache, and every size of small memory has a lock of its own.
+/// - `oversize_threshold:0`: large memory is in the same arena, too, and not in another one that returns it at once.
 /// - the others: memory that is not used for a second is returned to the system, by a thread of jemalloc.
-const OPTIONS: &[u8] = b"narenas:1,background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0\0";
+const OPTIONS: &[u8] =
+    b"narenas:1,oversize_threshold:0,background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0\0";
 
 /// A pointer to a text that never changes.
 #[repr(transparent)]

@@ -872,3 +872,15 @@ fn eval_kv_measures_every_method_at_every_ratio() {
     assert_eq!(encoder.code, Some(1), "{}", encoder.out);
     assert!(encoder.err.contains("is an encoder; name a decoder"), "{}", encoder.err);
 }
+
+/// The options are a symbol that jemalloc looks for. Without it, the program would use several times as much memory.
+#[test]
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn the_program_allocates_with_its_options() {
+    let mut command = thresher(&["--version"]);
+    command.env("MALLOC_CONF", "stats_print:true,stats_print_opts:a");
+    let printed = run(command, "").err;
+    for option in ["narenas: 1", "oversize_threshold: 0", "background_thread: true", "dirty_decay_ms: 1000"] {
+        assert!(printed.contains(&format!("opt.{option}")), "{option} is not among the options: {printed}");
+    }
+}

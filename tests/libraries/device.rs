@@ -1,6 +1,7 @@
 //! Models on the CPU and on a GPU: results stay close to those of the CPU with exact weights. Tests that need
 //! a GPU are ignored unless they are asked for; `make test GPU=1` runs them.
 
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Mutex;
 
@@ -9,7 +10,7 @@ use ndarray::{Array3, ArrayView3, Axis};
 use tempfile::TempDir;
 use thresher_core::model::contract::{Contract, Weights};
 use thresher_core::model::device::DeviceChoice;
-use thresher_core::model::ort::{Batching, LoadedModel, OrtSettings};
+use thresher_core::model::ort::{Batching, LoadedModel, OrtSettings, StageSize};
 use thresher_core::model::{ModelError, ModelRuntime, Past};
 use thresher_export::{ExportOptions, export};
 
@@ -149,11 +150,7 @@ fn check_windows(model: &dyn ModelRuntime, windows: &[&[u32]]) {
         } else {
             let off = match model.info().decoder {
                 Some(_) => worst(alone, &together[i]) / largest(alone),
-                None => (alone - &together[i])
-                    .lanes(Axis(2))
-                    .into_iter()
-                    .map(|key| key.dot(&key).sqrt())
-                    .fold(0.0, f32::max),
+                None => distance(alone, &together[i]),
             };
             assert!(off < GPU_BATCH_TOLERANCE, "{name}: off by {off}");
         }
@@ -185,6 +182,11 @@ fn a_window_of_an_encoder_gives_close_keys_alone_and_in_a_batch_on_a_gpu() {
     check_windows(&*load(&model_dir(), gpu()), &windows);
 }
 
+/// The largest distance of two keys of the same token.
+fn distance(a: &Array3<f32>, b: &Array3<f32>) -> f32 {
+    (a - b).lanes(Axis(2)).into_iter().map(|key| key.dot(&key).sqrt()).fold(0.0, f32::max)
+}
+
 fn largest(planes: &Array3<f32>) -> f32 {
     planes.iter().fold(f32::MIN_POSITIVE, |largest, value| largest.max(value.abs()))
 }
@@ -202,10 +204,11 @@ fn windows_of_lengths(lengths: impl Iterator<Item = usize>, vocab_size: usize) -
 /// Returns the windows that a model reads one by one, and the same windows in padded batches, as a GPU reads them.
 fn alone_and_padded(name: &str, dir: &Path, lengths: &[usize]) -> [Vec<Array3<f32>>; 2] {
     let padded = Batching { tokens_max: 16_384, length_step: 32 };
-    let [alone, together] = [(None, None), (Some(padded), Some(8))].map(|(batching, row_multiple)| {
-        let settings = OrtSettings { batching, row_multiple, ..ort_settings(dir, 2) };
-        LoadedModel::load(&settings).expect("it loads").runtime()
-    });
+    let [alone, together] =
+        [(None, None), (Some(padded), NonZeroUsize::new(8))].map(|(batching, row_multiple)| {
+            let settings = OrtSettings { batching, row_multiple, ..ort_settings(dir, 2) };
+            LoadedModel::load(&settings).expect("it loads").runtime()
+        });
     assert!(together.info().windows_at_once > alone.info().windows_at_once, "{name}: no padded batches");
     let lengths = lengths.iter().copied().filter(|tokens| *tokens <= alone.info().window_tokens_max);
     let vocab_size = Contract::load(dir).unwrap().tokenizer.vocab_size;
@@ -261,8 +264,8 @@ fn all_layers_in_one_session_compute_what_stages_compute() {
         let out = TempDir::new().unwrap();
         let options = ExportOptions { name: name.into(), ..ExportOptions::default() };
         export(&in_checkout("models/tiny").join(name), out.path(), &options, &|_, _| {}).unwrap();
-        let [staged, whole] = [Some(1), Some(usize::MAX)].map(|stage_layers| {
-            let settings = OrtSettings { stage_layers, ..ort_settings(out.path(), 2) };
+        let [staged, whole] = [StageSize::Layers(1), StageSize::Whole].map(|stages| {
+            let settings = OrtSettings { stages: Some(stages), ..ort_settings(out.path(), 2) };
             LoadedModel::load(&settings).expect("it loads").runtime()
         });
         let depth = whole.info().decoder.as_ref().unwrap().depth;
@@ -292,6 +295,55 @@ fn an_encoder_on_a_gpu_stays_close_to_the_cpu() {
     for (expect, found) in planes(&*here, &windows).iter().zip(&planes(&*there, &windows)) {
         let off = worst(expect, found);
         assert!(off < 2e-3, "off by {off}");
+    }
+}
+
+/// The largest distance of unit keys in f16 and TF32, on a GPU, from those in f32. Both have 10 bits of mantissa.
+const SHORT_TOLERANCE: f32 = 5e-2;
+
+#[test]
+#[ignore = "needs a CUDA GPU: run with --ignored"]
+fn encoders_in_f16_and_tf32_on_a_gpu_stay_close_to_the_cpu() {
+    for name in ["bert-gelu", "modernbert", "mpnet", "nomic-bert", "colbert"] {
+        let [exact, halves] = [Weights::F32, Weights::F16].map(|weights| {
+            let out = TempDir::new().unwrap();
+            let options = ExportOptions { name: name.into(), weights, ..ExportOptions::default() };
+            export(&in_checkout("models/tiny").join(name), out.path(), &options, &|_, _| {}).unwrap();
+            out
+        });
+        let expect = load(exact.path(), DeviceChoice::Cpu);
+        let vocab_size = Contract::load(exact.path()).unwrap().tokenizer.vocab_size;
+        let windows =
+            windows_of_lengths((1..=expect.info().window_tokens_max.min(70)).step_by(3), vocab_size);
+        let windows: Vec<&[u32]> = windows.iter().map(Vec::as_slice).collect();
+        let expect = planes(&*expect, &windows);
+        for (precision, dir, tf32) in [("f16", &halves, false), ("TF32", &exact, true)] {
+            let settings = OrtSettings { device: gpu(), tf32, ..ort_settings(dir.path(), 2) };
+            let model = LoadedModel::load(&settings).expect("it loads").runtime();
+            assert_eq!(model.info().device.tf32, tf32);
+            let found = planes(&*model, &windows);
+            let off = expect.iter().zip(&found).map(|(a, b)| distance(a, b)).fold(0.0, f32::max);
+            println!("{name} in {precision}: off by at most {off:.1e}");
+            assert!(off < SHORT_TOLERANCE, "{name} in {precision}: off by {off}");
+        }
+    }
+}
+
+/// With a small memory limit, the layers are several stages, which give memory back after each run.
+#[test]
+#[ignore = "needs a CUDA GPU: run with --ignored"]
+fn stages_on_a_gpu_compute_what_one_session_computes() {
+    let out = exported(Weights::F32);
+    let [staged, whole] = [StageSize::Layers(2), StageSize::Whole].map(|stages| {
+        let (stages, device_memory_bytes_max) = (Some(stages), 2 << 30);
+        let settings =
+            OrtSettings { device: gpu(), stages, device_memory_bytes_max, ..ort_settings(out.path(), 2) };
+        LoadedModel::load(&settings).expect("it loads").runtime()
+    });
+    let (expect, found) = (planes(&*staged, &WINDOWS), planes(&*whole, &WINDOWS));
+    for (expect, found) in expect.iter().zip(&found) {
+        let off = worst(expect, found) / largest(expect);
+        assert!(off < GPU_BATCH_TOLERANCE, "off by {off}");
     }
 }
 

@@ -2,6 +2,10 @@
 //! store's tiers on disk and in Redis, and the registry. Some tests start this binary again as a child
 //! process, see [`support::child`].
 
+/// The program's allocator, so that memory is measured as the program has it.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[path = "../../src/allocator.rs"]
+mod allocator;
 mod cross_parity;
 mod decoder_blocks;
 mod decoder_layers;

@@ -67,7 +67,7 @@ pub fn ort_settings(model_dir: &Path, workers: usize) -> OrtSettings {
         forward: false,
         long_windows: false,
         batching: None,
-        stage_layers: None,
+        stages: None,
         row_multiple: None,
     }
 }

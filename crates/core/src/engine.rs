@@ -10,7 +10,7 @@ use crate::kv::local::{LocalError, LocalSettings, LocalTiers};
 use crate::kv::store::KvStore;
 use crate::kv::tiers::AllTiers;
 use crate::model::ModelError;
-use crate::model::contract::{Contract, ContractError, Weights};
+use crate::model::contract::{Contract, ContractError};
 use crate::model::cross::CrossEncoder;
 use crate::model::device::DeviceChoice;
 use crate::model::fallback::WithFallback;
@@ -129,7 +129,7 @@ impl EngineBuilder {
             forward: false,
             long_windows: false,
             batching: None,
-            stage_layers: None,
+            stages: None,
             row_multiple: None,
         };
         Self {
@@ -163,7 +163,7 @@ impl EngineBuilder {
     }
 
     /// Sets whether a GPU multiplies `f32` as TF32: faster, with 10 bits of mantissa. Blocks that were read with TF32 are
-    /// not used without it, and the CPU never takes over from the GPU. The default is false.
+    /// not used without it, and the CPU does not take over from the GPU. The default is false.
     pub fn tf32(mut self, tf32: bool) -> Self {
         self.load.tf32 = tf32;
         self
@@ -273,8 +273,8 @@ impl EngineBuilder {
         let model = LoadedModel::load(&self.load)?;
         let mut runtime = model.runtime();
         // Other keys have another name on the CPU, so a model that was loaded there could not be used.
-        let is_exact = contract.weights.dtype == Weights::F32 && !self.load.tf32;
-        if self.device_fallback && is_exact && !runtime.info().device.is_cpu() {
+        let device = &runtime.info().device;
+        if self.device_fallback && device.is_exact(contract.weights.dtype) && !device.is_cpu() {
             let on_cpu = OrtSettings { device: DeviceChoice::Cpu, forward: false, ..self.load.clone() };
             runtime = Arc::new(WithFallback::new(runtime, move || Ok(LoadedModel::load(&on_cpu)?.runtime())));
         }
@@ -311,7 +311,7 @@ impl EngineBuilder {
         device_fallback: bool,
     ) -> Result<Arc<dyn CrossEncoder>, ModelError> {
         let model = CrossRuntime::load(&dir, load)?;
-        if !device_fallback || model.device().is_cpu() {
+        if !device_fallback || !model.is_exact() || model.device().is_cpu() {
             return Ok(Arc::new(model));
         }
         let on_cpu = OrtSettings { device: DeviceChoice::Cpu, ..load.clone() };

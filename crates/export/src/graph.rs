@@ -168,19 +168,41 @@ impl GraphBuilder {
     }
 
     fn node(&mut self, op: &str, inputs: &[&Value], attribute: Vec<AttributeProto>) -> Value {
+        self.node_of("", op, inputs, attribute)
+    }
+
+    /// Adds an operation of the operator set `domain`; that of ONNX has no name.
+    fn node_of(
+        &mut self,
+        domain: &str,
+        op: &str,
+        inputs: &[&Value],
+        attribute: Vec<AttributeProto>,
+    ) -> Value {
         let output = self.next_value(op);
-        self.push(op, inputs, attribute, vec![output.0.clone()]);
+        self.push_of(domain, op, inputs, attribute, vec![output.0.clone()]);
         output
     }
 
     fn push(&mut self, op: &str, inputs: &[&Value], attribute: Vec<AttributeProto>, output: Vec<String>) {
+        self.push_of("", op, inputs, attribute, output);
+    }
+
+    fn push_of(
+        &mut self,
+        domain: &str,
+        op: &str,
+        inputs: &[&Value],
+        attribute: Vec<AttributeProto>,
+        output: Vec<String>,
+    ) {
         self.graph.node.push(NodeProto {
             input: inputs.iter().map(|value| value.0.clone()).collect(),
             name: output[0].clone(),
             output,
             op_type: op.to_owned(),
             attribute,
-            domain: String::new(),
+            domain: domain.to_owned(),
         });
     }
 

@@ -154,17 +154,16 @@ fn the_disk_stays_within_its_limit_at_every_moment() {
 }
 
 #[test]
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
 fn memory_stays_within_its_limit() {
-    // With one arena, memory that one thread frees can be used by the next, so that the process holds what
-    // the tier counts.
-    let mut command = child::command("resident", Path::new(""));
-    let output = command.env("MALLOC_ARENA_MAX", "1").output().expect("a child");
+    // The child has the program's allocator, where memory that one thread frees can be used by the next, so that the process
+    // holds what the tier counts.
+    let output = child::command("resident", Path::new("")).output().expect("a child");
     let printed = String::from_utf8_lossy(&output.stdout);
     let grew = printed.split("grew ").nth(1).and_then(|rest| rest.lines().next()?.parse::<u64>().ok());
     let grew = grew.unwrap_or_else(|| panic!("{printed}"));
-    // The allocator keeps some of the freed memory.
-    assert!(grew > 48 * MIB && grew <= 72 * MIB, "{grew} bytes for a limit of {}", 64 * MIB);
+    // The allocator keeps freed memory for a second.
+    assert!(grew > 48 * MIB && grew <= 84 * MIB, "{grew} bytes for a limit of {}", 64 * MIB);
 }
 
 #[test]

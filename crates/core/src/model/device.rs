@@ -6,6 +6,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use super::contract::Weights;
+
 /// The device that the user chooses. Its text form is `cpu`, `cuda:N` or `auto`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -39,6 +41,12 @@ impl DeviceInUse {
     /// Returns the CPU as the user's choice, without a fallback reason.
     pub fn cpu() -> Self {
         Self { name: "cpu".to_owned(), tf32: false, gpu_unavailable_reason: None }
+    }
+
+    /// Returns whether results with these weights are those of every other device and machine, except for rounding in
+    /// single precision.
+    pub fn is_exact(&self, weights: Weights) -> bool {
+        weights == Weights::F32 && !self.tf32
     }
 
     /// Returns whether the device is the CPU.

@@ -39,6 +39,9 @@ pub trait Replaceable {
     /// Returns the hash that both models need to have.
     fn fingerprint_of(&self) -> &str;
 
+    /// Returns the model's name for the log.
+    fn name_of(&self) -> &str;
+
     /// Returns a handle to the model as a flow of its own, if it schedules its work.
     fn own_flow(&self) -> Option<Arc<Self>>;
 }
@@ -46,6 +49,10 @@ pub trait Replaceable {
 impl Replaceable for dyn ModelRuntime {
     fn fingerprint_of(&self) -> &str {
         &self.info().fingerprint
+    }
+
+    fn name_of(&self) -> &str {
+        &self.info().name
     }
 
     fn own_flow(&self) -> Option<Arc<Self>> {
@@ -56,6 +63,10 @@ impl Replaceable for dyn ModelRuntime {
 impl Replaceable for dyn CrossEncoder {
     fn fingerprint_of(&self) -> &str {
         self.fingerprint()
+    }
+
+    fn name_of(&self) -> &str {
+        self.name()
     }
 
     fn own_flow(&self) -> Option<Arc<Self>> {
@@ -86,7 +97,8 @@ impl<M: Replaceable + ?Sized> WithFallback<M> {
         };
         let Some(on_cpu) = self.on_cpu() else { return Err(error) };
         counter!("model_fallbacks_total").increment(1);
-        tracing::warn!(%error, "the device failed, so the CPU takes over this call");
+        let model = self.primary.name_of();
+        tracing::warn!(%error, model, "the GPU failed, so the CPU takes over this call");
         call(on_cpu)
     }
 

@@ -19,6 +19,7 @@ mod version;
 
 use std::fs::File;
 use std::io::{self, Read as _};
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,12 +33,13 @@ use sha2::{Digest, Sha256};
 
 pub use self::cross::CrossRuntime;
 pub use self::decoder::DecoderRuntime;
-use self::device::{Arithmetic, Device};
+use self::device::Device;
 pub use self::forward::{ForwardPast, ForwardSequence};
 pub use self::late::{LateRuntime, passage_session};
+pub use self::stages::StageSize;
 use self::weights::WeightedSession;
 pub use self::workers::Batching;
-use super::contract::{Contract, Family, IoTensor, Question, QuestionPadding, Side, Tokenizer, Weights};
+use super::contract::{Contract, Family, IoTensor, Question, QuestionPadding, Side, Tokenizer};
 use super::device::DeviceChoice;
 use super::{ModelError, ModelRuntime};
 
@@ -81,10 +83,11 @@ pub struct OrtSettings {
     pub long_windows: bool,
     /// Which windows are read together; `None` chooses by the device. Tests on a CPU choose what a GPU does.
     pub batching: Option<Batching>,
-    /// The number of layers of a decoder that one session has; `None` chooses by the device and its memory.
-    pub stage_layers: Option<usize>,
-    /// The number of tokens of which the rows of a batch of an encoder have a multiple; `None` chooses by the device.
-    pub row_multiple: Option<usize>,
+    /// The size of a decoder's stages; `None` chooses by the device and its memory. Tests on a CPU choose what a GPU does.
+    pub stages: Option<StageSize>,
+    /// The number of tokens of which the rows of a batch of an encoder have a multiple; `None` chooses by the device. Tests
+    /// on a CPU choose what a GPU does.
+    pub row_multiple: Option<NonZeroUsize>,
 }
 
 impl OrtSettings {
@@ -251,18 +254,18 @@ struct SpecialTokens {
 /// The lengths that the rows of a batch of passages are padded to.
 #[derive(Debug, Clone, Copy)]
 struct RowLengths {
-    multiple_of: usize,
+    multiple_of: NonZeroUsize,
     /// The largest length that the model has positions for, special tokens included.
     tokens_max: usize,
 }
 
 impl RowLengths {
     /// Rows as long as the longest window.
-    const OF_LONGEST: Self = Self { multiple_of: 1, tokens_max: usize::MAX };
+    const OF_LONGEST: Self = Self { multiple_of: NonZeroUsize::MIN, tokens_max: usize::MAX };
 
     /// Returns the length of the rows of a batch whose longest window has `longest` tokens.
     fn of(self, longest: usize) -> usize {
-        longest.next_multiple_of(self.multiple_of).min(self.tokens_max.max(longest))
+        longest.next_multiple_of(self.multiple_of.get()).min(self.tokens_max.max(longest))
     }
 }
 
@@ -343,24 +346,17 @@ fn io_of_session(session: &WeightedSession) -> Vec<IoTensor> {
 /// therefore share such keys. With `Int8` weights it also depends on the build and on
 /// the kind of kernels, which round intermediate results differently. With `F16` weights it does, too, because x86
 /// multiplies them in 32 bits and a GPU in 16 bits; so does TF32, which only a GPU has.
-fn fingerprint(contract: &Contract, arithmetic: Arithmetic) -> String {
-    fingerprint_with(&contract.fingerprint(), contract.weights.dtype, ort::info(), arithmetic)
+fn fingerprint(contract: &Contract, device: &Device) -> String {
+    match device.in_use().is_exact(contract.weights.dtype) {
+        true => hex::encode(&contract.fingerprint()[..16]),
+        false => fingerprint_on(&contract.fingerprint(), ort::info(), device.arithmetic()),
+    }
 }
 
-fn fingerprint_with(
-    contract: &[u8; 32],
-    weights: Weights,
-    build: &str,
-    Arithmetic { name, f32_is_exact }: Arithmetic,
-) -> String {
-    match weights {
-        Weights::F32 if f32_is_exact => hex::encode(&contract[..16]),
-        _ => {
-            let hash =
-                Sha256::new().chain_update(contract).chain_update(name).chain_update([0]).chain_update(build);
-            hex::encode(&hash.finalize()[..16])
-        }
-    }
+fn fingerprint_on(contract: &[u8; 32], build: &str, arithmetic: &str) -> String {
+    let hash =
+        Sha256::new().chain_update(contract).chain_update(arithmetic).chain_update([0]).chain_update(build);
+    hex::encode(&hash.finalize()[..16])
 }
 
 /// Returns whether this processor is an x86 with VNNI, on which ONNX Runtime reads chunks faster with int8 weights than
@@ -397,6 +393,8 @@ fn graph_error(graph: &str, e: impl std::fmt::Display) -> ModelError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::contract::Weights;
+    use crate::model::device::DeviceInUse;
 
     #[test]
     fn a_library_that_is_cut_off_is_not_loaded() {
@@ -423,26 +421,21 @@ mod tests {
     }
 
     #[test]
-    fn fingerprints_of_reduced_precision_depend_on_the_build_and_the_kernels() {
+    fn fingerprints_of_reduced_precision_depend_on_the_build_and_the_arithmetic() {
         let (contract, other) = ([7; 32], [8; 32]);
-        let exact = |name| Arithmetic { name, f32_is_exact: true };
-        let f32 = |contract, build, kernels| fingerprint_with(contract, Weights::F32, build, exact(kernels));
-        let int8 =
-            |contract, build, kernels| fingerprint_with(contract, Weights::Int8, build, exact(kernels));
-        assert_eq!(f32(&contract, "1", "x86"), "07".repeat(16));
-        assert_eq!(f32(&contract, "1", "x86"), f32(&contract, "2", "x86-vnni"));
-        let f16 = |kernels| fingerprint_with(&contract, Weights::F16, "1", exact(kernels));
-        assert_ne!(f16("x86"), f16("cuda"));
-        let tf32 = Arithmetic { name: "cuda-tf32", f32_is_exact: false };
-        let with_tf32 = |weights| fingerprint_with(&contract, weights, "1", tf32);
-        assert_ne!(with_tf32(Weights::F32), f32(&contract, "1", "cuda"));
-        assert_ne!(with_tf32(Weights::F16), f16("cuda"));
-        let first = int8(&contract, "1", "x86");
-        assert_eq!(first, int8(&contract, "1", "x86"));
-        for another in
-            [int8(&contract, "2", "x86"), int8(&contract, "1", "x86-vnni"), int8(&other, "1", "x86")]
-        {
+        let first = fingerprint_on(&contract, "1", "x86-vnni");
+        assert_eq!(first, fingerprint_on(&contract, "1", "x86-vnni"));
+        for another in [
+            fingerprint_on(&contract, "2", "x86-vnni"),
+            fingerprint_on(&contract, "1", "cuda"),
+            fingerprint_on(&contract, "1", "cuda-tf32"),
+            fingerprint_on(&other, "1", "x86-vnni"),
+            hex::encode(&contract[..16]),
+        ] {
             assert_ne!(first, another);
         }
+        let tf32 = DeviceInUse { tf32: true, ..DeviceInUse::cpu() };
+        assert!(DeviceInUse::cpu().is_exact(Weights::F32) && !tf32.is_exact(Weights::F32));
+        assert!(!DeviceInUse::cpu().is_exact(Weights::F16) && !DeviceInUse::cpu().is_exact(Weights::Int8));
     }
 }

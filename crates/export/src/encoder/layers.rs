@@ -21,9 +21,9 @@ const MASK_BIAS: f32 = f32::MIN;
 /// [`MASK_BIAS`] is finite, too.
 const REACH_BIAS: f32 = -1e30;
 
-/// The bias of all masked positions for fused attention in f16. It is far enough from the lowest f16, -65504, that the
-/// sum with a logit is finite: a row whose positions are all masked would otherwise become NaN.
-const MASK_BIAS_F16: f32 = -30_000.0;
+/// The lowest bias of a position for fused attention in f16, for each reason to mask it. There are two reasons, and their
+/// sum with a logit is above the lowest f16, -65504: a row whose positions are all masked would otherwise become NaN.
+const MASK_BIAS_F16: f32 = -20_000.0;
 
 /// The smallest norm by which a readout vector is divided, as in `torch.nn.functional.normalize`.
 const NORM_MIN: f32 = 1e-12;
@@ -334,8 +334,7 @@ impl Shared {
         Some(values)
     }
 
-    /// The bias of fused attention in a layer with this reach: the sum of all biases, none of which is below
-    /// [`MASK_BIAS_F16`].
+    /// The bias of fused attention in a layer with this reach: the sum of all biases, each at least [`MASK_BIAS_F16`].
     fn fused_bias(&mut self, g: &mut GraphBuilder, reach: Option<usize>) -> Option<Value> {
         if let Some((_, bias)) = self.fused_bias.iter().find(|(known, _)| *known == reach) {
             return bias.clone();
@@ -343,17 +342,23 @@ impl Shared {
         // The operator takes four axes.
         let relative = self.relative_bias.as_ref().map(|bias| g.unsqueeze(bias, &[0]));
         let of_reach = self.reach_bias(g, reach).map(|bias| g.unsqueeze(&bias, &[0, 1]));
-        let mask = self.mask.as_ref().map(|mask| {
-            let (windows, one) = (g.size_of_axis(&self.ids, 0), g.const_i64(&[1]));
-            let shape = g.concat(&[&windows, &one, &self.tokens, &self.tokens], 0);
-            g.expand(mask, &shape)
-        });
-        let biases = [relative, of_reach, mask].into_iter().flatten();
-        let sum = biases.reduce(|sum, bias| g.add(&sum, &bias));
-        let bias = sum.map(|sum| {
+        let has_rows = relative.is_some() || of_reach.is_some();
+        let biases: Vec<Value> = [relative, of_reach, self.mask.clone()].into_iter().flatten().collect();
+        let to_f16 = |bias: Value| {
             let lowest = g.const_f32(MASK_BIAS_F16);
-            let bias = g.max(&sum, &lowest);
+            let bias = g.max(&bias, &lowest);
             g.cast_f16(&bias)
+        };
+        let biases: Vec<Value> = biases.into_iter().map(to_f16).collect();
+        let bias = biases.into_iter().reduce(|sum, bias| g.add(&sum, &bias));
+        // A mask alone, `[b, 1, 1, t]`, has one row for all queries.
+        let bias = bias.map(|bias| match has_rows {
+            true => bias,
+            false => {
+                let (windows, one) = (g.size_of_axis(&self.ids, 0), g.const_i64(&[1]));
+                let shape = g.concat(&[&windows, &one, &self.tokens, &self.tokens], 0);
+                g.expand(&bias, &shape)
+            }
         });
         self.fused_bias.push((reach, bias.clone()));
         bias

@@ -134,10 +134,7 @@ impl GraphBuilder {
         let inputs: Vec<&Value> =
             [query, key, value].into_iter().chain(with_bias.into_iter().flatten()).collect();
         let attributes = vec![int("num_heads", heads as i64), float("scale", 1.0)];
-        let attended = self.node("MultiHeadAttention", &inputs, attributes);
-        let node = self.graph.node.last_mut().expect("the node has just been added");
-        node.domain = RUNTIME_DOMAIN.to_owned();
-        attended
+        self.node_of(RUNTIME_DOMAIN, "MultiHeadAttention", &inputs, attributes)
     }
 
     /// Repeats `x` along its axes of size 1, up to a shape that is computed when the graph runs.

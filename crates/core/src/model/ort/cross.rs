@@ -13,7 +13,7 @@ use super::scheduling::{Flow, Pool};
 use super::weights::{SharedWeights, WeightedSession};
 use super::{OrtSettings, environment, graph_error, io_of_session, ort_error, session_builder};
 use crate::model::ModelError;
-use crate::model::contract::{Contract, Cross, Family, Graph, Tokenizer, VerdictWeights, check_io};
+use crate::model::contract::{Contract, Cross, Family, Graph, Tokenizer, VerdictWeights, Weights, check_io};
 use crate::model::cross::{CrossEncoder, PairOpinion, log_odds};
 use crate::model::device::DeviceInUse;
 use crate::model::tokenizer::ModelTokenizer;
@@ -29,6 +29,7 @@ pub struct CrossRuntime {
     tokens_max: usize,
     tokenizer: Arc<ModelTokenizer>,
     sessions: Arc<Pool<WeightedSession>>,
+    weights: Weights,
     device: DeviceInUse,
     /// The flow of this handle's work on the sessions.
     flow: Flow,
@@ -59,15 +60,21 @@ impl CrossRuntime {
         weights.drop_pages();
         Ok(Self {
             name: contract.name.clone(),
-            fingerprint: fingerprint(&contract, cross),
+            fingerprint: fingerprint(&contract, cross, &device),
             cross: cross.clone(),
             tokens_max: contract.window.tokens_max,
             tokenizer: Arc::new(ModelTokenizer::from_file(&dir.join(&contract.tokenizer.file))?),
             special_tokens: contract.tokenizer,
             sessions: Arc::new(Pool::new(sessions)),
+            weights: contract.weights.dtype,
             device: device.in_use().clone(),
             flow: Flow::DEFAULT,
         })
+    }
+
+    /// Returns whether the model's logits are those of every other device, except for rounding in single precision.
+    pub fn is_exact(&self) -> bool {
+        self.device.is_exact(self.weights)
     }
 
     /// Returns the device that the model runs on.
@@ -125,14 +132,17 @@ impl CrossRuntime {
     }
 }
 
-/// Returns the hash of the contract and the weights of the opinions.
-fn fingerprint(contract: &Contract, cross: &Cross) -> String {
+/// Returns the hash of the contract, the weights of the opinions and, where opinions depend on it, the arithmetic.
+fn fingerprint(contract: &Contract, cross: &Cross, device: &Device) -> String {
+    let of_contract = Sha256::new().chain_update(contract.fingerprint());
+    let of_contract = match device.in_use().is_exact(contract.weights.dtype) {
+        true => of_contract,
+        false => of_contract.chain_update(device.arithmetic()).chain_update(ort::info()),
+    };
     let VerdictWeights { bias, own, model } = cross.verdicts.unwrap_or_default();
     let hash = [bias, own, model]
         .into_iter()
-        .fold(Sha256::new().chain_update(contract.fingerprint()), |hash, weight| {
-            hash.chain_update(weight.to_le_bytes())
-        });
+        .fold(of_contract, |hash, weight| hash.chain_update(weight.to_le_bytes()));
     hex::encode(&hash.finalize()[..16])
 }
 

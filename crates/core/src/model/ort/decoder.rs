@@ -16,7 +16,7 @@ use self::question::QuestionPass;
 use super::device::Device;
 use super::forward::{ForwardGraph, ForwardPast, ForwardSequence};
 use super::scheduling::{Flow, Pool};
-use super::stages::{LayerPast, Projection, Stages, TokenBatch};
+use super::stages::{self, LayerPast, Projection, StageSize, Stages, TokenBatch};
 use super::weights::SharedWeights;
 use super::workers::{Batching, Workers};
 use super::{OrtSettings, SpecialTokens, environment, fingerprint, graph_error, ort_error, session_builder};
@@ -44,36 +44,34 @@ const GPU_TILE_TOKENS: usize = 256;
 /// matrices.
 const GPU_BATCHING: Batching = Batching { tokens_max: 4096, length_step: 32 };
 
-/// The number of layers of a stage on the CPU. With fewer layers a stage needs less memory, but there are more sessions
-/// to load.
-const CPU_STAGE_LAYERS: usize = 2;
+/// The number of layers of a stage on the CPU, and on a GPU whose memory limit is too small for all layers. With fewer
+/// layers a stage needs less memory, but there are more sessions to load.
+const STAGE_LAYERS: usize = 2;
 
-/// The largest number of bytes of past keys and values that a stage may have on a GPU, if there is no limit.
-const GPU_STAGE_BYTES_MAX: u64 = 4 << 30;
-
-/// The part of the memory limit of a GPU for the past keys and values of a stage. The rest is for weights, logits and the
-/// keys and values of windows.
-const GPU_STAGE_SHARE: u64 = 4;
-
-/// The longest past that the stages on a GPU are made for, in tokens.
+/// The longest past that all layers of a GPU should have memory for, in tokens.
 const GPU_PAST_TOKENS: usize = 16_384;
 
-/// Returns the number of layers of a stage. On a GPU every run costs time, so a stage has as many layers as fit in its
-/// memory; of most models, all.
-fn stage_layers(device: &Device, decoder: &Decoder) -> usize {
-    if device.is_cpu() {
-        return CPU_STAGE_LAYERS;
+/// Returns the size of the stages on `device` for `weights` bytes of weights.
+fn stage_size(device: &Device, decoder: &Decoder, weights: usize) -> StageSize {
+    match device.is_cpu() {
+        true => StageSize::Layers(STAGE_LAYERS),
+        false => gpu_stage_size(device.memory_bytes_max(), weights.saturating_add(past_bytes(decoder))),
     }
-    let bytes_max = device.memory_bytes_max().map_or(GPU_STAGE_BYTES_MAX, |max| max as u64 / GPU_STAGE_SHARE);
-    stage_layers_within(bytes_max, decoder)
 }
 
-/// Returns the number of layers whose past keys and values take at most `bytes_max`, and at least 1.
-fn stage_layers_within(bytes_max: u64, decoder: &Decoder) -> usize {
-    let tokens = decoder.context_tokens_max.min(GPU_PAST_TOKENS);
-    let floats = PlaneLayout::new(decoder.kv_heads).count(1) * tokens * decoder.head_dim;
-    let layers = bytes_max / (floats * size_of::<f32>()).max(1) as u64;
-    usize::try_from(layers).unwrap_or(usize::MAX).max(1)
+/// Returns the size of the stages on a GPU whose memory limit, if there is one, is `max` bytes. Every run costs time, so all
+/// layers are one stage if three quarters of it hold `needed` bytes. The rest is for logits and other intermediate values.
+fn gpu_stage_size(max: Option<usize>, needed: usize) -> StageSize {
+    match max {
+        Some(max) if needed > max / 4 * 3 => StageSize::Layers(STAGE_LAYERS),
+        _ => StageSize::Whole,
+    }
+}
+
+/// Returns the number of bytes of the keys and values of a long past, or of a batch of windows if that is more.
+fn past_bytes(decoder: &Decoder) -> usize {
+    let tokens = decoder.context_tokens_max.min(GPU_PAST_TOKENS).max(GPU_BATCHING.tokens_max);
+    PlaneLayout::new(decoder.kv_heads).count(decoder.depth()) * tokens * decoder.head_dim * size_of::<f32>()
 }
 
 /// A loaded decoder. Clones share its sessions.
@@ -141,14 +139,15 @@ impl DecoderRuntime {
         layer_checks::check(decoder, &model)?;
         let device = Device::choose(&environment, settings)?;
         let depth = decoder.depth();
-        let stage_layers = settings.stage_layers.unwrap_or_else(|| stage_layers(&device, decoder));
         let device = device.shared_by(1 + usize::from(settings.forward));
+        let weights_bytes = stages::weights_bytes(&model, depth).map_err(|e| graph_error(&file, e))?;
+        let size = settings.stages.unwrap_or_else(|| stage_size(&device, decoder, weights_bytes));
         let weights = SharedWeights::open(&contract, &settings.model_dir, &device)?;
         let load = |count: usize, threads: usize| {
             let load = |_| {
                 let builder =
                     |device: &Device| device.without_arena(session_builder(&environment, device, threads)?);
-                Stages::load(&model, (depth, stage_layers), (&weights, &settings.model_dir), &device, builder)
+                Stages::load(&model, (depth, size), (&weights, &settings.model_dir), &device, builder)
             };
             (0..count).into_par_iter().map(load).collect::<Result<Vec<_>, _>>().map_err(failed)
         };
@@ -168,7 +167,7 @@ impl DecoderRuntime {
         // On the CPU, as many passes run at the same time as there are workers.
         let passes = if device.is_cpu() { settings.workers.max(1) } else { 1 };
         let load_forward = |_| {
-            let builder = || device.without_arena(session_builder(&environment, &device, 1)?);
+            let builder = |device: &Device| device.without_arena(session_builder(&environment, device, 1)?);
             ForwardGraph::load(&model, decoder, (&weights, &settings.model_dir), &device, builder)
                 .map_err(failed)
         };
@@ -180,9 +179,8 @@ impl DecoderRuntime {
             false => {
                 let ids = special_tokens.input_ids(&[&[]]);
                 let read = |stages: &mut Stages| {
-                    read_windows(stages, &shape, ids, std::iter::once(0..special_tokens.prefix.len()))?
-                        .remove(0)
-                        .to_array()
+                    let whole = 0..special_tokens.prefix.len();
+                    read_windows(stages, &shape, ids, std::slice::from_ref(&whole))?.remove(0).into_array()
                 };
                 question_sessions.with(Flow::DEFAULT, read).map_err(failed)?
             }
@@ -195,8 +193,8 @@ impl DecoderRuntime {
             move |windows: &[Box<[u32]>]| {
                 let windows: Vec<&[u32]> = windows.iter().map(|window| &**window).collect();
                 let ids = special_tokens.input_ids(&windows);
-                let own = windows.iter().map(|window| special_tokens.own_tokens(window));
-                let read = |stages: &mut Stages| read_windows(stages, &shape, ids, own);
+                let own: Vec<_> = windows.iter().map(|window| special_tokens.own_tokens(window)).collect();
+                let read = |stages: &mut Stages| read_windows(stages, &shape, ids, &own);
                 sessions.with(window_flow, read).map_err(|e| graph_error(&file, e))
             }
         };
@@ -206,7 +204,7 @@ impl DecoderRuntime {
         let window_tokens_max = contract.window.tokens_max - special_tokens.prefix.len();
         let info = ModelInfo {
             name: contract.name.clone(),
-            fingerprint: fingerprint(&contract, device.arithmetic()),
+            fingerprint: fingerprint(&contract, &device),
             window_tokens_max,
             planes: shape.planes(),
             head_dim: decoder.head_dim,
@@ -308,7 +306,7 @@ impl ModelRuntime for DecoderRuntime {
         on_read: WindowSink,
     ) -> Result<(), ModelError> {
         self.workers.read(self.flow, windows, is_needed, |i, window| {
-            let planes = window.to_array().map_err(|e| graph_error(&self.file, e))?;
+            let planes = window.into_array().map_err(|e| graph_error(&self.file, e))?;
             on_read(i, planes.view());
             Ok(())
         })
@@ -365,13 +363,19 @@ impl DecoderShape {
     }
 }
 
-/// The keys and values of a window, in the outputs of its batch. They are not copied, because the thread of a GPU's
-/// sessions would copy those of all windows, one after the other.
-struct WindowPlanes {
-    outputs: Arc<BatchOutputs>,
-    row: usize,
-    /// The tokens without special tokens and padding.
-    own: Range<usize>,
+/// The keys and values of a window.
+enum WindowPlanes {
+    /// `[plane, token, head_dim]`. With several stages, they are copied after each stage, so that the outputs of all stages
+    /// are never in memory at the same time.
+    Copied(Array3<f32>),
+    /// In the outputs of their batch. With one stage, they are in memory in any case, and other threads than that of the
+    /// session copy them.
+    InBatch {
+        outputs: Arc<BatchOutputs>,
+        row: usize,
+        /// The tokens without special tokens and padding.
+        own: Range<usize>,
+    },
 }
 
 /// The keys and values of a batch.
@@ -383,19 +387,34 @@ struct BatchOutputs {
 }
 
 impl WindowPlanes {
-    /// Copies the keys and values, `[plane, token, head_dim]`. Fails if one is not finite, because such values can
-    /// neither be cached nor compared.
-    fn to_array(&self) -> Result<Array3<f32>, ort::Error> {
-        let BatchOutputs { outputs, planes, head_dim } = &*self.outputs;
-        let mut window = Array3::zeros((*planes, self.own.len(), *head_dim));
-        for (range, output) in outputs {
-            let of_batch = four_axes(output)?;
-            let computed = of_batch.slice(s![self.row, .., self.own.clone(), ..]);
-            check_finite(computed, "keys or values")?;
-            window.slice_mut(s![range.clone(), .., ..]).assign(&computed);
+    /// Returns the keys and values, `[plane, token, head_dim]`.
+    fn into_array(self) -> Result<Array3<f32>, ort::Error> {
+        match self {
+            Self::Copied(planes) => Ok(planes),
+            Self::InBatch { outputs, row, own } => {
+                let mut window = Array3::zeros((outputs.planes, own.len(), outputs.head_dim));
+                for (range, output) in &outputs.outputs {
+                    copy_planes(&mut window, range.clone(), output, (row, own.clone()))?;
+                }
+                Ok(window)
+            }
         }
-        Ok(window)
     }
+}
+
+/// Copies the planes `range` of a window: those of its own tokens in its row of `output`, `[b, kv_heads, t, head_dim]`.
+/// Fails if a value is not finite, because such values can neither be cached nor compared.
+fn copy_planes(
+    window: &mut Array3<f32>,
+    range: Range<usize>,
+    output: &DynValue,
+    (row, own): (usize, Range<usize>),
+) -> Result<(), ort::Error> {
+    let of_batch = four_axes(output)?;
+    let computed = of_batch.slice(s![row, .., own, ..]);
+    check_finite(computed, "keys or values")?;
+    window.slice_mut(s![range, .., ..]).assign(&computed);
+    Ok(())
 }
 
 /// Computes the keys and values of windows, `ids [b, t]`: for each window those of the tokens in its range of `own`.
@@ -405,11 +424,16 @@ fn read_windows(
     stages: &mut Stages,
     shape: &DecoderShape,
     ids: Array2<i64>,
-    own: impl IntoIterator<Item = Range<usize>>,
+    own: &[Range<usize>],
 ) -> Result<Vec<WindowPlanes>, ort::Error> {
     let (batch, tokens) = ids.dim();
     let positions = Array2::from_shape_fn((batch, tokens), |(_, t)| t as i64);
-    let mut outputs = Vec::with_capacity(2 * shape.depth);
+    let (planes, head_dim) = (shape.planes(), shape.decoder.head_dim);
+    let copies_at_once = !stages.are_one();
+    let zeros = |own: &Range<usize>| Array3::zeros((planes, own.len(), head_dim));
+    let mut copied: Vec<Array3<f32>> =
+        if copies_at_once { own.iter().map(zeros).collect() } else { Vec::new() };
+    let mut outputs = Vec::new();
     let mut staged = stages.start(&TokenBatch { ids, key_positions: positions.clone(), positions })?;
     for layers in stages.layers() {
         let past = layers.clone().filter(|&layer| stages.attends(layer));
@@ -420,11 +444,24 @@ fn read_windows(
         for (layer, computed) in layers.zip(computed) {
             outputs.extend([shape.keys(layer), shape.values(layer)].into_iter().zip(computed));
         }
+        if copies_at_once {
+            for (range, output) in outputs.drain(..) {
+                for (row, (window, own)) in copied.iter_mut().zip(own).enumerate() {
+                    copy_planes(window, range.clone(), &output, (row, own.clone()))?;
+                }
+            }
+        }
     }
-    let outputs =
-        Arc::new(BatchOutputs { outputs, planes: shape.planes(), head_dim: shape.decoder.head_dim });
-    let window = |(row, own)| WindowPlanes { outputs: Arc::clone(&outputs), row, own };
-    Ok(own.into_iter().enumerate().map(window).collect())
+    if copies_at_once {
+        return Ok(copied.into_iter().map(WindowPlanes::Copied).collect());
+    }
+    let outputs = Arc::new(BatchOutputs { outputs, planes, head_dim });
+    let window = |(row, own): (usize, &Range<usize>)| WindowPlanes::InBatch {
+        outputs: Arc::clone(&outputs),
+        row,
+        own: own.clone(),
+    };
+    Ok(own.iter().enumerate().map(window).collect())
 }
 
 /// Returns past keys or values without tokens, `[batch, kv_heads, 0, head_dim]`.
@@ -467,4 +504,24 @@ fn io_of_model(model: &onnx::ModelProto) -> Vec<IoTensor> {
     };
     let inputs = graph.input.iter().map(|info| tensor(Side::Input, info));
     inputs.chain(graph.output.iter().map(|info| tensor(Side::Output, info))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_layers_are_one_stage_if_the_memory_limit_allows_it() {
+        let check = |name: &str, max: Option<usize>, needed: usize, expect: StageSize| {
+            assert_eq!(gpu_stage_size(max, needed), expect, "{name}");
+        };
+        let parts = StageSize::Layers(STAGE_LAYERS);
+        // SmolLM2-135M in f32: 30 layers, 3 key heads of 64 components, 8,192 tokens, 540 MB of weights.
+        let smol = 30 * 2 * 3 * 64 * 8192 * 4 + 540_000_000;
+        check("no limit", None, usize::MAX, StageSize::Whole);
+        check("4 GB for SmolLM2", Some(4_000_000_000), smol, StageSize::Whole);
+        check("1 GB for SmolLM2", Some(1_000_000_000), smol, parts);
+        check("just enough", Some(400), 300, StageSize::Whole);
+        check("a byte too little", Some(400), 301, parts);
+    }
 }

@@ -15,15 +15,6 @@ use crate::model::ModelError;
 use crate::model::device::{DeviceChoice, DeviceInUse};
 use crate::model::onnx;
 
-/// How a device multiplies.
-#[derive(Debug, Clone, Copy)]
-pub struct Arithmetic {
-    /// The kind of kernels, for weights of less than single precision.
-    pub name: &'static str,
-    /// Whether products of `f32` have single precision. TF32 multiplies with 10 bits of mantissa.
-    pub f32_is_exact: bool,
-}
-
 /// A device that has been tested and can be used.
 #[derive(Debug, Clone)]
 pub struct Device {
@@ -74,13 +65,12 @@ impl Device {
         self.cuda.is_none()
     }
 
-    /// Returns the name of how the device multiplies in less than single precision, or in any way that depends on the
-    /// device.
-    pub fn arithmetic(&self) -> Arithmetic {
+    /// Returns the name of how the device multiplies where results depend on it (see [`DeviceInUse::is_exact`]).
+    pub fn arithmetic(&self) -> &'static str {
         match (self.cuda, self.in_use.tf32) {
-            (None, _) => Arithmetic { name: cpu_kernels(), f32_is_exact: true },
-            (Some(_), false) => Arithmetic { name: "cuda", f32_is_exact: true },
-            (Some(_), true) => Arithmetic { name: "cuda-tf32", f32_is_exact: false },
+            (None, _) => cpu_kernels(),
+            (Some(_), false) => "cuda",
+            (Some(_), true) => "cuda-tf32",
         }
     }
 
@@ -98,6 +88,25 @@ impl Device {
     /// its own arena.
     pub fn shared_by(&self, sessions: usize) -> Self {
         self.with_share(1, sessions)
+    }
+
+    /// Divides the memory limit between two sessions, the first of which has `weights` bytes of weights and needs little
+    /// else.
+    pub fn divided_after(&self, weights: usize) -> [Self; 2] {
+        let of_first = |max: usize| (weights.saturating_add(max / 8)).min(max - 1).max(1);
+        let with = |memory_bytes_max| Self { memory_bytes_max, ..self.clone() };
+        [
+            with(self.memory_bytes_max.map(of_first)),
+            with(self.memory_bytes_max.map(|max| max - of_first(max))),
+        ]
+    }
+
+    /// Returns the device with the memory limit of one of many sessions that run one after the other and keep only
+    /// their weights in between: `own` of all `weights`, in bytes. The limit is what the weights of the others leave.
+    pub fn beside_weights(&self, weights: usize, own: usize) -> Self {
+        let others = weights.saturating_sub(own);
+        let memory_bytes_max = self.memory_bytes_max.map(|max| max.saturating_sub(others).max(1));
+        Self { memory_bytes_max, ..self.clone() }
     }
 
     /// Returns the device with `parts` of `all` equal parts of its memory limit.
@@ -238,4 +247,27 @@ fn reason(error: &ort::Error) -> String {
         .and_then(|(_, rest)| rest.splitn(3, " : ").nth(2))
         .unwrap_or(first_line);
     reason.trim().trim_end_matches('.').to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sessions_together_stay_within_the_limit() {
+        let with = |memory_bytes_max| {
+            let in_use = DeviceInUse { name: "cuda:0".to_owned(), ..DeviceInUse::cpu() };
+            Device { cuda: Some(0), pins_memory: false, memory_bytes_max, in_use }
+        };
+        let limited = with(Some(800));
+        let limits = |devices: [Device; 2]| devices.map(|device| device.memory_bytes_max());
+        assert_eq!(limits(limited.divided_after(150)), [Some(250), Some(550)]);
+        assert_eq!(limits(limited.divided_after(5_000)), [Some(799), Some(1)]);
+        assert_eq!(limits(with(None).divided_after(150)), [None, None]);
+        // A session has what the weights of all others leave.
+        assert_eq!(limited.beside_weights(500, 100).memory_bytes_max(), Some(400));
+        assert_eq!(limited.beside_weights(5_000, 100).memory_bytes_max(), Some(1));
+        assert_eq!(with(None).beside_weights(500, 100).memory_bytes_max(), None);
+        assert_eq!(limited.with_share(3, 8).memory_bytes_max(), Some(300));
+    }
 }

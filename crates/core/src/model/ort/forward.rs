@@ -12,7 +12,7 @@ use ort::value::{DynValue, Tensor};
 use super::device::Device;
 use super::ort_error;
 use super::stages::{LayerPast, past_names, prologue_outputs};
-use super::weights::{SharedWeights, WeightedSession, integer_inputs, value_named};
+use super::weights::{SharedWeights, WeightedSession, integer_inputs, stored_bytes, value_named};
 use crate::model::KeyMask;
 use crate::model::contract::{Decoder, value_names};
 use crate::model::onnx::{self, ModelProto};
@@ -51,8 +51,9 @@ pub struct ForwardSequence<'a> {
 }
 
 impl ForwardGraph {
-    /// Loads all layers of `model`, whose weights are in `dir`. `builder` returns a new session builder. On a GPU, each
-    /// session may use all memory of `device` while it runs, and keeps only its weights after that.
+    /// Loads all layers of `model`, whose weights are in `dir`. `builder` returns a new session builder for a
+    /// device. On a GPU, each session may use all memory of `device` that the weights leave while it runs, and keeps only
+    /// its weights after that.
     ///
     /// # Errors
     /// Fails if the graph does not have the values of [`value_names`], and returns errors of the runtime.
@@ -61,11 +62,13 @@ impl ForwardGraph {
         decoder: &Decoder,
         (weights, dir): (&SharedWeights, &Path),
         device: &Device,
-        builder: impl Fn() -> Result<SessionBuilder, ort::Error>,
+        builder: impl Fn(&Device) -> Result<SessionBuilder, ort::Error>,
     ) -> Result<Self, ort::Error> {
+        let all_weights = stored_bytes(model);
         let load = |inputs: &[String], outputs: &[String]| {
             let subgraph = onnx::extract_subgraph(model, inputs, outputs).map_err(ort_error)?;
-            weights.session_from_model(builder()?, &subgraph, dir)?.returning_memory(device)
+            let share = device.beside_weights(all_weights, stored_bytes(&subgraph));
+            weights.session_from_model(builder(&share)?, &subgraph, dir)?.returning_memory(device)
         };
         let prologue_outputs = prologue_outputs(model);
         let layer = |layer: usize| {

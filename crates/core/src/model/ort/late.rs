@@ -1,6 +1,7 @@
 //! The late-interaction family: loads the two graphs of a contract, checks them and runs them. Knows nothing of
 //! decoders.
 
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use super::{
     OrtSettings, RowLengths, SpecialTokens, environment, fingerprint, graph_error, io_of_session, ort_error,
     question_sessions, session_builder,
 };
-use crate::model::contract::{Contract, Family, Graph, check_io};
+use crate::model::contract::{Contract, Family, Graph, Weights, check_io};
 use crate::model::{
     EncodedQuestion, ModelError, ModelInfo, ModelRuntime, Past, RawLogits, SelfAttention, WindowFilter,
     WindowSink,
@@ -40,13 +41,14 @@ const PASSAGE_SHARE: usize = 4;
 /// single window leaves most of a GPU idle.
 ///
 /// With 12 layers of 768 components and 12 heads, 32 windows of 512 tokens need 0.8 GB for the attention
-/// logits of a layer before and after the softmax, and 0.4 GB for the components inside its MLP. The padding is
-/// at most 31 tokens of a window, and a sixth of one of 180 tokens at the worst.
+/// logits of a layer before and after the softmax, and 0.4 GB for the components inside its MLP. With f16 weights, these
+/// logits are not stored, but biases by distance (MPNet) take 0.2 GB. The padding is at most 31 tokens of a window, and a
+/// sixth of one of 180 tokens at the worst, besides that of [`FUSED_ROW_MULTIPLE`].
 const GPU_BATCHING: Batching = Batching { tokens_max: 16_384, length_step: 32 };
 
-/// The number of tokens of which the rows of a batch have a multiple on a GPU. ONNX Runtime's attention that does not store
-/// the logits needs it for a bias in f16.
-const GPU_ROW_MULTIPLE: usize = 8;
+/// The number of tokens of which the rows of a batch have a multiple on a GPU with f16 weights. With a bias, ONNX Runtime's
+/// kernels that do not store the logits need it.
+const FUSED_ROW_MULTIPLE: NonZeroUsize = NonZeroUsize::new(8).expect("8 is not zero");
 
 /// A loaded late-interaction model. Clones share its sessions.
 ///
@@ -107,7 +109,8 @@ impl LateRuntime {
         let query = load(Graph::Query, &for_questions, query_sessions, query_threads)?;
         let query_on_one_thread = load(Graph::Query, &for_questions, one_thread_sessions, 1)?;
         weights.drop_pages();
-        let row_multiple = if device.is_cpu() { 1 } else { GPU_ROW_MULTIPLE };
+        let is_fused = !device.is_cpu() && contract.weights.dtype == Weights::F16;
+        let row_multiple = if is_fused { FUSED_ROW_MULTIPLE } else { NonZeroUsize::MIN };
         let rows = RowLengths {
             multiple_of: settings.row_multiple.unwrap_or(row_multiple),
             tokens_max: contract.window.tokens_max,
@@ -128,7 +131,7 @@ impl LateRuntime {
         Ok(Self {
             info: ModelInfo {
                 name: contract.name.clone(),
-                fingerprint: fingerprint(&contract, device.arithmetic()),
+                fingerprint: fingerprint(&contract, &device),
                 window_tokens_max,
                 planes: late.heads,
                 head_dim: late.head_dim,

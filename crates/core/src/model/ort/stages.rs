@@ -15,14 +15,18 @@ use ort::value::DynValue;
 
 use super::device::Device;
 use super::ort_error;
-use super::weights::{SharedWeights, WeightedSession, integer_inputs, value_named};
+use super::weights::{SharedWeights, WeightedSession, integer_inputs, stored_bytes, value_named};
 use crate::model::contract::value_names;
-use crate::model::onnx::{self, ModelProto};
+use crate::model::onnx::{self, MissingValue, ModelProto};
 
-/// Divides the memory limit of a GPU: returns the device with the part of the prologue, which has the embeddings, and with
-/// that of each of the sessions of the layers.
-pub fn shares(device: &Device, sessions: usize) -> [Device; 2] {
-    [device.with_share(1, 4), device.with_share(3, 4 * sessions)]
+/// How many layers a stage has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StageSize {
+    /// All layers.
+    Whole,
+    /// This many layers. The sessions run one after the other. On a GPU, each may use all memory that the weights leave, and
+    /// gives back what it does not use after each run, which takes time.
+    Layers(usize),
 }
 
 /// The vectors that a layer computes of its tokens, `[b, heads or kv_heads, t, head_dim]`.
@@ -43,6 +47,16 @@ impl Projection {
             Self::Query => value_names::query(layer),
             Self::Key => value_names::key(layer),
             Self::Value => value_names::value(layer),
+        }
+    }
+}
+
+impl StageSize {
+    /// Returns the number of layers of a stage of a model of which `depth` layers are run.
+    fn layers(self, depth: usize) -> usize {
+        match self {
+            Self::Whole => depth.max(1),
+            Self::Layers(layers) => layers.max(1),
         }
     }
 }
@@ -89,25 +103,34 @@ pub struct StagedTokens {
 pub type LayerPast = [DynValue; 2];
 
 impl Stages {
-    /// Loads the first `depth` layers of `model`, `stage_layers` in each stage. Their weights are in `dir`. `builder`
+    /// Loads the first `depth` layers of `model` in stages of this size. Their weights are in `dir`. `builder`
     /// returns a new session builder for a device.
     ///
     /// # Errors
     /// Fails if the graph does not have the values of [`value_names`], and returns errors of the runtime.
     pub fn load(
         model: &ModelProto,
-        (depth, stage_layers): (usize, usize),
+        (depth, size): (usize, StageSize),
         (weights, dir): (&SharedWeights, &Path),
         device: &Device,
         builder: impl Fn(&Device) -> Result<SessionBuilder, ort::Error>,
     ) -> Result<Self, ort::Error> {
-        let load = |share: &Device, inputs: &[String], outputs: &[String]| {
-            let subgraph = onnx::extract_subgraph(model, inputs, outputs).map_err(ort_error)?;
-            weights.session_from_model(builder(share)?, &subgraph, dir)
+        let subgraph = |inputs: &[String], outputs: &[String]| {
+            onnx::extract_subgraph(model, inputs, outputs).map_err(ort_error)
         };
-        let [of_prologue, of_stage] = shares(device, depth.div_ceil(stage_layers));
         let prologue_outputs = prologue_outputs(model);
-        let prologue = load(&of_prologue, &[], &prologue_outputs)?;
+        let prologue = subgraph(&[], &prologue_outputs)?;
+        let [of_prologue, of_layers] = device.divided_after(stored_bytes(&prologue));
+        let all_weights = weights_bytes(model, depth).map_err(ort_error)?;
+        let load = |graph: &ModelProto, share: &Device| match size {
+            StageSize::Whole => weights.session_from_model(builder(share)?, graph, dir),
+            StageSize::Layers(_) => {
+                let share = device.beside_weights(all_weights, stored_bytes(graph));
+                weights.session_from_model(builder(&share)?, graph, dir)?.returning_memory(device)
+            }
+        };
+        let prologue = load(&prologue, &of_prologue)?;
+        let stage_layers = size.layers(depth);
         let stage = |first: usize| {
             let layers = first..first.saturating_add(stage_layers).min(depth);
             let hidden = std::iter::once(value_names::hidden(first));
@@ -118,7 +141,7 @@ impl Stages {
             // The hidden states after the last layer are not needed.
             let next = (layers.end < depth).then(|| value_names::hidden(layers.end));
             let outputs: Vec<String> = projections.chain(next).collect();
-            Ok(Stage { session: load(&of_stage, &inputs, &outputs)?, layers })
+            Ok(Stage { session: load(&subgraph(&inputs, &outputs)?, &of_layers)?, layers })
         };
         let stages = (0..depth).step_by(stage_layers).map(stage).collect::<Result<_, ort::Error>>()?;
         let allocator = prologue.host_allocator(device)?;
@@ -128,6 +151,11 @@ impl Stages {
     /// Returns the allocator for past keys and values: that of the memory that they are copied to the device from.
     pub fn allocator(&self) -> &Allocator {
         &self.allocator
+    }
+
+    /// Returns whether all layers are one stage.
+    pub fn are_one(&self) -> bool {
+        self.stages.len() == 1
     }
 
     /// Returns the layers of each stage.
@@ -202,6 +230,15 @@ impl Stages {
         let mut computed = computed.into_iter();
         Ok(layers.map(|_| computed.by_ref().take(projections.len()).collect()).collect())
     }
+}
+
+/// Returns the number of bytes of the weights of the first `depth` layers and of the embeddings.
+///
+/// # Errors
+/// Fails if the graph does not have the values of [`value_names`].
+pub fn weights_bytes(model: &ModelProto, depth: usize) -> Result<usize, MissingValue> {
+    let last = [value_names::value(depth.saturating_sub(1))];
+    Ok(stored_bytes(&onnx::extract_subgraph(model, &[], &last)?))
 }
 
 /// Returns the names of the graph's inputs for the past keys and the past values of `layer`.

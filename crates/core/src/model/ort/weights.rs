@@ -179,8 +179,8 @@ impl WeightedSession {
         for (name, memory) in outputs {
             binding.bind_output_to_device(*name, memory)?;
         }
+        // The run waits for its own stream, also for the copies of outputs.
         let mut computed = self.session.run_binding_with_options(&binding, &self.options)?;
-        binding.synchronize_outputs()?;
         let take = |(name, _): &(&str, &MemoryInfo)| {
             computed
                 .remove(name)
@@ -225,6 +225,13 @@ pub fn integer_inputs<'a>(
 /// Returns the value with this name.
 pub fn value_named<'a>(name: &str, values: &'a [(&str, DynValue)]) -> Option<&'a DynValue> {
     values.iter().find(|(input, _)| *input == name).map(|(_, value)| value)
+}
+
+/// Returns the number of bytes of a graph's weights in other files.
+pub fn stored_bytes(model: &ModelProto) -> usize {
+    let tensors = model.graph.iter().flat_map(|graph| &graph.initializer);
+    let lengths = tensors.flat_map(|tensor| &tensor.external_data).filter(|entry| entry.key == "length");
+    lengths.filter_map(|entry| entry.value.parse::<usize>().ok()).fold(0, usize::saturating_add)
 }
 
 /// Returns the bytes of the tensor in `mapped`, the content of the file `file`, and the type of its elements.

@@ -55,8 +55,14 @@ impl QuestionPass<'_> {
                 return Ok(None);
             }
             let past = layers.clone().filter(|&layer| stages.attends(layer));
-            let past = past.map(|layer| self.layer_past(layer, self.reserved_tokens(), stages.allocator()));
-            let mut past = past.collect::<Result<Vec<LayerPast>, ort::Error>>()?;
+            let mut past_of_stage = Vec::with_capacity(layers.len());
+            for layer in past {
+                if !self.past.go_on() {
+                    return Ok(None);
+                }
+                past_of_stage.push(self.layer_past(layer, self.reserved_tokens(), stages.allocator())?);
+            }
+            let mut past = past_of_stage;
             for tile in &mut tiles {
                 if !self.past.go_on() {
                     return Ok(None);
@@ -114,7 +120,10 @@ impl QuestionPass<'_> {
         let (kv_heads, dim) = (planes.len(), self.shape.decoder.head_dim);
         let (prefix_tokens, past_tokens) = (self.prefix.len_of(Axis(1)), self.past_tokens());
         let tokens = past_tokens + reserved;
-        let mut tensor = Tensor::<f32>::new(allocator, [1, kv_heads, tokens, dim])?;
+        // Where pinned memory is used up, other memory does, more slowly.
+        let shape = [1, kv_heads, tokens, dim];
+        let mut tensor = Tensor::<f32>::new(allocator, shape)
+            .or_else(|_| Tensor::<f32>::new(&Allocator::default(), shape))?;
         let (_, values) = tensor.try_extract_tensor_mut::<f32>()?;
         for (plane, values) in planes.zip(values.chunks_exact_mut((tokens * dim).max(1))) {
             let (values, reserved) = values.split_at_mut(past_tokens * dim);
