@@ -104,7 +104,8 @@ table doctor "$binary" doctor
 # How the model multiplies: f32, f32 as TF32, which is the same on a CPU, or f16.
 use_precision() {
   weights=${1/tf32/f32}
-  export THRESHER__MODEL__TF32=$([ "$1" = tf32 ] && echo true || echo false)
+  export THRESHER__MODEL__TF32=false
+  [ "$1" != tf32 ] || THRESHER__MODEL__TF32=true
 }
 
 for precision in f32 tf32 f16; do

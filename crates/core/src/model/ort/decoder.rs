@@ -70,7 +70,7 @@ fn gpu_stage_size(max: Option<usize>, needed: usize) -> StageSize {
 
 /// Returns the number of bytes of the keys and values of a long past, or of a batch of windows if that is more.
 fn past_bytes(decoder: &Decoder) -> usize {
-    let tokens = decoder.context_tokens_max.min(GPU_PAST_TOKENS).max(GPU_BATCHING.tokens_max);
+    let tokens = decoder.context_tokens_max.clamp(GPU_BATCHING.tokens_max, GPU_PAST_TOKENS);
     PlaneLayout::new(decoder.kv_heads).count(decoder.depth()) * tokens * decoder.head_dim * size_of::<f32>()
 }
 
