@@ -97,7 +97,14 @@ impl PartOutcome {
     /// Returns the sources to cite for the part, without those that only say the same as another one. There
     /// are none if the part is neither supported nor supported in part.
     pub fn citations(&self) -> impl Iterator<Item = &Source> {
-        self.sources.iter().filter(|source| source.cited && !source.tied)
+        self.sources.iter().filter(|source| source.is_citation())
+    }
+}
+
+impl Source {
+    /// Returns whether the source is cited and does not only say the same as another one.
+    fn is_citation(&self) -> bool {
+        self.cited && !self.tied
     }
 }
 
@@ -178,15 +185,19 @@ pub(super) fn attribute(
         return Ok(PartOutcome::without_words(part));
     };
     let judgement = judge::judge(candidates, scores, part, &cited_units, &support);
+    let has_citation = sources.iter().any(Source::is_citation);
     let (value, second_opinion) = match &judgement {
-        // Without a source to show, nothing is supported.
-        _ if sources.is_empty() => (0.0, None),
+        // Without a source to cite, nothing is supported.
+        _ if !has_citation => (0.0, None),
         Some(judgement) => {
             question.support(candidates, judgement, verdict::probability(judgement), cancel)?
         }
         None => (support.value(), None),
     };
-    let verdict = Verdict::of(value, support.mean, support.number_missing, judgement.as_ref());
+    let verdict = match Verdict::of(value, support.mean, support.number_missing, judgement.as_ref()) {
+        verdict if verdict.is_cited() && !has_citation => Verdict::NotFound,
+        verdict => verdict,
+    };
     if !verdict.is_cited() {
         sources.iter_mut().for_each(|source| (source.cited, source.tied) = (false, false));
     }
