@@ -272,9 +272,7 @@ impl EngineBuilder {
         contract.verify_files(dir)?;
         let model = LoadedModel::load(&self.load)?;
         let mut runtime = model.runtime();
-        // Other keys have another name on the CPU, so a model that was loaded there could not be used.
-        let device = &runtime.info().device;
-        if self.device_fallback && device.is_exact(contract.weights.dtype) && !device.is_cpu() {
+        if self.device_fallback && runtime.info().device.has_substitute(contract.weights.dtype) {
             let on_cpu = OrtSettings { device: DeviceChoice::Cpu, forward: false, ..self.load.clone() };
             runtime = Arc::new(WithFallback::new(runtime, move || Ok(LoadedModel::load(&on_cpu)?.runtime())));
         }
@@ -311,7 +309,7 @@ impl EngineBuilder {
         device_fallback: bool,
     ) -> Result<Arc<dyn CrossEncoder>, ModelError> {
         let model = CrossRuntime::load(&dir, load)?;
-        if !device_fallback || !model.is_exact() || model.device().is_cpu() {
+        if !device_fallback || !model.has_substitute() {
             return Ok(Arc::new(model));
         }
         let on_cpu = OrtSettings { device: DeviceChoice::Cpu, ..load.clone() };

@@ -49,6 +49,12 @@ impl DeviceInUse {
         weights == Weights::F32 && !self.tf32
     }
 
+    /// Returns whether the CPU may take over from the device: its results with these weights are then the same, except
+    /// for rounding, and keys have the same name.
+    pub fn has_substitute(&self, weights: Weights) -> bool {
+        !self.is_cpu() && self.is_exact(weights)
+    }
+
     /// Returns whether the device is the CPU.
     pub fn is_cpu(&self) -> bool {
         self.name == "cpu"

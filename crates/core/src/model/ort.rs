@@ -347,13 +347,14 @@ fn io_of_session(session: &WeightedSession) -> Vec<IoTensor> {
 /// the kind of kernels, which round intermediate results differently. With `F16` weights it does, too, because x86
 /// multiplies them in 32 bits and a GPU in 16 bits; so does TF32, which only a GPU has.
 fn fingerprint(contract: &Contract, device: &Device) -> String {
-    match device.in_use().is_exact(contract.weights.dtype) {
-        true => hex::encode(&contract.fingerprint()[..16]),
-        false => fingerprint_on(&contract.fingerprint(), ort::info(), device.arithmetic()),
-    }
+    let is_exact = device.in_use().is_exact(contract.weights.dtype);
+    fingerprint_with(&contract.fingerprint(), is_exact, ort::info(), device.arithmetic())
 }
 
-fn fingerprint_on(contract: &[u8; 32], build: &str, arithmetic: &str) -> String {
+fn fingerprint_with(contract: &[u8; 32], is_exact: bool, build: &str, arithmetic: &str) -> String {
+    if is_exact {
+        return hex::encode(&contract[..16]);
+    }
     let hash =
         Sha256::new().chain_update(contract).chain_update(arithmetic).chain_update([0]).chain_update(build);
     hex::encode(&hash.finalize()[..16])
@@ -423,14 +424,18 @@ mod tests {
     #[test]
     fn fingerprints_of_reduced_precision_depend_on_the_build_and_the_arithmetic() {
         let (contract, other) = ([7; 32], [8; 32]);
-        let first = fingerprint_on(&contract, "1", "x86-vnni");
-        assert_eq!(first, fingerprint_on(&contract, "1", "x86-vnni"));
+        let exact = |build, arithmetic| fingerprint_with(&contract, true, build, arithmetic);
+        assert_eq!(exact("1", "x86-precise"), "07".repeat(16));
+        assert_eq!(exact("1", "x86-precise"), exact("2", "x86-vnni"));
+        let reduced = |contract, build, arithmetic| fingerprint_with(contract, false, build, arithmetic);
+        let first = reduced(&contract, "1", "x86-vnni");
+        assert_eq!(first, reduced(&contract, "1", "x86-vnni"));
         for another in [
-            fingerprint_on(&contract, "2", "x86-vnni"),
-            fingerprint_on(&contract, "1", "cuda"),
-            fingerprint_on(&contract, "1", "cuda-tf32"),
-            fingerprint_on(&other, "1", "x86-vnni"),
-            hex::encode(&contract[..16]),
+            reduced(&contract, "2", "x86-vnni"),
+            reduced(&contract, "1", "cuda"),
+            reduced(&contract, "1", "cuda-tf32"),
+            reduced(&other, "1", "x86-vnni"),
+            exact("1", "x86-vnni"),
         ] {
             assert_ne!(first, another);
         }

@@ -13,9 +13,8 @@ use super::scheduling::{Flow, Pool};
 use super::weights::{SharedWeights, WeightedSession};
 use super::{OrtSettings, environment, graph_error, io_of_session, ort_error, session_builder};
 use crate::model::ModelError;
-use crate::model::contract::{Contract, Cross, Family, Graph, Tokenizer, VerdictWeights, Weights, check_io};
+use crate::model::contract::{Contract, Cross, Family, Graph, Tokenizer, VerdictWeights, check_io};
 use crate::model::cross::{CrossEncoder, PairOpinion, log_odds};
-use crate::model::device::DeviceInUse;
 use crate::model::tokenizer::ModelTokenizer;
 
 /// A loaded cross-encoder. Clones share its sessions. Each pair is read by itself on one thread, so that its logits do
@@ -29,8 +28,7 @@ pub struct CrossRuntime {
     tokens_max: usize,
     tokenizer: Arc<ModelTokenizer>,
     sessions: Arc<Pool<WeightedSession>>,
-    weights: Weights,
-    device: DeviceInUse,
+    has_substitute: bool,
     /// The flow of this handle's work on the sessions.
     flow: Flow,
 }
@@ -66,20 +64,14 @@ impl CrossRuntime {
             tokenizer: Arc::new(ModelTokenizer::from_file(&dir.join(&contract.tokenizer.file))?),
             special_tokens: contract.tokenizer,
             sessions: Arc::new(Pool::new(sessions)),
-            weights: contract.weights.dtype,
-            device: device.in_use().clone(),
+            has_substitute: device.in_use().has_substitute(contract.weights.dtype),
             flow: Flow::DEFAULT,
         })
     }
 
-    /// Returns whether the model's logits are those of every other device, except for rounding in single precision.
-    pub fn is_exact(&self) -> bool {
-        self.device.is_exact(self.weights)
-    }
-
-    /// Returns the device that the model runs on.
-    pub fn device(&self) -> &DeviceInUse {
-        &self.device
+    /// Returns whether the CPU may take over from the device that the model runs on.
+    pub fn has_substitute(&self) -> bool {
+        self.has_substitute
     }
 
     /// Returns the ids of a pair, and the types of its tokens, `[1, t]` each.

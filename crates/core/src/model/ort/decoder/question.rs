@@ -54,15 +54,13 @@ impl QuestionPass<'_> {
             if !self.past.go_on() {
                 return Ok(None);
             }
-            let past = layers.clone().filter(|&layer| stages.attends(layer));
-            let mut past_of_stage = Vec::with_capacity(layers.len());
-            for layer in past {
+            let mut past: Vec<LayerPast> = Vec::with_capacity(layers.len());
+            for layer in layers.clone().filter(|&layer| stages.attends(layer)) {
                 if !self.past.go_on() {
                     return Ok(None);
                 }
-                past_of_stage.push(self.layer_past(layer, self.reserved_tokens(), stages.allocator())?);
+                past.push(self.layer_past(layer, self.reserved_tokens(), stages.allocator())?);
             }
-            let mut past = past_of_stage;
             for tile in &mut tiles {
                 if !self.past.go_on() {
                     return Ok(None);
