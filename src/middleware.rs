@@ -17,6 +17,7 @@ pub mod json;
 pub mod marks;
 pub mod omissions;
 pub mod paths;
+pub mod question;
 pub mod records;
 pub mod reported;
 pub mod rewrite;

@@ -338,6 +338,7 @@ impl CompressBody {
             titles: self.titles,
             omissions: self.omissions,
             tokenizer: self.tokenizer,
+            keeps_ends: false,
             related_only: self.related_only,
             fills_budget: false,
             missed_max: self.missed_max,

@@ -63,9 +63,7 @@ pub async fn handle(service: Scope, headers: HeaderMap, body: Body) -> Result<Re
         ParsedBody::Chunks(request) => {
             Ok(Json(compress_chunks(service, *request, arrived).await?).into_response())
         }
-        ParsedBody::Conversation(request) => {
-            Ok(conversation::compress(service, request, arrived).await?.into_response())
-        }
+        ParsedBody::Conversation(request) => conversation::compress(service, request, arrived).await,
     }
 }
 

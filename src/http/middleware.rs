@@ -10,7 +10,7 @@ mod forward;
 mod headers;
 pub mod models;
 pub mod passthrough;
-mod report;
+pub mod report;
 mod shadow;
 mod tally;
 mod upstream;
@@ -285,8 +285,14 @@ async fn rewrite(
         (None, Some(Treatment::Compress)) => match compressing.await {
             Ok(rewritten) if rewritten.is_shorter() => (Some(rewritten), None),
             Ok(rewritten) if rewritten.is_short => (Some(rewritten), Some("prompt_tokens_min")),
-            Ok(rewritten) if rewritten.tokens.is_some() => (Some(rewritten), Some("nothing_shortened")),
-            Ok(rewritten) => (Some(rewritten), Some("nothing_to_compress")),
+            Ok(rewritten) => {
+                let reason = match rewritten.unshortened {
+                    Some(unshortened) => unshortened.reason(),
+                    None if rewritten.tokens.is_some() => "nothing_shortened",
+                    None => "nothing_to_compress",
+                };
+                (Some(rewritten), Some(reason))
+            }
             Err(error) => {
                 let reason = error.code.as_str();
                 failure = Some(error).filter(|error| !error.code.is_callers_fault());
@@ -547,6 +553,7 @@ impl ModelRequest {
             prompt_tokens_min: if asked.is_some() { 0 } else { settings.prompt_tokens_min },
             // Only the end of a question is read, and it is stored with every turn that is compressed for it.
             query: options.and_then(|options| options.query.as_deref()).map(find::tail),
+            result_tokens_min: settings.result_tokens_min,
             marks: settings.retrievable,
         };
         let stored = StoredTurns(service.originals());

@@ -57,9 +57,16 @@ pub struct Part<'a> {
     pub title: Option<Arc<str>>,
     /// The source of the search result, such as a URL.
     pub source: Option<Arc<str>>,
+    /// The texts in the arguments of the call that a tool result answers, such as a search query or a path.
+    pub arguments: Option<Arc<str>>,
 }
 
-impl Part<'_> {
+impl<'a> Part<'a> {
+    /// Returns a text without title, source and arguments.
+    fn new(at: Located<'a>, text: String, kind: PartKind) -> Self {
+        Self { at, text, kind, title: None, source: None, arguments: None }
+    }
+
     /// Returns the bytes of the names of the text: title, source, tool and call. They are repeated for each text that has them.
     pub fn name_bytes(&self) -> usize {
         let of_kind = match &self.kind {
@@ -190,11 +197,17 @@ fn join(run: &[TextBlock], edits: &mut Edits) {
     edits.remove_field(kept.at, "citations");
 }
 
+/// A call of a tool.
+struct Call {
+    name: Arc<str>,
+    arguments: Option<Arc<str>>,
+}
+
 #[derive(Default)]
 struct Reader<'a> {
     messages: Vec<Message<'a>>,
-    /// Names of tools by the ids of their calls.
-    calls: HashMap<Arc<str>, Arc<str>>,
+    /// The calls of tools by their ids.
+    calls: HashMap<Arc<str>, Call>,
     document_count: usize,
     search_result_count: usize,
     cites_itself: bool,
@@ -216,8 +229,8 @@ impl<'a> Reader<'a> {
             let mut parts = Vec::new();
             self.content(message.get("content"), &kind, &mut parts);
             for call in items(message, "tool_calls") {
-                let name = call.get("function").and_then(|function| function.text_of("name"));
-                self.call(call.text_of("id"), name);
+                let function = call.get("function").unwrap_or_default();
+                self.call(call.text_of("id"), function.text_of("name"), function.get("arguments"));
             }
             self.message(Message { role, at: message, parts });
         }
@@ -230,7 +243,7 @@ impl<'a> Reader<'a> {
         }
         let Some(input) = body.get("input") else { return };
         if let Some(text) = input.text() {
-            let part = Part { at: input, text, kind: PartKind::Message, title: None, source: None };
+            let part = Part::new(input, text, PartKind::Message);
             self.message(Message { role: Role::User, at: input, parts: vec![part] });
             return;
         }
@@ -254,7 +267,8 @@ impl<'a> Reader<'a> {
                 Some(kind) if kind.ends_with("_output") || kind.ends_with("_response") => Role::Tool,
                 // Calls, reasoning, and other items of the model.
                 Some(_) => {
-                    self.call(item.text_of("call_id"), item.text_of("name"));
+                    let arguments = item.get("arguments").or_else(|| item.get("input"));
+                    self.call(item.text_of("call_id"), item.text_of("name"), arguments);
                     Role::Assistant
                 }
             };
@@ -293,17 +307,23 @@ impl<'a> Reader<'a> {
     /// Keeps a text of a message. Once there are too many parts, only the first text by the author of the message is kept.
     fn part(&mut self, parts: &mut Vec<Part<'a>>, part: Part<'a>) {
         let has_text = part.has_text();
+        let arguments = match &part.kind {
+            PartKind::ToolResult { id, .. } => self.calls.get(id).and_then(|call| call.arguments.clone()),
+            _ => None,
+        };
+        let part = Part { arguments, ..part };
         if self.count_part() || has_text && !self.has_text {
             parts.push(part);
         }
         self.has_text |= has_text;
     }
 
-    fn call(&mut self, id: Option<String>, name: Option<String>) {
+    fn call(&mut self, id: Option<String>, name: Option<String>, arguments: Option<Located>) {
         if let Some((id, name)) = id.zip(name)
             && self.count_part()
         {
-            self.calls.insert(id.into(), name.into());
+            let arguments = arguments.map(argument_texts).filter(|texts| !texts.is_empty()).map(Arc::from);
+            self.calls.insert(id.into(), Call { name: name.into(), arguments });
         }
     }
 
@@ -324,7 +344,8 @@ impl<'a> Reader<'a> {
 
     fn tool_result(&self, id: Option<String>) -> PartKind {
         let id: Arc<str> = id.unwrap_or_default().into();
-        PartKind::ToolResult { name: self.calls.get(&id).cloned().unwrap_or_default(), id }
+        let name = self.calls.get(&id).map(|call| Arc::clone(&call.name)).unwrap_or_default();
+        PartKind::ToolResult { name, id }
     }
 
     /// Reads the content of a message: a string, or a list of blocks.
@@ -350,7 +371,7 @@ impl<'a> Reader<'a> {
                 let kind = self.tool_result(block.text_of("tool_use_id"));
                 self.content(block.get("content"), &kind, parts);
             }
-            Some("tool_use") => self.call(block.text_of("id"), block.text_of("name")),
+            Some("tool_use") => self.call(block.text_of("id"), block.text_of("name"), block.get("input")),
             Some("document") => {
                 self.notice_citations(block);
                 let index = self.document_count;
@@ -422,8 +443,36 @@ fn blocks<'a>(list: Option<Located<'a>>, kind: impl Fn(usize) -> PartKind) -> im
     items.enumerate().filter_map(move |(at, block)| part(block.get("text")?, kind(at)))
 }
 
+/// The most bytes that are read of one call's arguments.
+const ARGUMENT_BYTES_MAX: usize = 300;
+
+/// The strings in the arguments of a call, an object or the JSON text of one, one after another: what was searched, the path
+/// that was read, the command that was run.
+fn argument_texts(arguments: Located) -> String {
+    let text = arguments.text();
+    let arguments = match text.as_deref().map(Located::parse) {
+        None => arguments,
+        Some(Ok(arguments)) => arguments,
+        // Arguments that are no JSON, such as a command.
+        Some(Err(_)) => {
+            let text = text.unwrap_or_default();
+            return text[..text.floor_char_boundary(ARGUMENT_BYTES_MAX)].trim().to_owned();
+        }
+    };
+    let mut texts = String::new();
+    for string in arguments.strings(1) {
+        let Some(text) = string.text() else { continue };
+        if texts.len() + text.len() > ARGUMENT_BYTES_MAX {
+            break;
+        }
+        texts.push_str(if texts.is_empty() { "" } else { " " });
+        texts.push_str(text.trim());
+    }
+    texts
+}
+
 fn part(at: Located, kind: PartKind) -> Option<Part> {
-    Some(Part { text: at.text()?, at, kind, title: None, source: None })
+    Some(Part::new(at, at.text()?, kind))
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use thresher_core::text;
 
 use super::dialect::{Conversation, Message, PART_COUNT_MAX, Part, PartKind, Role};
 use super::json::Located;
+use super::question::{self, Asked};
 use super::records::{Names, Records};
 use super::untouched::{self, TextKind};
 use crate::error::ErrorCode;
@@ -122,6 +123,8 @@ pub struct Passage {
     pub kind: PartKind,
     /// The names of the document, search result, record of a tool result, or paragraph.
     pub names: Names,
+    /// For results of tools, what the model wanted of the tool: the last sentence before the call, and the texts in its arguments.
+    pub wanted: Arc<str>,
 }
 
 /// A record of a tool result that is JSON. It is never compressed; answers may cite its short values.
@@ -145,9 +148,11 @@ pub struct Turn {
     pub key: [u8; 32],
     /// Whether the turn is the instructions of the conversation.
     pub is_instructions: bool,
-    /// The question that the turn is compressed for: the end of the user's last text up to the end of the turn. For instructions, of the
-    /// whole conversation.
+    /// The question that the turn is compressed for: the end of the user's last text up to the end of the turn that asks for something. For
+    /// instructions, of the whole conversation.
     pub query: String,
+    /// Whether the user asks for something that needs whole texts, such as a summary.
+    pub wants_whole: bool,
     /// The newest texts of the user and the model before the question, oldest first.
     pub history: Vec<Arc<str>>,
     /// The passages in the order of the conversation.
@@ -183,12 +188,18 @@ fn within_bounds(conversation: &Conversation, policy: &Policy) -> Result<Vec<Tur
     if conversation.is_cut {
         return Err(TooMany::Parts);
     }
-    let mut finder =
-        PassageFinder { policy, passage_count: 0, name_bytes: 0, record_count: 0, record_name_bytes: 0 };
+    let mut finder = PassageFinder {
+        policy,
+        passage_count: 0,
+        name_bytes: 0,
+        record_count: 0,
+        record_name_bytes: 0,
+        stated: Arc::default(),
+    };
     let mut instructions = Turn::new(true);
     let mut turns: Vec<Turn> = Vec::new();
     let mut hasher = Hasher::new_derive_key("thresher 2026 conversation 1");
-    let (mut query, mut answered) = (String::new(), true);
+    let (mut question, mut answered) = (Question::default(), true);
     let (mut said, mut history) = (VecDeque::new(), Vec::new());
     let messages = &conversation.messages;
     // Checked first, because hashing takes each name once for every text that has it.
@@ -204,6 +215,10 @@ fn within_bounds(conversation: &Conversation, policy: &Policy) -> Result<Vec<Tur
     for message in messages {
         hash(&mut hasher, message);
         if message.role == Role::Assistant {
+            // A message without text is part of the answer before it, such as a call in Responses.
+            if let Some(stated) = last_sentence(message) {
+                finder.stated = stated;
+            }
             answered = true;
             answer_text(message).into_iter().for_each(|text| remember(&mut said, text));
             continue;
@@ -220,17 +235,20 @@ fn within_bounds(conversation: &Conversation, policy: &Policy) -> Result<Vec<Tur
             let rest = finder.passages(part, turn)?;
             append_user_text(message, part, &rest, &mut user_text);
         }
-        if let Some(question) = question(&user_text) {
+        if let Some(text) = asked_text(&user_text) {
             history = said.iter().cloned().collect();
-            remember(&mut said, Arc::from(&*question));
-            query = question;
+            question = question.followed_by(&text, &finder.stated);
+            remember(&mut said, Arc::from(text));
+            finder.stated = Arc::default();
             turn.asked_at = Some(message.at.range());
         }
-        turn.query.clone_from(&query);
+        turn.query.clone_from(&question.text);
+        turn.wants_whole = question.wants_whole;
         turn.history.clone_from(&history);
         turn.key = *hasher.finalize().as_bytes();
     }
-    (instructions.query, instructions.history) = (query, history);
+    (instructions.query, instructions.wants_whole, instructions.history) =
+        (question.text, question.wants_whole, history);
     if !instructions.passages.is_empty() {
         turns.insert(0, instructions);
     }
@@ -244,7 +262,7 @@ fn question_turn(message: &Message, policy: &Policy) -> Option<Turn> {
         let rest = outside_contexts(&part.text, policy, |_| Ok(())).unwrap_or_default();
         append_user_text(message, part, &rest, &mut user_text);
     }
-    let query = question(&user_text)?;
+    let query = asked_text(&user_text)?;
     Some(Turn { query, asked_at: Some(message.at.range()), ..Turn::new(false) })
 }
 
@@ -272,9 +290,42 @@ fn answer_text(message: &Message) -> Option<Arc<str>> {
     (!text.is_empty() && text.len() <= QUERY_BYTES_MAX).then(|| Arc::from(text))
 }
 
-fn question(user_text: &str) -> Option<String> {
-    let user_text = user_text.trim();
-    (!user_text.is_empty()).then(|| tail(user_text))
+/// Returns the end of what a person wrote of the user's text; `None` if it is nothing.
+fn asked_text(user_text: &str) -> Option<String> {
+    let written = question::written(user_text);
+    let written = written.trim();
+    (!written.is_empty()).then(|| tail(written))
+}
+
+/// Returns the end of the last text of the model before a call or an answer of the user.
+fn last_sentence(message: &Message) -> Option<Arc<str>> {
+    let text = message.parts.iter().rev().find(|part| !part.text.trim().is_empty())?.text.trim();
+    let far = &text[text.ceil_char_boundary(text.len().saturating_sub(STATED_BYTES_MAX))..];
+    let last = text::sentences(far).last().map_or(far, |sentence| sentence.of(far));
+    Some(Arc::from(last.trim()))
+}
+
+/// The most bytes of what the model said before a call that are read.
+const STATED_BYTES_MAX: usize = 300;
+
+/// The question of the user so far.
+#[derive(Default)]
+struct Question {
+    text: String,
+    wants_whole: bool,
+}
+
+impl Question {
+    /// Returns the question after another text of the user. If that only agrees to what the model `stated`, the question before it still
+    /// holds, together with this.
+    fn followed_by(self, text: &str, stated: &str) -> Self {
+        match question::asked(text) {
+            Asked::Part => Self { text: text.to_owned(), wants_whole: false },
+            Asked::Whole => Self { text: text.to_owned(), wants_whole: true },
+            Asked::Agreed if self.text.is_empty() => Self { text: text.to_owned(), wants_whole: true },
+            Asked::Agreed => Self { text: format!("{} {stated}", self.text).trim().to_owned(), ..self },
+        }
+    }
 }
 
 /// Returns the bytes of all texts of a conversation outside the passages of `turns`.
@@ -291,6 +342,7 @@ impl Turn {
             key: [0; 32],
             is_instructions,
             query: String::new(),
+            wants_whole: false,
             history: Vec::new(),
             passages: Vec::new(),
             records: Vec::new(),
@@ -306,6 +358,8 @@ struct PassageFinder<'a> {
     name_bytes: usize,
     record_count: usize,
     record_name_bytes: usize,
+    /// What the model said last.
+    stated: Arc<str>,
 }
 
 impl PassageFinder<'_> {
@@ -387,6 +441,11 @@ impl PassageFinder<'_> {
         }
         self.passage_count += 1;
         self.count_names(part)?;
+        let wanted = match &part.arguments {
+            _ if !is_result => Arc::default(),
+            Some(arguments) => format!("{} {arguments}", self.stated).trim().into(),
+            None => Arc::clone(&self.stated),
+        };
         found.push(Passage {
             string: part.at.range(),
             range,
@@ -394,6 +453,7 @@ impl PassageFinder<'_> {
             text,
             kind: part.kind.clone(),
             names,
+            wanted,
         });
         Ok(())
     }

@@ -38,6 +38,8 @@ pub struct CompressOptions {
     /// The least tokens of a prompt after compression with the automatic budget: a shorter prompt is not compressed at all. Providers do
     /// not cache shorter prompts.
     pub prompt_tokens_min: usize,
+    /// The least tokens of a tool result that is compressed.
+    pub result_tokens_min: usize,
     /// The question; `None`: the last question of the user.
     pub query: Option<String>,
     /// Whether shortened results of tools end with a mark that names the hash of the original.
@@ -113,10 +115,31 @@ pub struct Rewritten {
     pub newest_tokens: Option<(usize, usize)>,
     /// Whether the newest turn is kept whole because the prompt has less than the least tokens.
     pub is_short: bool,
+    /// Why texts of the newest turn are kept whole, if some are for one of these reasons.
+    pub unshortened: Option<Unshortened>,
     /// Bytes of the sources that the model sees.
     seen_bytes: usize,
     /// Whether chunks were added to the request.
     has_added: bool,
+}
+
+/// Why texts are kept whole although they could be shortened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unshortened {
+    /// The user asks for nothing by which a part of a text could be chosen: nothing at all, or something like a summary.
+    NoQuestion,
+    /// A document or the result of a tool is not related to the question.
+    Unrelated,
+}
+
+impl Unshortened {
+    /// Returns the value of the header `x-thresher-reason`.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::NoQuestion => "no_question",
+            Self::Unrelated => "unrelated",
+        }
+    }
 }
 
 /// A string of the body that becomes shorter.
@@ -181,7 +204,8 @@ impl CompressOptions {
     /// Returns a text that is the same for equal options, and never empty.
     pub fn id(&self) -> String {
         let marks = if self.marks { " marked" } else { "" };
-        format!("{:?} {:?} {} {:?}{marks}", self.budget, self.granularity, self.prompt_tokens_min, self.query)
+        let Self { budget, granularity, prompt_tokens_min, result_tokens_min, query, .. } = self;
+        format!("{budget:?} {granularity:?} {prompt_tokens_min} {result_tokens_min} {query:?}{marks}")
     }
 }
 

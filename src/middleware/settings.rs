@@ -40,6 +40,8 @@ pub struct MiddlewareSettings {
     pub ratio: f64,
     /// Tokens below which no prompt is compressed, unless a request sets a budget: providers do not cache shorter prompts. 0: no minimum.
     pub prompt_tokens_min: usize,
+    /// Tokens below which the result of a tool is not compressed.
+    pub result_tokens_min: usize,
     /// Milliseconds to compress a request, and again to cite its answer. After that, the text is forwarded unchanged.
     pub deadline_ms: u64,
     /// Turns of a conversation; a longer conversation is forwarded unchanged.
@@ -150,6 +152,7 @@ impl Default for MiddlewareSettings {
             context_end: "</context>".to_owned(),
             ratio: 0.0,
             prompt_tokens_min: 1_024,
+            result_tokens_min: 200,
             deadline_ms: 2_000,
             turn_count_max: Bounds::default().turn_count_max,
             piece_count_max: Bounds::default().piece_count_max,

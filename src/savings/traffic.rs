@@ -223,6 +223,7 @@ impl Replay {
         other_text_bytes: usize,
     ) -> Result<Rewritten, PipelineError> {
         let options = CompressOptions {
+            result_tokens_min: self.middleware.result_tokens_min,
             budget: self.middleware.budget(),
             granularity: Granularity::default(),
             prompt_tokens_min: self.middleware.prompt_tokens_min,

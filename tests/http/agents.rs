@@ -136,6 +136,92 @@ async fn results_that_an_agent_needs_whole_are_left_alone() {
     assert!(!compress(&named, called("grep", &prose)).await);
 }
 
+/// An answer with this reason, and the content of the messages as the upstream got them.
+async fn sent(daemon: &Daemon, bodies: &Bodies, messages: &[Value]) -> (Option<String>, Vec<Value>) {
+    let response = send(daemon, messages).await;
+    let reason = response.header("x-thresher-reason").map(str::to_owned);
+    let body = bodies.pop_json();
+    let content = |message: &Value| message["content"].clone();
+    (reason, body["messages"].as_array().expect("messages").iter().map(content).collect())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_result_that_is_not_related_to_the_question_stays_whole() {
+    let (url, bodies) = upstream().await;
+    let daemon = in_front(&with_tools(url.clone(), &["*"]), true, 1).await;
+    let result = "Gulls are loud. Ships are slow. The tide is at noon. Ropes are long. Masts are high.";
+    let mut unrelated = called("bash", result);
+    unrelated[0]["content"] = json!("zzz?");
+    let (reason, content) = sent(&daemon, &bodies, &unrelated).await;
+    assert_eq!((reason.as_deref(), &content[2]), (Some("unrelated"), &json!(result)));
+    // The head and the tail of a related result stay.
+    let (reason, content) = sent(&daemon, &bodies, &called("bash", result)).await;
+    let shortened = content[2].as_str().expect("a text");
+    assert!(
+        shortened.starts_with("Gulls are loud.") && shortened.ends_with("Masts are high."),
+        "{shortened}"
+    );
+    assert!(shortened.contains("The tide is at noon.") && !shortened.contains("Ropes"), "{shortened}");
+    assert_eq!(reason, None);
+    // What the model asked the tool for counts, too.
+    unrelated[1]["tool_calls"][0]["function"]["arguments"] = json!(r#"{"pattern": "the tide is at noon"}"#);
+    let (_, content) = sent(&daemon, &bodies, &unrelated).await;
+    let shortened = content[2].as_str().expect("a text");
+    assert!(shortened.contains("The tide is at noon.") && shortened.len() < result.len(), "{shortened}");
+    // A short result stays whole, whatever it says.
+    let settings = MiddlewareSettings { result_tokens_min: 200, ..with_tools(url, &["*"]) };
+    let daemon = in_front(&settings, true, 1).await;
+    let (reason, content) = sent(&daemon, &bodies, &called("bash", result)).await;
+    assert_eq!((reason.as_deref(), &content[2]), (Some("nothing_shortened"), &json!(result)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_question_is_what_a_person_asks_last() {
+    let (url, bodies) = upstream().await;
+    let daemon = in_front(&with_tools(url, &["*"]), true, 1).await;
+    let result = "Gulls are loud. Ships are slow. The tide is at noon. Ropes are long. Masts are high.";
+    let user = |text: &str| json!({"role": "user", "content": text});
+    let tide = |content: &Value| {
+        let text = content.as_str().expect("a text");
+        text.contains("The tide is at noon.") && text.len() < result.len()
+    };
+    for reminder in [
+        "<system-reminder>Gulls are loud, masts are high.</system-reminder>",
+        "<environment_details>Masts</environment_details>",
+    ] {
+        // After the result, before the question, and behind it.
+        let after = [&called("bash", result)[..], &[user(reminder)]].concat();
+        let mut before = called("bash", result);
+        before[0]["content"] = json!(format!("{reminder}\nWhen is the tide?"));
+        let mut behind = called("bash", result);
+        behind[0]["content"] = json!(format!("When is the tide?\n{reminder}"));
+        for messages in [after, before, behind] {
+            let (_, content) = sent(&daemon, &bodies, &messages).await;
+            assert!(tide(&content[2]), "{reminder}: {content:?}");
+        }
+    }
+    // An agreement: the question before it holds, and what the model proposed.
+    for agreement in ["continue", "Yes, please.", "ok thanks!"] {
+        let call = json!([{"id": "c1", "type": "function", "function": {"name": "bash", "arguments": "{}"}}]);
+        let messages = [
+            user("When is the tide?"),
+            json!({"role": "assistant", "content": "Shall I look?"}),
+            user(agreement),
+            json!({"role": "assistant", "content": null, "tool_calls": call}),
+            json!({"role": "tool", "tool_call_id": "c1", "content": result}),
+        ];
+        let (_, content) = sent(&daemon, &bodies, &messages).await;
+        assert!(tide(&content[4]), "{agreement}: {content:?}");
+    }
+    // An instruction about the whole text.
+    for instruction in ["Summarise this.", "Bitte übersetzen!", "What is this about?", "continue"] {
+        let mut messages = called("bash", result);
+        messages[0]["content"] = json!(instruction);
+        let (reason, content) = sent(&daemon, &bodies, &messages).await;
+        assert_eq!((reason.as_deref(), &content[2]), (Some("no_question"), &json!(result)), "{instruction}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_mark_says_what_is_missing_and_leads_to_the_original() {
     let (url, bodies) = upstream().await;

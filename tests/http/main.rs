@@ -40,6 +40,7 @@ use thresher::app;
 use thresher::config::{self, Config};
 use thresher::http::admin::Admin;
 use thresher::http::{self, ConnectionLimits, OriginPolicy, Service, Serving};
+use thresher::middleware::settings::MiddlewareSettings;
 use thresher::originals::OriginalSettings;
 use thresher::savings::settings::SavingsSettings;
 use thresher::telemetry::{self, Prometheus};
@@ -158,6 +159,8 @@ fn service_of(
             deadline_ms_max: DEADLINE_MS_MAX,
         },
         limits: request_limits(),
+        // Texts of tests are short.
+        middleware: MiddlewareSettings { result_tokens_min: 0, ..MiddlewareSettings::default() },
         registry: settings.clone(),
         originals,
         receipts: config::Receipts { key_file: receipts().join("key.pem") },

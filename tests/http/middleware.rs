@@ -79,6 +79,7 @@ pub fn settings(url: String) -> MiddlewareSettings {
         upstreams: vec![upstream],
         compress: When::Always,
         prompt_tokens_min: 0,
+        result_tokens_min: 0,
         body_bytes_max: 10_000,
         ..MiddlewareSettings::default()
     }
@@ -413,7 +414,8 @@ async fn errors_of_the_upstream_are_passed_on_unchanged() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn conversations_are_validated_and_their_originals_can_be_retrieved() {
-    let daemon = in_front(&MiddlewareSettings::default(), true, 1).await;
+    let settings = MiddlewareSettings { result_tokens_min: 0, ..MiddlewareSettings::default() };
+    let daemon = in_front(&settings, true, 1).await;
     let check = async |name: &str, body: Value, expect: (u16, &str, Value)| {
         let response = post(daemon.http, "/v1/compress", body.to_string()).await;
         let error = &response.json()["error"];
@@ -711,7 +713,14 @@ fn cancelled_work_stops_before_the_next_turn() {
     assert_eq!(turns.len(), 100);
     let pipeline = pipeline_of(scripted(), KvStore::without_tiers());
     let (budget, granularity) = (Budget::Auto, Granularity::default());
-    let way = CompressOptions { budget, granularity, prompt_tokens_min: 0, query: None, marks: false };
+    let way = CompressOptions {
+        budget,
+        granularity,
+        prompt_tokens_min: 0,
+        result_tokens_min: 0,
+        query: None,
+        marks: false,
+    };
     let by = Compressor { options: &way, other_text_bytes: 0, pipeline: &pipeline };
     for (name, how) in [
         ("compressed", NewestTurn::Compress(by)),

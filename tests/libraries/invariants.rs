@@ -190,6 +190,7 @@ fn request() -> impl Strategy<Value = CompressRequest> {
                 _ => granularity,
             },
             keep,
+            keeps_ends: explain && relevance,
             order,
             format,
             titles: relevance,

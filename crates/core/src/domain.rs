@@ -436,6 +436,8 @@ pub struct CompressRequest {
     pub granularity: Granularity,
     /// Ids of chunks that are kept whole, whatever their score.
     pub keep: Vec<String>,
+    /// Whether the first and the last unit of every chunk are kept, whatever their score; false by default.
+    pub keeps_ends: bool,
     /// The order of the chunks in the context; the caller's order by default.
     pub order: Order,
     /// How the chunks are written into the context; numbered by default.
@@ -469,6 +471,7 @@ impl CompressRequest {
             budget: Budget::Auto,
             granularity: Granularity::default(),
             keep: Vec::new(),
+            keeps_ends: false,
             order: Order::default(),
             format: Format::default(),
             titles: true,

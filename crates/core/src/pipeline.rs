@@ -338,9 +338,9 @@ impl Pipeline {
         cancel: &Cancel,
         mut clock: Clock,
     ) -> Result<Compressed, PipelineError> {
-        let scores = self.score(reading, cancel, &mut clock)?;
-        let answerable = || self.answerable(reading, request, &scores, cancel);
-        let answerable = clock.stage("answerable", answerable)?;
+        let mut scores = self.score(reading, cancel, &mut clock)?;
+        scores.answerable =
+            clock.stage("answerable", || self.answerable(reading, request, &scores, cancel))?;
         let fitted = clock.stage("select", || self.fit(request, reading, &scores, cancel))?;
         // The RC of tokens does not explain the score of a probe.
         let explain = || clock.stage("explain", || explain::explanation(reading, cancel));
@@ -352,7 +352,7 @@ impl Pipeline {
             context: fitted.context,
             usage: Some(fitted.usage),
             relevance: fitted.relevance,
-            answerable,
+            answerable: scores.answerable,
             turns_read: (!request.history.is_empty()).then_some(reading.turns),
             lang: text::lang_of(&request.query),
             degraded: false,
@@ -363,7 +363,10 @@ impl Pipeline {
     }
 
     /// Returns whether the chunks answer the question; `None` where it was not measured.
-    fn answerable(
+    ///
+    /// # Errors
+    /// Fails as [`Self::compress`] does.
+    pub fn answerable(
         &self,
         reading: &Reading,
         request: &CompressRequest,
@@ -579,7 +582,8 @@ impl Pipeline {
         };
         validate::check(&request, &self.settings.limits)?;
         let reading = self.read(&request, cancel, &mut Clock::start())?;
-        let scores = score::all(&reading, self.settings.scoring, cancel)?;
+        let mut scores = score::all(&reading, self.settings.scoring, cancel)?;
+        scores.answerable = self.answerable(&reading, &request, &scores, cancel)?;
         let sentences = match granularity {
             Granularity::Sentence => {
                 let unit_rc = rc::mean_over_queries(scores.unit_rc.view());
@@ -592,8 +596,8 @@ impl Pipeline {
         let tokens = reading.tokens.ids.len() + reading.blocks.tokens();
         let are_probabilities = reading.probe.is_some();
         let relevance = self.settings.auto.relevance(&request, &reading.outlines, &scores);
-        let answerable = self.answerable(&reading, &request, &scores, cancel)?;
-        Ok(Ranked { chunks: scores.chunks, relevance, answerable, are_probabilities, sentences, tokens })
+        let Scores { chunks, answerable, .. } = scores;
+        Ok(Ranked { chunks, relevance, answerable, are_probabilities, sentences, tokens })
     }
 
     /// Has the model read those of `chunks` that are not cached, so that later requests find their blocks.

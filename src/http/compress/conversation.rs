@@ -7,6 +7,8 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use axum::Json;
+use axum::http::HeaderValue;
+use axum::response::{IntoResponse, Response};
 use serde_json::value::RawValue;
 use thresher_core::domain::{Granularity, TokenizerName};
 use thresher_core::pipeline::cancel::Cancel;
@@ -14,6 +16,7 @@ use thresher_core::pipeline::cancel::Cancel;
 use self::config::Config;
 use crate::api::{BodyLimits, MessagesAnswer, SessionAnswer};
 use crate::error::ApiError;
+use crate::http::middleware::report::REASON;
 use crate::http::originals::{StoredSessions, StoredText};
 use crate::http::traces::{self, Retrieval};
 use crate::http::usage::{ReturnedMessages, SessionUsage};
@@ -22,7 +25,7 @@ use crate::middleware::dialect::{Conversation, Dialect};
 use crate::middleware::find;
 use crate::middleware::json::Located;
 use crate::middleware::marks::{Hash, mark};
-use crate::middleware::rewrite::{self, CompressOptions, Compressor, Rewritten};
+use crate::middleware::rewrite::{self, CompressOptions, Compressor, Rewritten, Unshortened};
 use crate::middleware::session::{Session, SessionKeys};
 use crate::originals::{ENTRY_BYTES, TenantOriginals};
 use crate::tenants::usage::UsageCounts;
@@ -31,6 +34,13 @@ use crate::tenants::usage::UsageCounts;
 pub struct ConversationRequest {
     body: String,
     config: Config,
+}
+
+/// A compressed conversation.
+struct Compressed {
+    answer: MessagesAnswer,
+    /// Why nothing was shortened, for the header `x-thresher-reason`.
+    reason: Option<&'static str>,
 }
 
 /// The tokens of a conversation.
@@ -68,7 +78,7 @@ impl ConversationRequest {
         Ok(Some(Self { body: body.to_owned(), config }))
     }
 
-    fn compress(&self, service: &Scope, cancel: &Cancel) -> Result<MessagesAnswer, ApiError> {
+    fn compress(&self, service: &Scope, cancel: &Cancel) -> Result<Compressed, ApiError> {
         let pipeline = service.ready()?;
         let settings = &service.middleware.settings;
         let body = Located::parse(&self.body).map_err(|_| ApiError::internal())?;
@@ -80,6 +90,7 @@ impl ConversationRequest {
             budget: self.config.budget.unwrap_or_else(|| settings.budget()),
             granularity: Granularity::default(),
             prompt_tokens_min: 0,
+            result_tokens_min: settings.result_tokens_min,
             query: None,
             // Marks are appended here, where the caller asks for them.
             marks: false,
@@ -133,7 +144,7 @@ impl ConversationRequest {
         let text = rewritten.edits().apply(&self.body);
         let messages = Located::parse(&text).ok().and_then(|body| body.get("messages"));
         let messages: Option<Box<RawValue>> = messages.and_then(Located::read);
-        Ok(MessagesAnswer {
+        let answer = MessagesAnswer {
             messages: messages.ok_or_else(ApiError::internal)?,
             tokens_before: tokens.before,
             tokens_after: tokens.after,
@@ -149,7 +160,9 @@ impl ConversationRequest {
                 frozen_message_count: returned_count.max(self.config.frozen_message_count),
                 cached_prefix_replayed: returned_count > 0,
             }),
-        })
+        };
+        let reason = rewritten.unshortened.filter(|_| new_count == 0).map(Unshortened::reason);
+        Ok(Compressed { answer, reason })
     }
 
     /// The session that the request names.
@@ -202,10 +215,15 @@ pub async fn compress(
     service: Scope,
     request: ConversationRequest,
     arrived: Instant,
-) -> Result<Json<MessagesAnswer>, ApiError> {
+) -> Result<Response, ApiError> {
     let deadline = service.executor().deadline(arrived, None)?;
     service.ready()?;
     let scope = service.clone();
-    let work = service.executor().run(deadline, move |cancel| Ok(Json(request.compress(&scope, cancel)?)));
-    Retrieval::of("compress").run(service.model_name(), work).await
+    let work = service.executor().run(deadline, move |cancel| request.compress(&scope, cancel));
+    let Compressed { answer, reason } = Retrieval::of("compress").run(service.model_name(), work).await?;
+    let mut response = Json(answer).into_response();
+    if let Some(reason) = reason {
+        response.headers_mut().insert(REASON, HeaderValue::from_static(reason));
+    }
+    Ok(response)
 }

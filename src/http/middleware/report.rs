@@ -6,7 +6,8 @@ use thresher_core::pipeline::answerable::Answerable;
 use crate::http;
 
 const OUTCOME: &str = "x-thresher";
-const REASON: &str = "x-thresher-reason";
+/// The header that says why a request is not shorter.
+pub const REASON: &str = "x-thresher-reason";
 const TOKENS_BEFORE: &str = "x-thresher-tokens-before";
 const TOKENS_AFTER: &str = "x-thresher-tokens-after";
 

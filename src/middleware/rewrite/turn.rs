@@ -5,20 +5,27 @@ use std::sync::Arc;
 use thresher_core::domain::{
     Budget, ByteRange, Chunk, CompressRequest, Format, Kind, Omissions, TokenizerName,
 };
+use thresher_core::pipeline::answerable::Answerable;
 use thresher_core::pipeline::cancel::Cancel;
+use thresher_core::pipeline::validate::InvalidRequest;
 use thresher_core::pipeline::{PipelineError, assemble};
 use thresher_core::text::outline::Layout;
 
 use super::strings::{keep_no_shorter, shortened};
 use super::{
-    AddedContext, Compressor, NOTHING_KEPT, Rewritten, SentTurn, Shortened, Spans, ranges, with_unique_ids,
+    AddedContext, Compressor, NOTHING_KEPT, Rewritten, SentTurn, Shortened, Spans, Unshortened, ranges,
+    with_unique_ids,
 };
+use crate::middleware::dialect::PartKind;
 use crate::middleware::find::{self, Turn};
 use crate::middleware::json::Located;
 use crate::middleware::marks::mark;
 
 /// Bytes per token by which texts that are not compressed are estimated instead of counted: rather too few tokens than too many.
 const BYTES_PER_TOKEN: usize = 6;
+
+/// Bytes that hardly any token of a natural text has.
+const TOKEN_BYTES_MAX: usize = 16;
 
 /// One turn to compress.
 pub(super) struct TurnWork<'a> {
@@ -42,82 +49,98 @@ impl TurnWork<'_> {
         (sent, self.added.chunks.iter().map(all).collect())
     }
 
-    /// Compresses the turn's passages together with the added chunks. Returns what is kept of both.
+    /// Compresses the turn's passages and the added chunks. Returns what is kept of both.
     pub(super) fn compress(
         &self,
         compressor: Compressor,
         out: &mut Rewritten,
     ) -> Result<(SentTurn, Vec<Spans>), PipelineError> {
-        let Compressor { options, other_text_bytes, pipeline } = compressor;
+        let Compressor { options, other_text_bytes, .. } = compressor;
         out.has_added |= !self.added.chunks.is_empty();
-        let query = options.query.as_deref().unwrap_or(&self.turn.query);
-        let is_empty = self.chunks.is_empty() && self.added.chunks.is_empty();
-        // Without a question, every passage may matter.
-        if is_empty || query.trim().is_empty() {
+        if self.chunks.is_empty() && self.added.chunks.is_empty() {
             return Ok(self.keep_all());
         }
-        let all = [self.chunks, &self.added.chunks].concat();
-        // A question that the caller wrote for this purpose stands alone.
-        let history = if options.query.is_some() { &[][..] } else { &self.turn.history };
-        let mut request = CompressRequest {
-            history: history.iter().map(|text| text.to_string()).collect(),
-            chunks: with_unique_ids(&all),
-            budget: options.budget,
-            granularity: options.granularity,
-            format: Format::Plain,
-            titles: false,
-            tokenizer: TokenizerName::O200kBase,
-            ..CompressRequest::new(find::tail(query), Vec::new())
-        };
-        let usage = |compressed: &thresher_core::pipeline::Compressed| {
-            compressed.usage.map_or((0, 0), |usage| (usage.tokens_in, usage.tokens_out))
-        };
-        let mut compressed = pipeline.compress(&request, self.cancel)?;
+        // A question that the caller wrote for this purpose stands, whatever the user asks.
+        let query = options.query.as_deref().unwrap_or(&self.turn.query);
+        if query.trim().is_empty() || options.query.is_none() && self.turn.wants_whole {
+            out.unshortened = Some(Unshortened::NoQuestion);
+            return Ok(self.keep_all());
+        }
+        let mut fitted = Vec::new();
+        for group in self.groups() {
+            fitted.push(Fitted::new(self, group, query, compressor)?);
+        }
+        let bytes: usize = fitted.iter().map(|group| group.bytes).sum();
+        for group in &mut fitted {
+            let budget = budget_of(options.budget, group.bytes, bytes);
+            group.fit(budget, compressor, self.cancel)?;
+        }
+        let tokens_in: usize = fitted.iter().map(|group| group.tokens_in).sum();
         let other_tokens = (other_text_bytes + self.sent_bytes) / BYTES_PER_TOKEN;
-        let least = options.prompt_tokens_min;
+        let least = options.prompt_tokens_min.saturating_sub(other_tokens);
         // Chunks that are only added are sent once and never cached by a provider, so the least length does not matter for them.
-        if options.budget == Budget::Auto && !self.chunks.is_empty() {
-            // The least length is filled with the best units, however low they score. What is kept may stay under a budget by the length of a
-            // unit or of several, so the budget is raised in steps. If all passages together are too short, everything is kept.
-            let is_related = compressed.relevance.is_none_or(|relevance| relevance.related);
-            out.is_short = usage(&compressed).0 + other_tokens < least;
-            let steps: &[usize] = match out.is_short {
-                true => &[usize::MAX],
-                false if is_related => &[0, 64, 256, usize::MAX],
-                // Nothing that is unrelated is sent only to reach a length.
-                false => &[],
-            };
-            for &more in steps {
-                if usage(&compressed).1 + other_tokens >= least {
-                    break;
+        let has_least = options.budget == Budget::Auto && !self.chunks.is_empty();
+        out.is_short = has_least && tokens_in < least;
+        if out.is_short {
+            fitted.iter_mut().for_each(Fitted::keep_whole);
+        } else if has_least {
+            fill(&mut fitted, least, compressor, self.cancel)?;
+        }
+        let tokens_out: usize = fitted.iter().map(|group| group.tokens_out).sum();
+        add_tokens(&mut out.tokens, (tokens_in, tokens_out));
+        out.newest_tokens = Some((tokens_in, tokens_out));
+        out.related = fitted.iter().filter_map(|group| group.related).reduce(|one, other| one || other);
+        let answers = fitted.iter().filter_map(|group| group.answerable);
+        out.answerable =
+            answers.reduce(|best, next| if next.probability > best.probability { next } else { best });
+        if fitted.iter().any(|group| group.is_unrelated) {
+            out.unshortened = Some(Unshortened::Unrelated);
+        }
+        let mut kept: Vec<Option<Spans>> = vec![None; self.chunks.len()];
+        let mut kept_of_added = self.keep_all().1;
+        for group in fitted {
+            for (index, spans) in group.indexes.into_iter().zip(group.kept) {
+                match index.checked_sub(self.chunks.len()) {
+                    Some(added) => {
+                        kept_of_added[added] =
+                            spans.unwrap_or_else(|| vec![(0, self.added.chunks[added].text.len())])
+                    }
+                    None => kept[index] = spans,
                 }
-                request.budget = Budget::Tokens((least - other_tokens).saturating_add(more));
-                request.fills_budget = true;
-                compressed = pipeline.compress(&request, self.cancel)?;
             }
         }
-        let (before, after) = usage(&compressed);
-        add_tokens(&mut out.tokens, (before, after.min(before)));
-        out.newest_tokens = Some((before, after.min(before)));
-        out.related = compressed.relevance.map(|relevance| relevance.related);
-        out.answerable = compressed.answerable;
-        // A compression that saves nothing is undone.
-        if after >= before {
-            return Ok(self.keep_all());
-        }
-        let mut kept = vec![Vec::new(); request.chunks.len()];
-        for outcome in &compressed.chunks {
-            kept[outcome.index] =
-                outcome.spans.iter().map(|span| (span.source.start, span.source.end)).collect::<Vec<_>>();
-        }
-        let kept_of_added = kept.split_off(self.chunks.len());
         // A passage that loses less than a twentieth is sent whole: it could even have a token more when shortened.
-        let kept = kept.into_iter().zip(&self.turn.passages).map(|(kept, passage)| {
-            let bytes = ranges(&kept).map(ByteRange::len).sum::<usize>().max(NOTHING_KEPT.len());
-            (bytes <= passage.text.len() * 19 / 20).then_some(kept)
-        });
-        let (kept, marked) = (kept.collect(), options.marks);
-        Ok((SentTurn { options: self.options.to_owned(), kept, marked }, kept_of_added))
+        for (kept, passage) in kept.iter_mut().zip(&self.turn.passages) {
+            kept.take_if(|kept| {
+                let bytes = ranges(kept).map(ByteRange::len).sum::<usize>().max(NOTHING_KEPT.len());
+                bytes > passage.text.len() * 19 / 20
+            });
+        }
+        Ok((SentTurn { options: self.options.to_owned(), kept, marked: options.marks }, kept_of_added))
+    }
+
+    /// Divides the passages and the added chunks into those that compete with each other: chunks of a retriever, attached documents, and
+    /// each result of a tool. Added chunks have the indexes after the passages.
+    fn groups(&self) -> Vec<Group> {
+        let mut retrieved = Group { kind: GroupKind::Retrieved, indexes: Vec::new() };
+        let mut documents = Group { kind: GroupKind::Documents, indexes: Vec::new() };
+        let mut results: Vec<Group> = Vec::new();
+        let mut last_string = None;
+        for (index, passage) in self.turn.passages.iter().enumerate() {
+            match passage.kind {
+                PartKind::Message | PartKind::SearchResult { .. } => retrieved.indexes.push(index),
+                PartKind::Document { .. } => documents.indexes.push(index),
+                PartKind::ToolResult { .. } => {
+                    if last_string.replace(&passage.string) != Some(&passage.string) {
+                        results.push(Group { kind: GroupKind::Result, indexes: Vec::new() });
+                    }
+                    results.last_mut().expect("a group was just pushed").indexes.push(index);
+                }
+            }
+        }
+        retrieved.indexes.extend(self.chunks.len()..self.chunks.len() + self.added.chunks.len());
+        let groups = [retrieved, documents].into_iter().chain(results);
+        groups.filter(|group| !group.indexes.is_empty()).collect()
     }
 
     /// Keeps the passages of strings that would become no shorter, and counts their tokens.
@@ -168,6 +191,172 @@ impl TurnWork<'_> {
         }
         Ok(())
     }
+}
+
+/// Texts of a turn that are compressed together.
+struct Group {
+    kind: GroupKind,
+    /// The indexes of the texts among the passages, followed by the added chunks.
+    indexes: Vec<usize>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum GroupKind {
+    /// Chunks of a retriever: contexts in messages, search results, and chunks that the request adds.
+    Retrieved,
+    /// Documents that the user attached.
+    Documents,
+    /// The result of one call of a tool.
+    Result,
+}
+
+/// A group, and what is kept of it.
+struct Fitted {
+    kind: GroupKind,
+    indexes: Vec<usize>,
+    request: CompressRequest,
+    /// Bytes of the texts.
+    bytes: usize,
+    tokens_in: usize,
+    tokens_out: usize,
+    /// For each text, the ranges that are kept; `None`: all of it.
+    kept: Vec<Option<Spans>>,
+    related: Option<bool>,
+    answerable: Option<Answerable>,
+    /// Whether the group is kept whole because it has nothing to do with the question.
+    is_unrelated: bool,
+    /// Whether the group is too short to be compressed.
+    is_small: bool,
+}
+
+impl Fitted {
+    /// Returns the group, kept whole, with its question: for a result of a tool, together with what the model wanted of the tool.
+    fn new(
+        work: &TurnWork,
+        group: Group,
+        query: &str,
+        compressor: Compressor,
+    ) -> Result<Self, PipelineError> {
+        let Compressor { options, pipeline, .. } = compressor;
+        let Group { kind, indexes } = group;
+        work.cancel.check()?;
+        let text = |&index: &usize| match index.checked_sub(work.chunks.len()) {
+            Some(added) => Arc::clone(&work.added.chunks[added]),
+            None => Arc::clone(&work.chunks[index]),
+        };
+        let chunks: Vec<Arc<Chunk>> = indexes.iter().map(text).collect();
+        let bytes: usize = chunks.iter().map(|chunk| chunk.text.len()).sum();
+        // Longer texts need not be counted to know that they are long enough.
+        let mut tokens_in = usize::MAX;
+        if kind == GroupKind::Result && bytes < options.result_tokens_min.saturating_mul(TOKEN_BYTES_MAX) {
+            let count = |chunk: &Arc<Chunk>| pipeline.count(&chunk.text, TokenizerName::O200kBase);
+            tokens_in = chunks.iter().map(count).sum::<Result<usize, _>>()?;
+        }
+        let is_callers = options.query.is_some();
+        let query = match work.turn.passages.get(indexes[0]) {
+            Some(passage) if !is_callers && !passage.wanted.is_empty() => {
+                format!("{query} {}", passage.wanted)
+            }
+            _ => query.to_owned(),
+        };
+        let history = if is_callers { &[][..] } else { &work.turn.history };
+        let request = CompressRequest {
+            history: history.iter().map(|text| text.to_string()).collect(),
+            chunks: with_unique_ids(&chunks),
+            granularity: options.granularity,
+            format: Format::Plain,
+            titles: false,
+            tokenizer: TokenizerName::O200kBase,
+            keeps_ends: kind == GroupKind::Result,
+            ..CompressRequest::new(find::tail(&query), Vec::new())
+        };
+        Ok(Self {
+            kind,
+            request,
+            bytes,
+            tokens_in,
+            tokens_out: tokens_in,
+            kept: vec![None; indexes.len()],
+            indexes,
+            related: None,
+            answerable: None,
+            is_unrelated: false,
+            is_small: tokens_in < options.result_tokens_min,
+        })
+    }
+
+    fn keep_whole(&mut self) {
+        self.tokens_out = self.tokens_in;
+        self.kept = vec![None; self.indexes.len()];
+    }
+
+    /// Compresses the group. A text that is no chunk of a retriever stays whole if it is not related to the question: what a user attached
+    /// or a model asked a tool for may matter for reasons that no likeness of words shows.
+    fn fit(&mut self, budget: Budget, compressor: Compressor, cancel: &Cancel) -> Result<(), PipelineError> {
+        if self.is_small {
+            return Ok(());
+        }
+        self.request.budget = budget;
+        let mut compressed = compressor.pipeline.compress(&self.request, cancel);
+        // Not even one unit fits: the least that can be kept is better than everything.
+        if let Err(PipelineError::Invalid(InvalidRequest::BudgetImpossible { needed, .. })) = compressed {
+            self.request.budget = Budget::Tokens(needed);
+            compressed = compressor.pipeline.compress(&self.request, cancel);
+        }
+        let compressed = compressed?;
+        self.related = compressed.relevance.map(|relevance| relevance.related);
+        self.answerable = compressed.answerable;
+        self.is_unrelated = self.related == Some(false) && self.kind != GroupKind::Retrieved;
+        let (tokens_in, tokens_out) =
+            compressed.usage.map_or((0, 0), |usage| (usage.tokens_in, usage.tokens_out));
+        self.tokens_in = tokens_in;
+        // A compression that saves nothing is undone.
+        if self.is_unrelated || tokens_out >= self.tokens_in {
+            self.keep_whole();
+            return Ok(());
+        }
+        self.tokens_out = tokens_out;
+        for outcome in &compressed.chunks {
+            let spans = outcome.spans.iter().map(|span| (span.source.start, span.source.end));
+            self.kept[outcome.index] = Some(spans.collect());
+        }
+        Ok(())
+    }
+}
+
+/// Returns the budget of a group with so many of all bytes: of a number of tokens, its share.
+fn budget_of(budget: Budget, bytes: usize, bytes_of_all: usize) -> Budget {
+    match budget {
+        Budget::Tokens(tokens) => {
+            let share = tokens as u128 * bytes as u128 / bytes_of_all.max(1) as u128;
+            Budget::Tokens(usize::try_from(share).unwrap_or(usize::MAX).max(1))
+        }
+        budget => budget,
+    }
+}
+
+/// Keeps more of the groups, with their best units, however low these score, until they have `least` tokens together. What is kept may stay
+/// under a budget by the length of a unit or of several, so the budget is raised in steps.
+fn fill(
+    fitted: &mut [Fitted],
+    least: usize,
+    compressor: Compressor,
+    cancel: &Cancel,
+) -> Result<(), PipelineError> {
+    for more in [0, 64, 256, usize::MAX] {
+        for at in 0..fitted.len() {
+            let tokens_out: usize = fitted.iter().map(|group| group.tokens_out).sum();
+            let group = &mut fitted[at];
+            // Nothing that is unrelated is sent only to reach a length.
+            if tokens_out >= least || group.tokens_out >= group.tokens_in || group.related == Some(false) {
+                continue;
+            }
+            let tokens = (group.tokens_out + least - tokens_out).saturating_add(more);
+            group.request.fills_budget = true;
+            group.fit(Budget::Tokens(tokens), compressor, cancel)?;
+        }
+    }
+    Ok(())
 }
 
 /// Adds tokens before and after compression.

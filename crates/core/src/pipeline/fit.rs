@@ -85,7 +85,7 @@ pub fn budget(
         scores: &scores.units,
         costs: &costs,
         frame_costs: &frame_costs,
-        keep: &keep,
+        required: &fitter.required(),
         outlines: &reading.outlines,
         compares_rows,
     };
@@ -141,13 +141,13 @@ fn promised_limit(budget: Budget, calibration: Option<&Calibration>) -> Result<O
 pub fn steps(request: &CompressRequest, reading: &Reading, scores: &Scores) -> Vec<Step> {
     // Costs have no influence on the order.
     let free = vec![0; reading.units.len().max(request.chunks.len())];
-    let keep = vec![false; request.chunks.len()];
+    let required = vec![false; reading.units.len()];
     let input = SelectionInput {
         units: &reading.units,
         scores: &scores.units,
         costs: &free,
         frame_costs: &free,
-        keep: &keep,
+        required: &required,
         outlines: &reading.outlines,
         compares_rows: reading.outlines.has_rows() && text::compares_all(&request.query),
     };
@@ -192,6 +192,27 @@ struct RenderedContext {
 }
 
 impl Fitter<'_> {
+    /// Returns `[unit]`, whether the request wants the unit kept: it is in a chunk of `keep`, or at an end of a chunk, or
+    /// one of these requires it.
+    fn required(&self) -> Vec<bool> {
+        let mut required: Vec<bool> = self.units.iter().map(|unit| self.keep[unit.chunk]).collect();
+        if self.request.keeps_ends {
+            let outlines = &self.reading.outlines;
+            let mut open: Vec<usize> = Vec::new();
+            let mut first = 0;
+            for chunk in self.units.chunk_by(|unit, next| unit.chunk == next.chunk) {
+                open.extend([first, first + chunk.len() - 1]);
+                first += chunk.len();
+            }
+            while let Some(unit) = open.pop() {
+                if !std::mem::replace(&mut required[unit], true) {
+                    open.extend(outlines.required_by(unit, self.units[unit].chunk));
+                }
+            }
+        }
+        required
+    }
+
     /// Returns `[unit]`, the number of tokens of each unit by itself.
     fn unit_costs(&self) -> Result<Vec<usize>, PipelineError> {
         let text = |unit: &Unit| unit.bytes.of(&self.request.chunks[unit.chunk].text);
@@ -430,6 +451,7 @@ mod tests {
             unit_rc,
             max_sim: Some(1.0),
             chunk_max_sims: Vec::new(),
+            answerable: None,
             measured: Measured::Prose,
         };
         let counter = TokenCounter::new(request.tokenizer, &tokenizer);
@@ -535,6 +557,7 @@ mod tests {
             unit_rc: Array2::zeros((1, 0)),
             max_sim: Some(0.0),
             chunk_max_sims: Vec::new(),
+            answerable: None,
             measured: Measured::Structured,
         };
         for granularity in [Granularity::Chunk, Granularity::Sentence, Granularity::Token] {

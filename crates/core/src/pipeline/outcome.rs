@@ -110,11 +110,11 @@ pub struct Usage {
 /// Whether any chunk is related to the question.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Relevance {
-    /// The mean over the question's tokens of each token's largest raw logit over all keys of the chunks. The
-    /// raw logits of encoders are cosines, so this is at most 1.
+    /// The mean over the question's best-matched tokens of each token's largest raw logit over all keys of the
+    /// chunks. The raw logits of encoders are cosines, so this is at most 1.
     pub max_sim: f32,
-    /// Whether `max_sim` reaches the threshold of the model and the kind of text, or the question compares the
-    /// rows of a table; see [`Auto::relevance`](super::select::Auto::relevance). If not, nothing is kept but the
+    /// Whether `max_sim` reaches the threshold of the model and the kind of text, the chunks answer the question
+    /// ([`Answerable`]), or the question compares the rows of a table; see [`Auto::relevance`](super::select::Auto::relevance). If not, nothing is kept but the
     /// chunks that `keep` names, unless the request takes unrelated chunks, too.
     pub related: bool,
     /// The threshold.

@@ -5,9 +5,10 @@
 use std::fmt;
 use std::str::FromStr;
 
-use ndarray::{Array2, Array3, Axis};
+use ndarray::{Array2, Array3, ArrayView2, Axis};
 use serde::{Deserialize, Serialize};
 
+use super::answerable::Answerable;
 use super::cancel::Cancel;
 use super::neighbours;
 use super::probe::{self, Probabilities};
@@ -55,6 +56,9 @@ pub struct Scores {
     /// `[chunk]`: as `max_sim`, over the keys of one chunk. Empty if the logits have no fixed scale, or a
     /// plain estimator or a probe scored.
     pub chunk_max_sims: Vec<f32>,
+    /// Whether the chunks answer the question, as [`Pipeline::answerable`](super::Pipeline::answerable) says; `None`
+    /// until it was called, and where it does not tell.
+    pub answerable: Option<Answerable>,
     /// What `max_sim` was measured on, which decides from which value on a chunk is related.
     pub measured: Measured,
 }
@@ -107,7 +111,7 @@ pub fn ranked_rc(reading: &Reading, cancel: &Cancel) -> Result<RankedRc, Pipelin
     let reading = &*reading.for_ranking();
     let [mut chunks, mut units, mut sentences] =
         [HeadMean::default(), HeadMean::default(), HeadMean::default()];
-    let (mut max_sims, mut chunk_peaks) = (Vec::new(), HeadMean::default());
+    let mut chunk_peaks = HeadMean::default();
     let columns = 2 * reading.units.len() + reading.blocks.spans.len();
     let context = UnitContext::of(reading);
     for heads in reading.head_groups(columns) {
@@ -121,12 +125,12 @@ pub fn ranked_rc(reading: &Reading, cancel: &Cancel) -> Result<RankedRc, Pipelin
         if reading.granularity == Granularity::Token {
             sentences.add(rc_of(&peaks.sentences));
         }
-        max_sims.push(max_sim(&peaks.chunks));
         chunk_peaks.add(peaks.chunks);
     }
-    let max_sim = mean_max_sim(reading, &max_sims);
+    let chunk_peaks = chunk_peaks.finish();
+    let max_sim = reading.logits_have_fixed_scale.then(|| max_sim(chunk_peaks.view()));
     let chunk_max_sims = match max_sim {
-        Some(_) => rc::mean_over_queries(chunk_peaks.finish().view()),
+        Some(_) => rc::mean_over_queries(chunk_peaks.view()),
         None => Vec::new(),
     };
     let [chunks, units, sentences] = [chunks.finish(), units.finish(), sentences.finish()];
@@ -181,7 +185,15 @@ pub fn ranked_coverage(reading: &Reading, ranked: RankedRc) -> Scores {
         }
     };
     let RankedRc { max_sim, chunk_max_sims, .. } = ranked;
-    Scores { chunks, units: scores, unit_rc, max_sim, chunk_max_sims, measured: measured(reading) }
+    Scores {
+        chunks,
+        units: scores,
+        unit_rc,
+        max_sim,
+        chunk_max_sims,
+        answerable: None,
+        measured: measured(reading),
+    }
 }
 
 /// What units other than sentences are scored with: a row of a table with the table's header, a statement with
@@ -309,7 +321,15 @@ pub fn by_probe(reading: &Reading, cancel: &Cancel) -> Result<Scores, PipelineEr
     };
     let unit_rc = Array2::from_shape_vec((1, own.len()), own).expect("one row");
     let measured = measured(reading);
-    Ok(Scores { chunks, units: scores, unit_rc, max_sim: None, chunk_max_sims: Vec::new(), measured })
+    Ok(Scores {
+        chunks,
+        units: scores,
+        unit_rc,
+        max_sim: None,
+        chunk_max_sims: Vec::new(),
+        answerable: None,
+        measured,
+    })
 }
 
 /// Scores chunks and units with one estimator. A unit's score is the sum of its own RC and its chunk's.
@@ -317,7 +337,7 @@ fn plain(reading: &Reading, estimator: Estimator, cancel: &Cancel) -> Result<Sco
     let Reading { blocks, units, .. } = reading;
     let unit_spans: Vec<TokenSpan> = units.iter().map(|unit| unit.tokens).collect();
     let (mut chunk_means, mut unit_means) = (HeadMean::default(), HeadMean::default());
-    let mut max_sims = Vec::new();
+    let mut chunk_peaks = HeadMean::default();
     for heads in reading.head_groups(blocks.tokens()) {
         cancel.check()?;
         let RawLogits { cross, self_logits } = reading.logits(heads);
@@ -326,16 +346,16 @@ fn plain(reading: &Reading, estimator: Estimator, cancel: &Cancel) -> Result<Sco
             mean.add(rc::coupled_segments(cross.view(), self_logits.view(), spans, &peaks, estimator));
             peaks
         };
-        max_sims.push(max_sim(&add_rc(&blocks.spans, &mut chunk_means).value));
+        chunk_peaks.add(add_rc(&blocks.spans, &mut chunk_means).value);
         add_rc(&unit_spans, &mut unit_means);
     }
     let chunks = rc::mean_over_queries(chunk_means.finish().view());
     let unit_rc = unit_means.finish();
     let mean_rc = rc::mean_over_queries(unit_rc.view());
     let units = units.iter().zip(mean_rc).map(|(unit, rc)| rc + chunks[unit.chunk]).collect();
-    let max_sim = mean_max_sim(reading, &max_sims);
+    let max_sim = reading.logits_have_fixed_scale.then(|| max_sim(chunk_peaks.finish().view()));
     let measured = measured(reading);
-    Ok(Scores { chunks, units, unit_rc, max_sim, chunk_max_sims: Vec::new(), measured })
+    Ok(Scores { chunks, units, unit_rc, max_sim, chunk_max_sims: Vec::new(), answerable: None, measured })
 }
 
 fn measured(reading: &Reading) -> Measured {
@@ -370,20 +390,21 @@ fn has_rivals(peaks: &Array3<f32>) -> bool {
     first.is_some_and(|row| row.iter().filter(|&&peak| peak != rc::EMPTY).take(2).count() > 1)
 }
 
-/// Returns the mean over heads and question tokens of the largest raw logit over all keys, from the peaks of
-/// the chunks, `[head, question_token, chunk]`. It is 0 if there are no keys.
-fn max_sim(chunk_peaks: &Array3<f32>) -> f32 {
-    let best = chunk_peaks.map_axis(Axis(2), |row| row.iter().copied().fold(rc::EMPTY, f32::max));
-    match best.iter().all(|&best| best == rc::EMPTY) {
-        true => 0.0,
-        false => rc::mean_over_queries(rc::mean_over_heads(best.insert_axis(Axis(2))).view())[0],
-    }
-}
+/// The most tokens of a question that count towards [`Scores::max_sim`]: those that the chunks match best. What a long
+/// question has beyond them is mostly how to answer ("state the result in millions"), which no chunk says.
+const MAX_SIM_TOKENS: usize = 20;
 
-/// Returns the mean of the values of all groups of heads, or `None` if the model's logits have no fixed
-/// scale.
-fn mean_max_sim(reading: &Reading, max_sims: &[f32]) -> Option<f32> {
-    reading.logits_have_fixed_scale.then(|| max_sims.iter().sum::<f32>() / max_sims.len().max(1) as f32)
+/// Returns the mean over the best-matched question tokens of the largest raw logit over all keys, from the peaks of
+/// the chunks, `[question_token, chunk]`. It is 0 if there are no keys.
+fn max_sim(chunk_peaks: ArrayView2<f32>) -> f32 {
+    let mut best: Vec<f32> =
+        chunk_peaks.outer_iter().map(|row| row.iter().copied().fold(rc::EMPTY, f32::max)).collect();
+    if best.iter().all(|&best| best == rc::EMPTY) {
+        return 0.0;
+    }
+    best.sort_unstable_by(|a, b| b.total_cmp(a));
+    best.truncate(MAX_SIM_TOKENS);
+    best.iter().sum::<f32>() / best.len() as f32
 }
 
 /// The name of the default method.

@@ -40,8 +40,8 @@ pub struct SelectionInput<'a> {
     pub costs: &'a [usize],
     /// `[chunk]`: the number of tokens around the chunk's text: its marker and the break after it.
     pub frame_costs: &'a [usize],
-    /// `[chunk]`: whether the request wants the chunk kept whole, whatever its score.
-    pub keep: &'a [bool],
+    /// `[unit]`: whether the request wants the unit kept, whatever its score.
+    pub required: &'a [bool],
     /// How the units belong together.
     pub outlines: &'a Outlines,
     /// Whether the question compares all rows of a table, so that a row is kept with all others of its table.
@@ -52,7 +52,7 @@ pub struct SelectionInput<'a> {
 /// dropped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Selection {
-    /// The indices of the units in chunks that the request wants kept whole.
+    /// The indices of the units that the request wants kept.
     pub required: Vec<usize>,
     /// The indices of the units that were chosen by score, in descending order of score, each after the units
     /// that it requires.
@@ -110,12 +110,12 @@ impl SelectionInput<'_> {
     /// Selects the required units and those of `ranked` that fit into a budget of `tokens`.
     fn fill(&self, tokens: usize, ranked: &[usize]) -> Selection {
         let required = self.required();
-        let mut has_frame = self.keep.to_vec();
+        let mut has_frame = self.has_required();
         let mut tokens_left = tokens.saturating_sub(self.required_cost(&required));
         let mut selection = Selection::of_required(required);
         let mut taken = vec![false; self.units.len()];
         // The rows of a chunk are tried together once.
-        let mut tries_rows = vec![self.compares_rows; self.keep.len()];
+        let mut tries_rows = vec![self.compares_rows; self.frame_costs.len()];
         for &unit in ranked {
             let chunk = self.units[unit].chunk;
             let frame_cost = if has_frame[chunk] { 0 } else { self.frame_costs[chunk] };
@@ -226,22 +226,30 @@ impl SelectionInput<'_> {
     pub fn ranked(&self) -> Vec<usize> {
         let may_be_chosen = |&unit: &usize| {
             let chunk = self.units[unit].chunk;
-            !self.keep[chunk] && !self.outlines.is_frame(unit, chunk)
+            !self.required[unit] && !self.outlines.is_frame(unit, chunk)
         };
         let mut order: Vec<usize> = (0..self.units.len()).filter(may_be_chosen).collect();
         order.par_sort_by(|&a, &b| self.scores[b].total_cmp(&self.scores[a]));
         order
     }
 
-    /// Returns the indices of the units in chunks that the request wants kept whole.
+    /// Returns the indices of the units that the request wants kept.
     pub fn required(&self) -> Vec<usize> {
-        (0..self.units.len()).filter(|&unit| self.keep[self.units[unit].chunk]).collect()
+        (0..self.units.len()).filter(|&unit| self.required[unit]).collect()
+    }
+
+    /// Returns `[chunk]`, whether the request wants a unit of the chunk kept.
+    fn has_required(&self) -> Vec<bool> {
+        let mut has_required = vec![false; self.frame_costs.len()];
+        self.required().iter().for_each(|&unit| has_required[self.units[unit].chunk] = true);
+        has_required
     }
 
     /// Returns the tokens of the required units and of the frames of their chunks.
     fn required_cost(&self, required: &[usize]) -> usize {
         let units: usize = required.iter().map(|&unit| self.costs[unit]).sum();
-        let frames = self.frame_costs.iter().zip(self.keep).filter(|(_, keep)| **keep).map(|(cost, _)| cost);
+        let has_required = self.has_required();
+        let frames = self.frame_costs.iter().zip(has_required).filter(|(_, has)| *has).map(|(cost, _)| cost);
         units + frames.sum::<usize>()
     }
 }
@@ -275,7 +283,7 @@ impl Default for Auto {
 impl Auto {
     /// Returns whether any chunk is related to the question. Models whose logits have no fixed scale do not
     /// tell; for these it returns `None`. A question whose names all stand in one chunk needs only 3/4 of the
-    /// threshold, and one that compares rows is always related to a table.
+    /// threshold; one that the chunks answer is related to them, and one that compares rows to each table.
     pub fn relevance(
         &self,
         request: &CompressRequest,
@@ -291,6 +299,7 @@ impl Auto {
         // "Which is the cheapest?" has no word of the table that answers it.
         let compares_rows = outlines.has_rows() && text::compares_all(&request.query);
         let related = max_sim >= least
+            || scores.answerable.is_some_and(|answerable| answerable.answerable)
             || compares_rows
             || max_sim >= NAMED_SHARE * least && names_are_in_one(&request.query, &request.chunks);
         Some(Relevance { max_sim, related, least, setting })
@@ -376,7 +385,7 @@ mod tests {
             scores: &units.iter().map(|unit| unit.1).collect::<Vec<_>>(),
             costs: &units.iter().map(|unit| unit.2).collect::<Vec<_>>(),
             frame_costs: &vec![2; keep.len()],
-            keep,
+            required: &units.iter().map(|&(chunk, ..)| keep[chunk]).collect::<Vec<_>>(),
             outlines: &Outlines::of_prose(keep.len()),
             compares_rows: false,
         };
@@ -455,6 +464,7 @@ mod tests {
             unit_rc,
             max_sim: Some(max_sim),
             chunk_max_sims: Vec::new(),
+            answerable: None,
             measured: Measured::Prose,
         };
         let span = UnitSpan { bytes: ByteRange::new(0, 1), tokens: TokenSpan::new(0, 1) };
@@ -465,7 +475,7 @@ mod tests {
             scores: &scores.units,
             costs: &vec![1; units],
             frame_costs: &vec![0; units],
-            keep: &keep,
+            required: &keep,
             outlines: &Outlines::of_prose(units),
             compares_rows: false,
         };
