@@ -265,10 +265,10 @@ impl Serialize for Lang {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Omissions {
-    /// As `range` in code, logs and tables; no marks in other texts.
+    /// As `range` in code, logs, tables and HTML. In other texts, `…` between two kept parts that were not neighbours.
     #[default]
     Auto,
-    /// No marks.
+    /// No marks: a new line begins where text was left out.
     None,
     /// `[…]`, in code as a comment.
     Ellipsis,

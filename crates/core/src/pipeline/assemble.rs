@@ -11,6 +11,15 @@ use crate::text::outline::{Joint, Layout};
 /// The text between two chunks in every format.
 pub const BETWEEN_CHUNKS: &str = "\n\n";
 
+/// The shortest mark of text that was left out.
+pub const MARK: &str = "…";
+
+/// Returns whether leaving out this text between two kept spans makes a context shorter: a shorter text is kept, because
+/// a mark would stand in its place.
+pub fn is_worth_leaving_out(gap: &str) -> bool {
+    gap.len() > MARK.len() + 2
+}
+
 /// How a context is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Style {
@@ -149,25 +158,29 @@ impl<'a> Gaps<'a> {
     }
 
     fn write_before(&self, out: &mut String, first: ByteRange) {
-        if let Some(mark) = self.mark(ByteRange::new(0, first.start)) {
+        if let Some(mark) = self.mark_at_end(ByteRange::new(0, first.start)) {
             let between = if self.text[..first.start].contains('\n') { "\n" } else { " " };
             out.extend([&mark, between]);
         }
     }
 
     fn write_after(&self, out: &mut String, last: ByteRange) {
-        if let Some(mark) = self.mark(ByteRange::new(last.end, self.text.len())) {
+        if let Some(mark) = self.mark_at_end(ByteRange::new(last.end, self.text.len())) {
             out.extend([separator(&self.text[last.end..]), &mark]);
         }
     }
 
     fn write_between(&self, out: &mut String, last: ByteRange, next: ByteRange) {
+        if self.layout.kind == Kind::Json {
+            return self.write_json_gap(out, last, next);
+        }
         let gap = ByteRange::new(last.end, next.start);
         let separator = separator(gap.of(self.text));
         match self.mark(gap) {
-            _ if self.layout.kind == Kind::Json => self.write_json_gap(out, last, next),
             Some(mark) => out.extend([separator, &mark, separator]),
-            None => out.push_str(separator),
+            None if gap.of(self.text).trim().is_empty() => out.push_str(separator),
+            // Without a mark, a new line says that something else begins.
+            None => out.push('\n'),
         }
     }
 
@@ -189,17 +202,25 @@ impl<'a> Gaps<'a> {
         }
     }
 
+    /// Returns the mark for the beginning or the end of the text, if it was left out and it is not obvious from the text
+    /// that something is missing. A part that is shorter than its mark has none.
+    fn mark_at_end(&self, gap: ByteRange) -> Option<String> {
+        let is_marked = self.omissions != Omissions::Auto || has_lines(self.layout.kind);
+        // A mark with its two separators is never longer than what it stands for.
+        self.mark(gap).filter(|mark| is_marked && mark.len() + 2 <= gap.len())
+    }
+
     /// Returns the mark for a part of the text that was left out; `None` if it has no mark. JSON has no marks,
-    /// and neither has a log of JSON objects, because they would not be JSON. A part that is shorter than its mark
-    /// has none.
+    /// and neither has a log of JSON objects, because they would not be JSON.
     fn mark(&self, gap: ByteRange) -> Option<String> {
         let Self { text, layout, omissions, comment_marker: marker } = self;
-        let is_marked = matches!(layout.kind, Kind::Code | Kind::Log | Kind::Table);
         let is_json = layout.kind == Kind::Json || layout.kind == Kind::Log && text.starts_with('{');
         let counts = match omissions {
             _ if is_json || gap.of(text).trim().is_empty() => return None,
             Omissions::None => return None,
-            Omissions::Auto if !is_marked => return None,
+            Omissions::Auto if !has_lines(layout.kind) && layout.kind != Kind::Html => {
+                return Some(MARK.to_owned());
+            }
             Omissions::Ellipsis => false,
             Omissions::Auto | Omissions::Range => true,
         };
@@ -218,13 +239,18 @@ impl<'a> Gaps<'a> {
             Kind::Html => format!("<!-- {what} -->"),
             _ => format!("[{what}]"),
         };
-        // A mark with its two separators is never longer than what it stands for.
-        (mark.len() + 2 <= gap.len()).then_some(mark)
+        // Code and HTML stay what they are. Elsewhere, a mark is not longer than what it stands for.
+        let stays = matches!(layout.kind, Kind::Code | Kind::Html) || mark.len() + 2 <= gap.len();
+        Some(if stays { mark } else { MARK.to_owned() })
     }
 }
 
-/// Returns the text that replaces a gap between two spans: a line break if the gap has one, otherwise a
-/// space. It is never longer than the gap, because at least one byte was left out.
+/// Returns whether texts of a kind are read line by line, so that a mark says how many lines are missing.
+fn has_lines(kind: Kind) -> bool {
+    matches!(kind, Kind::Code | Kind::Log | Kind::Table)
+}
+
+/// Returns the text around the mark of a gap between two spans: a line break if the gap has one, otherwise a space.
 fn separator(gap: &str) -> &'static str {
     if gap.contains('\n') { "\n" } else { " " }
 }
@@ -307,7 +333,7 @@ mod tests {
         check("one chunk, plain", Plain, &[(0, first)], "One.");
         check("one chunk, as XML", Xml, &[(0, first)], "<document index=\"1\" id=\"a\">\nOne.\n</document>");
         check("a gap without a line break", Plain, &[(0, &[(0, 4), (5, 9)])], "One. Two.");
-        check("a gap with a line break", Plain, &[(0, rest)], "One.\nThree.");
+        check("a gap with a line break", Plain, &[(0, rest)], "One.\n…\nThree.");
         check(
             "numbers follow the order of the context",
             Numbered,
@@ -316,6 +342,136 @@ mod tests {
         );
         let wide = "<document index=\"1\" id=\"&quot;b&quot; &amp; &lt;c&gt;\" title=\"5 &gt; 4\">\nGröße 👋\n</document>";
         check("attributes are escaped, text is not", Xml, &[(1, &[(0, 12)])], wide);
+    }
+
+    #[test]
+    fn text_that_was_left_out_is_marked_or_a_new_line_begins() {
+        let check = |name: &str, omissions: Omissions, text: &str, kept: [&str; 2], expect: &str| {
+            let range = |part: &str| {
+                let start = text.find(part).expect("a part");
+                ByteRange::new(start, start + part.len())
+            };
+            let found = joined(text, &kept.map(range), (&Layout::prose(), omissions));
+            assert_eq!(found, expect, "{name}");
+        };
+        use Omissions::{Auto, Ellipsis, None, Range};
+        let line = "Bags of max. 8 kg are free. Others cost more. Checked bags weigh 15 kg.";
+        let parts = ["Bags of max. 8 kg are free.", "Checked bags weigh 15 kg."];
+        check("in a paragraph", Auto, line, parts, "Bags of max. 8 kg are free. … Checked bags weigh 15 kg.");
+        check(
+            "in brackets",
+            Ellipsis,
+            line,
+            parts,
+            "Bags of max. 8 kg are free. […] Checked bags weigh 15 kg.",
+        );
+        check("without marks", None, line, parts, "Bags of max. 8 kg are free.\nChecked bags weigh 15 kg.");
+        let blocks = "First.\n\nSecond is long.\nThird is long.\n\nFourth.";
+        check("between blocks", Auto, blocks, ["First.", "Fourth."], "First.\n…\nFourth.");
+        check("counted", Range, blocks, ["First.", "Fourth."], "First.\n[… 2 lines]\nFourth.");
+        check("nothing but space is missing", Auto, "A.  B.", ["A.", "B."], "A. B.");
+    }
+
+    /// Texts of all kinds whose parts can be told apart and that contain no mark.
+    fn texts() -> Vec<(Kind, String)> {
+        let lines = |line: &dyn Fn(usize) -> String| (0..12).map(line).collect::<String>();
+        vec![
+            (
+                Kind::Prose,
+                lines(&|n| {
+                    format!("Sentence {n} is here. It goes on.{}", if n % 3 == 0 { "\n\n" } else { " " })
+                }),
+            ),
+            (
+                Kind::Markdown,
+                lines(&|n| {
+                    format!("## Part {n}\n\nSome words of {n}. More of {n}.\n\n- item {n}\n- other {n}\n\n")
+                }),
+            ),
+            (
+                Kind::Code,
+                lines(&|n| {
+                    format!(
+                        "fn name_{n}(value: u8) {{\n    let other = value + {n};\n    call(other);\n}}\n\n"
+                    )
+                }),
+            ),
+            (
+                Kind::Table,
+                format!("| name | value |\n|---|---|\n{}", lines(&|n| format!("| row {n} | {n}00 |\n"))),
+            ),
+            (Kind::Log, lines(&|n| format!("2026-03-01T10:00:{n:02}Z INFO request {n} was served\n"))),
+            (
+                Kind::Chat,
+                lines(&|n| {
+                    format!("{}: I said {n} today. And more.\n", if n % 2 == 0 { "Ann" } else { "Bob" })
+                }),
+            ),
+            (Kind::Html, lines(&|n| format!("<p>Paragraph {n} is here. It goes on.</p>\n"))),
+        ]
+    }
+
+    /// The parts of a context between its marks: `…`, `[…]`, `[… 2 lines]`, `// … 2 lines`, `<!-- … 2 lines -->`.
+    fn cut_at_marks(context: &str) -> Vec<&str> {
+        let mut parts: Vec<&str> = context.split('…').collect();
+        for at in 0..parts.len() {
+            let part = parts[at].trim();
+            let mut part = if at == 0 {
+                part
+            } else {
+                let rest = part.trim_start_matches(|c: char| c.is_ascii_digit());
+                let rest = if rest.starts_with(" line") {
+                    rest.trim_start_matches(" line").trim_start_matches('s')
+                } else {
+                    part
+                };
+                rest.trim_start().trim_start_matches([']']).trim_start_matches("-->").trim()
+            };
+            if at + 1 < parts.len() {
+                for opening in ["[", "//", "<!--"] {
+                    part = part.strip_suffix(opening).unwrap_or(part).trim();
+                }
+            }
+            parts[at] = part;
+        }
+        parts
+    }
+
+    proptest::proptest! {
+        /// Cut at its marks, a context consists of contiguous parts of its source, whatever was chosen.
+        #[test]
+        fn nothing_is_joined_silently(seed: [bool; 64], omissions in 0..4_usize) {
+            let omissions = [Omissions::Auto, Omissions::None, Omissions::Ellipsis, Omissions::Range][omissions];
+            for (kind, text) in texts() {
+                let layout = Layout::of(&text, kind);
+                assert_eq!(layout.kind, kind);
+                let pieces: Vec<ByteRange> = match layout.pieces.is_empty() {
+                    true => crate::text::sentences(&text),
+                    false => layout.pieces.iter().map(|piece| piece.bytes).collect(),
+                };
+                let mut spans: Vec<ByteRange> = Vec::new();
+                let mut last = None;
+                for (at, piece) in pieces.iter().enumerate().filter(|(at, _)| seed[at % seed.len()]) {
+                    match spans.last_mut() {
+                        Some(span) if last == Some(at - 1) => span.end = piece.end,
+                        _ => spans.push(*piece),
+                    }
+                    last = Some(at);
+                }
+                let context = joined(&text, &spans, (&layout, omissions));
+                if omissions == Omissions::None {
+                    let parts: Vec<&str> = spans.iter().map(|span| span.of(&text)).collect();
+                    proptest::prop_assert_eq!(context, parts.join("\n"));
+                    continue;
+                }
+                let mut at = 0;
+                for part in cut_at_marks(&context) {
+                    let found = text[at..].find(part);
+                    proptest::prop_assert!(found.is_some(), "{:?}: {:?} in {:?}", kind, part, context);
+                    at += found.unwrap_or(0) + part.len();
+                }
+            }
+        }
     }
 
     #[test]

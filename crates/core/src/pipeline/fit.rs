@@ -17,7 +17,7 @@ use super::units::Unit;
 use super::validate::{InvalidRequest, Minimum};
 use super::{PipelineError, Reading, Relevance, Usage};
 use crate::domain::{
-    Budget, ByteRange, Chunk, CompressRequest, Granularity, KeptSpan, Omissions, Order, TokenSpan,
+    Budget, ByteRange, Chunk, CompressRequest, Granularity, KeptSpan, Kind, Omissions, Order, TokenSpan,
     TokenizerName,
 };
 use crate::model::tokenizer::is_blank;
@@ -294,6 +294,10 @@ impl Fitter<'_> {
     fn count_tokens(&self, context: &str, spans: &[Vec<KeptSpan>]) -> Result<usize, PipelineError> {
         let counter = self.fit.counter;
         let has_marks = !matches!(self.request.omissions, Omissions::Auto | Omissions::None);
+        let mark_tokens = match self.request.omissions {
+            Omissions::None => 0,
+            _ => counter.count(assemble::MARK)?,
+        };
         if !counter.splits_at_blanks() || has_marks || !self.reading.outlines.is_prose() {
             return counter.count(context);
         }
@@ -302,6 +306,7 @@ impl Fitter<'_> {
         for (index, &chunk) in kept.enumerate() {
             let text = &self.request.chunks[chunk].text;
             tokens += self.frame_cost(&self.request.chunks[chunk], index)?;
+            tokens += mark_tokens * (spans[chunk].len() - 1);
             for span in &spans[chunk] {
                 tokens += match is_between_blanks(text, span.source) {
                     true => span.tokens.len(),
@@ -313,14 +318,28 @@ impl Fitter<'_> {
     }
 
     /// Returns `[chunk]`, the spans of the kept units. Neighbouring units become one span, which includes the
-    /// text between them. A chunk that the request wants kept whole is one span.
+    /// text between them; so do units with so little between them that a mark would be as long. A chunk that the
+    /// request wants kept whole is one span.
     fn merged_spans(&self, kept: &[bool]) -> Vec<Vec<KeptSpan>> {
         let mut spans: Vec<Vec<KeptSpan>> = vec![Vec::new(); self.request.chunks.len()];
         let mut previous = None;
+        let is_worth_leaving_out = |unit: &Unit, last: &KeptSpan| {
+            let text = &self.request.chunks[unit.chunk].text;
+            let is_json = self
+                .reading
+                .outlines
+                .layouts()
+                .get(unit.chunk)
+                .is_some_and(|layout| layout.kind == Kind::Json);
+            is_json || assemble::is_worth_leaving_out(&text[last.source.end..unit.bytes.start])
+        };
         for (index, unit) in self.units.iter().enumerate().filter(|(index, _)| kept[*index]) {
             let (spans, score) = (&mut spans[unit.chunk], self.scores.units[index]);
             match spans.last_mut() {
-                Some(last) if previous.is_some_and(|previous| previous + 1 == index) => {
+                Some(last)
+                    if previous.is_some_and(|previous| previous + 1 == index)
+                        || !is_worth_leaving_out(unit, last) =>
+                {
                     last.source.end = unit.bytes.end;
                     last.tokens.end = unit.tokens.end;
                     last.score = last.score.map(|best| best.max(score));
@@ -412,7 +431,7 @@ mod tests {
     use ndarray::Array2;
 
     use super::*;
-    use crate::domain::{Format, Kind};
+    use crate::domain::Format;
     use crate::kv::store::KvStore;
     use crate::model::scripted::ScriptedModel;
     use crate::pipeline::cancel::Cancel;
@@ -489,8 +508,9 @@ mod tests {
         check("the best unit fits exactly", Budget::Tokens(14), rain);
         check("one token too few for two units", Budget::Tokens(30), rain);
         check("two units fit exactly", Budget::Tokens(31), tide_and_rain);
-        check("the third unit fits, but not the space before it", Budget::Tokens(43), tide_and_rain);
-        check("a gap becomes a space", Budget::Tokens(44), "[1] Tide rises. Water falls.\n\n[2] Rain fell.");
+        // A mark has as many tokens as bytes here: three.
+        check("the third unit fits, but not the mark before it", Budget::Tokens(47), tide_and_rain);
+        check("a gap is marked", Budget::Tokens(48), "[1] Tide rises. … Water falls.\n\n[2] Rain fell.");
         check("neighbouring units keep the text between them", Budget::Tokens(56), all);
         check("a budget larger than the input", Budget::Tokens(1_000_000), all);
         check("a ratio of 1 keeps everything", Budget::Ratio(1.0), all);
@@ -499,7 +519,7 @@ mod tests {
         check("auto keeps the units with enough evidence and score", Budget::Auto, tide_and_rain);
         check("the least promise keeps the best unit", Budget::Coverage(0.6), rain);
         check("more is promised, more is kept", Budget::Coverage(0.61), tide_and_rain);
-        let three = "[1] Tide rises. Water falls.\n\n[2] Rain fell.";
+        let three = "[1] Tide rises. … Water falls.\n\n[2] Rain fell.";
         check("units in the order of their scores", Budget::Coverage(0.75), three);
         check("a large promise over few units", Budget::Coverage(0.9), all);
     }
