@@ -194,8 +194,10 @@ pub enum Kind {
     Log,
     /// Turns of several speakers.
     Chat,
-    /// A page or a part of one.
+    /// A page of the web or a part of one.
     Html,
+    /// A page as programs extract it from a PDF, with tables whose cells stand one a line.
+    Pdf,
 }
 
 impl Kind {
@@ -216,6 +218,7 @@ impl Kind {
             Self::Log => "log",
             Self::Chat => "chat",
             Self::Html => "html",
+            Self::Pdf => "pdf",
         }
     }
 

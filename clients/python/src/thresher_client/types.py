@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, Union
 
 Granularity = Literal["sentence", "chunk", "token"]
-Kind = Literal["auto", "prose", "markdown", "code", "json", "table", "log", "chat", "html"]
+Kind = Literal["auto", "prose", "markdown", "code", "json", "table", "log", "chat", "html", "pdf"]
 Omissions = Literal["auto", "none", "ellipsis", "range"]
 Order = Literal["input", "relevance"]
 Format = Literal["numbered", "plain", "xml"]

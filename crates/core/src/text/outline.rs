@@ -14,6 +14,7 @@ mod json;
 mod line;
 mod log;
 mod markdown;
+mod pdf;
 mod stamp;
 mod table;
 #[cfg(test)]
@@ -119,6 +120,7 @@ fn outline(text: &str, kind: Kind, sentences: &Sentences) -> Option<Vec<Piece>> 
         Kind::Log => log::outline(text),
         Kind::Chat => chat::outline(text, sentences),
         Kind::Html => html::outline(text, sentences),
+        Kind::Pdf => pdf::outline(text, sentences),
     };
     pieces.finish()
 }

@@ -3,7 +3,7 @@
 
 mod signs;
 
-use super::{Kind, chat, html, line::Line, line::lines, log, table};
+use super::{Kind, chat, html, line::Line, line::lines, log, pdf, table};
 use signs::Signs;
 
 /// How much of a text is read, in bytes.
@@ -19,12 +19,13 @@ pub fn detect(text: &str) -> Kind {
     }
     let signs = Signs::of(&lines);
     // The order matters: a line of an early kind can look like one of a later kind.
-    let kinds: [(Kind, Test); 8] = [
+    let kinds: [(Kind, Test); 9] = [
         (Kind::Log, is_json_log),
         (Kind::Json, is_json),
         (Kind::Html, is_html),
         (Kind::Chat, is_chat),
         (Kind::Log, is_log),
+        (Kind::Pdf, is_pdf),
         (Kind::Table, is_table),
         (Kind::Code, is_code),
         (Kind::Markdown, is_markdown),
@@ -112,6 +113,10 @@ fn is_log(found: &Found) -> bool {
 /// Returns whether the lines are rows with separators. The first cell of such rows is often a point in time.
 fn is_separated(found: &Found) -> bool {
     matches!(table::form(found.lines), Some(table::Form::Separated(_)))
+}
+
+fn is_pdf(found: &Found) -> bool {
+    pdf::is_page(found.lines)
 }
 
 fn is_table(found: &Found) -> bool {
