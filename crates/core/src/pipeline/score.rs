@@ -208,10 +208,15 @@ struct UnitContext {
 impl UnitContext {
     fn of(reading: &Reading) -> Self {
         let (mut shared, mut frames) = (Vec::new(), Vec::new());
+        let layouts = reading.outlines.layouts();
         if !reading.outlines.is_prose() {
             for (index, unit) in reading.units.iter().enumerate() {
-                let before = reading.outlines.required_by(index, unit.chunk).filter(|other| *other < index);
-                shared.extend(before.map(|other| (index, other)));
+                // The rows of a page have their label, and dozens of rows share one header.
+                if layouts.get(unit.chunk).is_none_or(|layout| layout.kind != Kind::Pdf) {
+                    let before =
+                        reading.outlines.required_by(index, unit.chunk).filter(|other| *other < index);
+                    shared.extend(before.map(|other| (index, other)));
+                }
                 if reading.outlines.is_frame(index, unit.chunk) {
                     frames.push(index);
                 }

@@ -48,7 +48,7 @@ enum LineKind {
 
 /// Returns whether a text is a page with tables of cells.
 pub(super) fn is_page(lines: &[Line]) -> bool {
-    let kinds: Vec<LineKind> = lines.iter().map(|line| kind_of(line.text)).collect();
+    let kinds = kinds_of(lines);
     let cells = kinds.iter().filter(|kind| matches!(kind, LineKind::Cells | LineKind::Row)).count();
     let begins_row = |pair: &&[LineKind]| pair[0] == LineKind::Text && pair[1] == LineKind::Cells;
     let split_rows = kinds.windows(2).filter(begins_row).count();
@@ -60,8 +60,16 @@ pub(super) fn is_page(lines: &[Line]) -> bool {
 /// Returns the pieces of a page.
 pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
     let lines = lines(text);
-    let kinds: Vec<LineKind> = lines.iter().map(|line| kind_of(line.text)).collect();
-    let mut page = Page { text, lines: &lines, kinds: &kinds, sentences, pieces: Pieces::default(), header: None, heading: None };
+    let kinds = kinds_of(&lines);
+    let mut page = Page {
+        text,
+        lines: &lines,
+        kinds: &kinds,
+        sentences,
+        pieces: Pieces::default(),
+        header: None,
+        heading: None,
+    };
     let mut at = 0;
     // The lines of text that are not in a piece yet begin here.
     let mut open = 0;
@@ -72,7 +80,9 @@ pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
                 let first = page.header_start(open, at);
                 let end = page.end_of(at, LineKind::Years);
                 page.text(open, first);
-                let header = page.pieces.frame(span(&lines[first..end]), &[]);
+                let range = page.range(first, end);
+                let title: Vec<usize> = page.heading.into_iter().collect();
+                let header = page.pieces.frame(range, &title);
                 (page.header, page.heading) = (Some(header), None);
                 (at, open) = (end, end);
             }
@@ -137,7 +147,9 @@ impl Page<'_, '_> {
         for line in (open..at).rev().take(2 * HEADER_LINES_MAX) {
             match self.kinds[line] {
                 LineKind::Blank => {}
-                _ if at - line <= 2 * HEADER_LINES_MAX && names_columns(self.lines[line].text) => first = line,
+                _ if at - line <= 2 * HEADER_LINES_MAX && names_columns(self.lines[line].text) => {
+                    first = line
+                }
                 _ => break,
             }
         }
@@ -150,14 +162,14 @@ impl Page<'_, '_> {
         let line = self.lines[last];
         let trimmed = line.text.trim();
         let is_alone = last == from || !continues(self.lines[last - 1].text, line.text);
-        let is_heading = to < self.lines.len() && is_alone && trimmed.len() <= LABEL_BYTES_MAX && !trimmed.ends_with(['.', ';', ',']);
+        let is_heading = to < self.lines.len()
+            && is_alone
+            && trimmed.len() <= LABEL_BYTES_MAX
+            && !trimmed.ends_with(['.', ';', ',']);
         let prose_to = if is_heading { last } else { last + 1 };
         if let Some(first) = (from..prose_to).find(|&line| self.kinds[line] != LineKind::Blank) {
-            let part = span(&self.lines[first..prose_to]);
-            if !part.is_empty() {
-                self.pieces.prose(self.text, part, &[], self.sentences);
-                self.heading = None;
-            }
+            self.pieces.prose(self.text, self.range(first, prose_to), &[], self.sentences);
+            self.heading = None;
         }
         if is_heading {
             let requires: Vec<usize> = self.header.into_iter().collect();
@@ -165,9 +177,15 @@ impl Page<'_, '_> {
         }
     }
 
+    /// Returns the range of lines, of which the first one is not blank.
+    fn range(&self, first: usize, end: usize) -> ByteRange {
+        ByteRange::new(self.lines[first].trimmed().start, span(&self.lines[first..end]).end)
+    }
+
     fn row(&mut self, first: usize, end: usize) {
         let requires: Vec<usize> = self.header.into_iter().chain(self.heading).collect();
-        self.pieces.row(ByteRange::new(self.lines[first].trimmed().start, span(&self.lines[first..end]).end), &requires);
+        // Not a row that a question compares with all others: "total" and "average" are names of rows here.
+        self.pieces.push(self.range(first, end), &requires);
     }
 }
 
@@ -186,11 +204,57 @@ fn continues(line: &str, next: &str) -> bool {
 fn names_columns(line: &str) -> bool {
     let line = line.trim().to_lowercase();
     let words = [
-        "year", "month", "quarter", "period", "week", "ended", "ending", "fiscal", "as of", "million", "thousand", "billion",
-        "except", "per share", "unaudited", "audited", "january", "february", "march", "april", "may ", "june", "july", "august",
-        "september", "october", "november", "december", "in $", "usd", "eur", "change", "note",
+        "year",
+        "month",
+        "quarter",
+        "period",
+        "week",
+        "ended",
+        "ending",
+        "fiscal",
+        "as of",
+        "million",
+        "thousand",
+        "billion",
+        "except",
+        "per share",
+        "unaudited",
+        "audited",
+        "january",
+        "february",
+        "march",
+        "april",
+        "may ",
+        "june",
+        "july",
+        "august",
+        "september",
+        "october",
+        "november",
+        "december",
+        "in $",
+        "usd",
+        "eur",
+        "change",
+        "note",
     ];
     line.len() <= LABEL_BYTES_MAX && words.iter().any(|word| line.contains(word))
+}
+
+/// Returns what each line is. A single year above cells is a label, as in a table of payments by year.
+fn kinds_of(lines: &[Line]) -> Vec<LineKind> {
+    let mut kinds: Vec<LineKind> = lines.iter().map(|line| kind_of(line.text)).collect();
+    let mut below = LineKind::Blank;
+    for at in (0..kinds.len()).rev() {
+        let is_alone = kinds[..at].last() != Some(&LineKind::Years) && lines[at].text.trim().len() == 4;
+        if kinds[at] == LineKind::Years && below == LineKind::Cells && is_alone {
+            kinds[at] = LineKind::Text;
+        }
+        if kinds[at] != LineKind::Blank {
+            below = kinds[at];
+        }
+    }
+    kinds
 }
 
 fn kind_of(line: &str) -> LineKind {
@@ -209,7 +273,11 @@ fn kind_of(line: &str) -> LineKind {
     let numbers = words.clone().rev().take_while(|word| is_cell(word)).filter(|word| is_number(word)).count();
     let begins = words.next().is_some_and(|word| word.contains(char::is_alphabetic));
     let is_led = line.contains("....") || line.contains(". . .");
-    if begins && (numbers >= 2 || numbers == 1 && (is_led || has_wide_gap(line))) { LineKind::Row } else { LineKind::Text }
+    if begins && (numbers >= 2 || numbers == 1 && (is_led || has_wide_gap(line))) {
+        LineKind::Row
+    } else {
+        LineKind::Text
+    }
 }
 
 /// Returns whether several blanks stand before the last cell of a line.
@@ -220,7 +288,10 @@ fn has_wide_gap(line: &str) -> bool {
 
 /// Returns whether a word is a cell or a part of one: a number, a currency, a bracket, a dash, a percent sign, or points.
 fn is_cell(word: &str) -> bool {
-    let marks = ["$", "€", "£", "¥", "%", "(", ")", ")%", "—", "–", "-", "--", "*", "n/a", "n.a.", "N/A", "NM", "nm", "US$", "C$", "A$", "R$", "Rs."];
+    let marks = [
+        "$", "€", "£", "¥", "%", "(", ")", ")%", "—", "–", "-", "--", "*", "n/a", "n.a.", "N/A", "NM", "nm",
+        "US$", "C$", "A$", "R$", "Rs.",
+    ];
     marks.contains(&word) || is_number(word) || word.bytes().all(|byte| byte == b'.')
 }
 
@@ -228,11 +299,141 @@ fn is_cell(word: &str) -> bool {
 fn is_number(word: &str) -> bool {
     let bare = word.trim_matches(|c: char| "()$€£¥%+-–—*".contains(c));
     let digits = bare.bytes().filter(u8::is_ascii_digit).count();
-    digits > 0 && bare.bytes().all(|byte| byte.is_ascii_digit() || b".,'x".contains(&byte)) && !bare.ends_with(['.', ','])
+    digits > 0
+        && bare.bytes().all(|byte| byte.is_ascii_digit() || b".,'x".contains(&byte))
+        && !bare.ends_with(['.', ','])
 }
 
 /// Returns whether a word is a year.
 fn is_year(word: &str) -> bool {
     let bare = word.trim_matches(|c: char| "()*,".contains(c));
-    bare.len() == 4 && (bare.starts_with("19") || bare.starts_with("20")) && bare.bytes().all(|byte| byte.is_ascii_digit())
+    bare.len() == 4
+        && (bare.starts_with("19") || bare.starts_with("20"))
+        && bare.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::detect;
+    use super::super::tests::check;
+    use super::*;
+    use crate::domain::Kind;
+
+    const PAGE: &str = "\
+Northern Ferries plc
+Consolidated statement of income
+Year ended March 31,
+(in thousands)
+2024
+2023
+Revenue
+$
+48,210
+$
+44,907
+Cost of crews and fuel
+(21,330)
+(20,118)
+Operating expenses:
+Maintenance
+6,204
+
+5,870
+
+Gains from the sale of vessels, net of
+costs to sell
+-
+1,140
+Ferries are depreciated over thirty years. The pier is
+leased from the harbour authority.
+Earnings per share
+$ 1.92
+$ 1.70
+41
+";
+
+    #[test]
+    fn a_row_is_a_label_with_all_its_cells() {
+        check(
+            "a page",
+            Kind::Pdf,
+            PAGE,
+            &[
+                "Northern Ferries plc",
+                "F Consolidated statement of income",
+                "F 1 Year ended March 31,/(in thousands)/2024/2023",
+                "2 Revenue/$/48,210/$/44,907",
+                "2 Cost of crews and fuel/(21,330)/(20,118)",
+                "F 2 Operating expenses:",
+                "2,5 Maintenance/6,204//5,870",
+                "2,5 Gains from the sale of vessels, net of/costs to sell/-/1,140",
+                "Ferries are depreciated over thirty years.",
+                "The pier is/leased from the harbour authority.",
+                "2 Earnings per share/$ 1.92/$ 1.70/41",
+            ],
+        );
+        check(
+            "cells in the line of their label",
+            Kind::Pdf,
+            "Fiscal year\n2024 2023\nRevenue $ 48,210 $ 44,907\nCrews (21,330) (20,118)\nHarbour dues ........ 310",
+            &[
+                "F Fiscal year/2024 2023",
+                "0 Revenue $ 48,210 $ 44,907",
+                "0 Crews (21,330) (20,118)",
+                "0 Harbour dues ........ 310",
+            ],
+        );
+        check(
+            "years are labels, too",
+            Kind::Pdf,
+            "Payments\n2025\n1,200\n2026\n1,300\nThereafter\n9,000",
+            &["F Payments", "0 2025/1,200", "0 2026/1,300", "0 Thereafter/9,000"],
+        );
+    }
+
+    #[test]
+    fn pages_are_told_from_other_texts() {
+        let check = |name: &str, text: &str, expect: Kind| assert_eq!(detect::detect(text), expect, "{name}");
+        check("a page", PAGE, Kind::Pdf);
+        check("digits only", "1\n2\n3\n4\n5\n6\n7\n8", Kind::Prose);
+        check("a list with numbers", "Eggs\n12\nFlour\nMilk\nButter\nSugar\nSalt\nYeast", Kind::Prose);
+        check(
+            "prose with a year in a line",
+            "It opened in\n1998\nand closed.\nNobody knows why it\nclosed.",
+            Kind::Prose,
+        );
+        let log = "10:00:01 INFO 12 34\n10:00:02 INFO 13 35\n10:00:03 WARN 14 36\n10:00:04 INFO 15 37";
+        check("a log", log, Kind::Log);
+    }
+
+    #[test]
+    fn cells_are_numbers_as_tables_write_them() {
+        let check = |line: &str, expect: LineKind| assert_eq!(kind_of(line), expect, "{line}");
+        for line in [
+            "1,204",
+            "(370)",
+            "$ 5.2",
+            "12.5 %",
+            "-",
+            "—",
+            "$",
+            ")",
+            "8,978 $",
+            "1.204,50",
+            "2.4x",
+            "n/a",
+            "$1,577.00",
+        ] {
+            check(line, LineKind::Cells);
+        }
+        for line in ["2024", "2024 2023", " 2021* "] {
+            check(line, LineKind::Years);
+        }
+        for line in ["Net sales 18,992.8 18,127.0", "Total ..... 45", "Other (1) — 12"] {
+            check(line, LineKind::Row);
+        }
+        for line in ["Net sales", "In 2024, 12 ships sailed.", "page 41", "Note 7", "3 of 4 ships"] {
+            check(line, LineKind::Text);
+        }
+    }
 }

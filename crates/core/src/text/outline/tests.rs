@@ -4,8 +4,17 @@
 use super::{Joint, Kind, Layout, Piece, detect, outline};
 use crate::domain::ByteRange;
 
-const KINDS: [Kind; 8] =
-    [Kind::Prose, Kind::Markdown, Kind::Code, Kind::Json, Kind::Table, Kind::Log, Kind::Chat, Kind::Html];
+const KINDS: [Kind; 9] = [
+    Kind::Prose,
+    Kind::Markdown,
+    Kind::Code,
+    Kind::Json,
+    Kind::Table,
+    Kind::Log,
+    Kind::Chat,
+    Kind::Html,
+    Kind::Pdf,
+];
 
 /// Divides a text after full stops.
 pub(super) fn sentences(text: &str) -> Vec<ByteRange> {
