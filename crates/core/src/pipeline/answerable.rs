@@ -19,9 +19,9 @@ use serde::{Deserialize, Serialize};
 use super::cancel::Cancel;
 use super::score::{Measured, Scores};
 use super::{PipelineError, Reading, scan};
-use crate::domain::{ByteRange, Chunk, Lang, TokenSpan};
+use crate::domain::{ByteRange, Chunk, Kind, Lang, TokenSpan};
 use crate::kv::block::Sentence;
-use crate::text;
+use crate::text::{self, outline::Layout};
 
 /// The number of chunks that are looked at: those with the largest mean of the question's largest logits.
 const CHUNKS_MAX: usize = 5;
@@ -74,7 +74,7 @@ pub struct Answerable {
 }
 
 /// Returns whether the chunks answer the question, of which at most the share `missed_max` is missed. Returns `None`
-/// where it was not measured: for decoders, for texts that are not prose, and if the question or a chunk that is looked
+/// where it was not measured: for decoders, for texts that are neither prose nor pages of PDFs, and if the question or a chunk that is looked
 /// at is in a language that is recognised as another one than English.
 ///
 /// # Errors
@@ -87,7 +87,10 @@ pub fn of(
     cancel: &Cancel,
 ) -> Result<Option<Answerable>, PipelineError> {
     let is_other = |lang: Option<Lang>| lang.is_some_and(|lang| lang.code() != LANG_FITTED);
-    if scores.measured != Measured::Prose
+    // Rows of a page are read as sentences are: a label, and what it says.
+    let is_read = |layout: &Layout| matches!(layout.kind, Kind::Prose | Kind::Pdf);
+    if scores.measured == Measured::Lexical
+        || !reading.outlines.layouts().iter().all(is_read)
         || scores.chunk_max_sims.is_empty()
         || is_other(text::lang_of(query))
     {
