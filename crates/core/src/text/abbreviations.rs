@@ -4,7 +4,7 @@
 //! Words are looked up as they are written. A word in capitals (`DR`) is also looked up with only its first
 //! letter in capitals (`Dr`).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::LazyLock;
 
 /// Whether a full stop after an abbreviation ends the sentence.
@@ -24,8 +24,27 @@ pub(super) fn abbreviation(word: &str) -> Option<Abbreviation> {
     let listed = |word: &str| KINDS.get(word).copied();
     listed(word)
         .or_else(|| listed(&capitalized(word)?))
-        .or_else(|| is_initials(word).then_some(Abbreviation::Ambiguous))
+        .or_else(|| (is_initials(word) || OF_LANGUAGES.contains(word)).then_some(Abbreviation::Ambiguous))
 }
+
+/// The languages whose abbreviations are read. A text does not say its language, so the abbreviations of all of them apply
+/// to it. The lists of Italian, Dutch and Danish have many ordinary words of other languages, such as `age`, `class` and `on`.
+const LANGUAGES: [&str; 10] = ["en", "de", "es", "fr", "pt", "pl", "ru", "sk", "uk", "bg"];
+
+/// The abbreviations of Wikimedia's sentencex, also with a capital, as titles before a name and days have it.
+static OF_LANGUAGES: LazyLock<HashSet<String>> = LazyLock::new(|| {
+    let mut words = HashSet::new();
+    for language in LANGUAGES {
+        for word in sentencex::language_factory(language).get_abbreviations() {
+            let word = word.trim_end_matches('.');
+            let mut letters = word.chars();
+            let capital = letters.next().map(|first| first.to_uppercase().chain(letters).collect::<String>());
+            words.extend(capital);
+            words.insert(word.to_owned());
+        }
+    }
+    words
+});
 
 /// All abbreviations with their kind. For a word in two tables, the later table applies.
 static KINDS: LazyLock<HashMap<&str, Abbreviation>> = LazyLock::new(|| {
@@ -77,10 +96,12 @@ const NEVER: &[&str] = &[
     // German
     "Hr", "Frl", "Dipl", "Ing", "ca", "bzw", "vgl", "Vgl", "ggf", "inkl", "sog", "evtl", "z.B", "Z.B", "d.h", "u.a",
     "geb", "gest", "Mag",
+    // Danish
+    "Skt", "skt",
     // French
     "MM", "Mme", "Mmes", "Mlle", "Mlles", "Mgr", "env", "p.ex",
     // Spanish, Portuguese, Italian
-    "Sra", "Sras", "Srta", "Sres", "Dra", "Dña", "Exmo", "Exma", "aprox", "p.ej", "Sig", "Dott", "Avv",
+    "Sra", "Sras", "Srta", "Sres", "Dra", "Dña", "Exmo", "Exma", "aprox", "p.ej", "Sig", "Dott", "Avv", "Dir",
 ];
 
 #[rustfmt::skip]
@@ -88,10 +109,10 @@ const NUMBERED: &[&str] = &[
     // English
     "No", "Nos", "no", "nos", "nr", "Fig", "Figs", "fig", "figs", "Tab", "tab", "Eq", "Eqs", "eq", "eqs", "Sec", "sec",
     "Secs", "Ch", "ch", "Chap", "chap", "Vol", "vol", "Vols", "vols", "Art", "art", "Arts", "Ref", "ref", "Refs",
-    "refs", "pp", "Pp", "App", "app", "Ex", "ex", "ver", "Op", "op", "Ser", "ser", "Pt", "pt", "Rs", "est", "Mar",
+    "refs", "pp", "Pp", "max", "min", "Max", "Min", "ext", "Ext", "App", "app", "Ex", "ex", "ver", "Op", "op", "Ser", "ser", "Pt", "pt", "Rs", "est", "Mar",
     "Sat", "Sun", "Mon", "Wed", "Def", "Thm", "Prop", "Cat", "cat", "Reg", "Ver", "Ps", "Matt", "Cor", "KV",
     // German
-    "Nr", "Nrn", "Abb", "Bd", "Kap", "Abs", "Anm", "Aufl", "Ziff", "Okt", "Dez",
+    "N°", "n°", "Nº", "nº", "№", "§", "§§", "Nr", "Nrn", "Abb", "Bd", "Kap", "Abs", "Anm", "Aufl", "Ziff", "Okt", "Dez",
     // French, Spanish, Portuguese, Italian
     "cap", "Cap", "pag", "Pag", "pág", "págs", "núm", "Núm", "éd", "num",
 ];

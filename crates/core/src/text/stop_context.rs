@@ -15,7 +15,11 @@ const CITATION_BYTES_MAX: usize = 40;
 /// Returns the letters, digits and inner full stops at the end of `text`, at most the last 32 characters of
 /// them.
 pub(super) fn last_word(text: &str) -> &str {
-    let tail = text.chars().rev().take(WORD_CHARS_MAX).take_while(|&c| c.is_alphanumeric() || c == '.');
+    let tail = text
+        .chars()
+        .rev()
+        .take(WORD_CHARS_MAX)
+        .take_while(|&c| c.is_alphanumeric() || matches!(c, '.' | '°' | 'º' | '§' | '№'));
     let len = tail.map(char::len_utf8).sum::<usize>();
     text[text.len() - len..].trim_start_matches('.')
 }
@@ -110,6 +114,13 @@ fn citation(text: &str) -> Option<usize> {
     let len = text.bytes().take(CITATION_BYTES_MAX).position(|b| b == close)? + 1;
     let tag = open == b'[' || text[1..].starts_with(['/', 's']) || text.starts_with("<br");
     tag.then_some(len)
+}
+
+/// Returns whether a source in round brackets follows, with the full stop of the sentence after it: ` (Smith 55).`
+pub(super) fn precedes_source(text: &str) -> bool {
+    let text = text.trim_start_matches(' ');
+    let close = text.bytes().take(CITATION_BYTES_MAX).position(|byte| byte == b')');
+    text.starts_with('(') && close.is_some_and(|close| text[close + 1..].starts_with(['.', ';']))
 }
 
 /// Returns whether `c` closes a sentence after its stop. This includes quotation marks that open a quotation

@@ -15,7 +15,7 @@ use unicode_segmentation::GraphemeCursor;
 
 use super::abbreviations::{Abbreviation, abbreviation, precedes_ordinal};
 use super::lines::is_wide;
-use super::stop_context::{NextWord, extended, is_closing, is_opening, is_roman, last_word};
+use super::stop_context::{NextWord, extended, is_closing, is_opening, is_roman, last_word, precedes_source};
 
 /// Returns the byte offset of the end of each sentence of `prose`, including the end of the last one. The
 /// whitespace between two sentences belongs to either of them.
@@ -24,6 +24,7 @@ pub(super) fn ends(prose: &str) -> Vec<usize> {
     let segmenter = SentenceSegmenter::new(SentenceBreakInvariantOptions::default());
     let mut breaks = segmenter.segment_str(&flat).skip(1).peekable();
     let mut missed = missed(&flat).peekable();
+    let mut items = items(&flat).into_iter().peekable();
     let (mut ends, mut start, mut checked_to) = (Vec::new(), 0, 0);
     loop {
         let next = match (breaks.peek(), missed.peek()) {
@@ -31,6 +32,13 @@ pub(super) fn ends(prose: &str) -> Vec<usize> {
             (Some(_), _) => breaks.next(),
             (None, _) => missed.next(),
         };
+        // A sentence ends before the number of an item, and not after it.
+        while let Some(item) = items.next_if(|item| next.is_none_or(|at| item.start <= at)) {
+            if item.start > start {
+                ends.push(item.start);
+            }
+            (start, checked_to) = (item.start, checked_to.max(item.end));
+        }
         let Some(at) = next.filter(|&at| at < flat.len()) else {
             break;
         };
@@ -50,6 +58,51 @@ pub(super) fn ends(prose: &str) -> Vec<usize> {
     ends
 }
 
+/// Returns the numbers of the items of a list that is written in one line, such as `1. First 2. Second`, with the marks
+/// around them. The list begins with the text, its numbers or letters follow each other, and its items begin with
+/// capitals: numbers inside a sentence do not.
+fn items(text: &str) -> Vec<std::ops::Range<usize>> {
+    let mut items = Vec::new();
+    let mut last: Option<(u32, &str)> = None;
+    let mut at = 0;
+    for word in text.split_inclusive(char::is_whitespace) {
+        let start = at;
+        at += word.len();
+        // A bullet may stand before the number, also as a word of its own.
+        let number = word.trim_end().trim_start_matches(['•', '⁃', '-', '*']);
+        if number.is_empty() && !word.trim().is_empty() && last.is_none() && start == 0 {
+            continue;
+        }
+        let (value, style) = match number.find(|c: char| !c.is_ascii_alphanumeric()) {
+            Some(split) => (value(&number[..split]), &number[split..]),
+            None => (None, ""),
+        };
+        let is_mark = matches!(style, "." | ")" | ".)") && text[at..].starts_with(char::is_uppercase);
+        let Some(value) = value.filter(|_| is_mark) else {
+            if last.is_none() {
+                return Vec::new();
+            }
+            continue;
+        };
+        if last.is_none_or(|last| last == (value - 1, style)) {
+            let bullet =
+                text[..start].trim_end().char_indices().next_back().filter(|(_, c)| "•⁃".contains(*c));
+            items.push(bullet.map_or(start, |(bullet, _)| bullet)..at);
+            last = Some((value, style));
+        }
+    }
+    if items.len() > 1 { items } else { Vec::new() }
+}
+
+/// Returns the place of an item from its number or letter.
+fn value(number: &str) -> Option<u32> {
+    match number.as_bytes() {
+        [letter] if letter.is_ascii_lowercase() => Some(u32::from(letter - b'a') + 1),
+        digits if digits.len() <= 2 => number.parse().ok().filter(|value| *value > 0),
+        _ => None,
+    }
+}
+
 /// Returns the text with each newline replaced by a space, because UAX #29 ends a sentence at a newline. Byte
 /// offsets do not change.
 fn unwrapped(prose: &str) -> Cow<'_, str> {
@@ -60,15 +113,23 @@ fn unwrapped(prose: &str) -> Cow<'_, str> {
 }
 
 /// Returns possible boundaries that UAX #29 misses: before a number or a name like `iPhone`, after `…`, and
-/// after a citation or tag in lower case, which hides from UAX #29 that a capital follows.
+/// after a citation or tag in lower case, a colon in Armenian, which hides from UAX #29 that a capital follows.
 fn missed(text: &str) -> impl Iterator<Item = usize> {
     let mut checked_to = 0;
-    text.match_indices(['.', '…']).filter_map(move |(at, stop)| {
+    text.match_indices(['.', '…', ':']).filter_map(move |(at, stop)| {
         if at < checked_to {
+            return None;
+        }
+        // Armenian is often written with a colon for its full stop.
+        let is_armenian = |c: char| matches!(c, '\u{531}'..='\u{58F}');
+        if stop == ":" && !text[..at].chars().rev().take(2).any(is_armenian) {
             return None;
         }
         let end = extended(text, at + stop.len());
         checked_to = end;
+        if stop == ":" {
+            return text[end..].starts_with(char::is_whitespace).then_some(end);
+        }
         let next = text[end..].starts_with(char::is_whitespace).then(|| NextWord::after(text, end))?;
         let first = next.word.chars().next()?;
         let hides_case = text[at..end].contains(['[', '<']) || stop == "…";
@@ -76,6 +137,9 @@ fn missed(text: &str) -> impl Iterator<Item = usize> {
         is_candidate.then_some(end)
     })
 }
+
+/// The longest title of a work in Chinese that is looked through for its beginning, in characters.
+const TITLE_CHARS_MAX: usize = 40;
 
 /// A position `at` where a sentence that began at `start` may end, both as byte offsets of `text`.
 struct Boundary<'a> {
@@ -115,6 +179,12 @@ impl Boundary<'_> {
     fn ends_at_unspaced(&self, end: usize) -> bool {
         const PARTICLES: [char; 10] = ['と', 'っ', 'な', 'の', 'は', 'が', 'を', 'に', 'も', 'で'];
         let quoted = self.text[..end].ends_with(['」', '』', '）', '”']);
+        // The title of a work may have stops of its own.
+        let near = self.text[self.start..end].char_indices().rev().take(TITLE_CHARS_MAX);
+        let title = near.map(|(_, c)| c).find(|c| matches!(c, '《' | '》'));
+        if title == Some('《') {
+            return false;
+        }
         !(quoted && self.text[end..].starts_with(PARTICLES))
     }
 
@@ -133,10 +203,12 @@ impl Boundary<'_> {
         }
         let cited = self.text[self.start + before.len()..end].contains('[');
         match stop {
+            _ if precedes_source(&self.text[end..]) => false,
             '!' | '?' => true,
             '…' => !next.is_pronoun_i(),
             _ if before.ends_with("...") || before.ends_with('…') => true,
-            _ if before.ends_with('.') => !next.is_pronoun_i(),
+            // Points with spaces between them, too: `. . .`
+            _ if before.ends_with('.') || before.ends_with(". ") => !next.is_pronoun_i(),
             _ => cited || ends_at_dot(before, &next),
         }
     }
