@@ -71,6 +71,25 @@ pub(super) fn precedes_ordinal(word: &str) -> bool {
     WORDS.contains(&word)
 }
 
+/// Returns whether `word` is the German name of a month, after which a number with a full stop is a day: `Montag, 3. August`.
+pub(super) fn is_month(word: &str) -> bool {
+    const MONTHS: [&str; 12] = [
+        "Januar",
+        "Februar",
+        "März",
+        "April",
+        "Mai",
+        "Juni",
+        "Juli",
+        "August",
+        "September",
+        "Oktober",
+        "November",
+        "Dezember",
+    ];
+    MONTHS.contains(&word)
+}
+
 /// Returns whether `word` is a single letter, or parts of one or two letters joined by full stops: `J`,
 /// `U.S`, `a.m`, `Ph.D`, `EE.UU`.
 fn is_initials(word: &str) -> bool {
@@ -112,7 +131,7 @@ const NUMBERED: &[&str] = &[
     "refs", "pp", "Pp", "max", "min", "Max", "Min", "ext", "Ext", "App", "app", "Ex", "ex", "ver", "Op", "op", "Ser", "ser", "Pt", "pt", "Rs", "est", "Mar",
     "Sat", "Sun", "Mon", "Wed", "Def", "Thm", "Prop", "Cat", "cat", "Reg", "Ver", "Ps", "Matt", "Cor", "KV",
     // German
-    "N°", "n°", "Nº", "nº", "№", "§", "§§", "Nr", "Nrn", "Abb", "Bd", "Kap", "Abs", "Anm", "Aufl", "Ziff", "Okt", "Dez",
+    "gem", "lt", "N°", "n°", "Nº", "nº", "№", "§", "§§", "Nr", "Nrn", "Abb", "Bd", "Kap", "Abs", "Anm", "Aufl", "Ziff", "Okt", "Dez",
     // French, Spanish, Portuguese, Italian
     "cap", "Cap", "pag", "Pag", "pág", "págs", "núm", "Núm", "éd", "num",
 ];

@@ -13,7 +13,7 @@ use icu_segmenter::SentenceSegmenter;
 use icu_segmenter::options::SentenceBreakInvariantOptions;
 use unicode_segmentation::GraphemeCursor;
 
-use super::abbreviations::{Abbreviation, abbreviation, precedes_ordinal};
+use super::abbreviations::{Abbreviation, abbreviation, is_month, precedes_ordinal};
 use super::lines::is_wide;
 use super::stop_context::{NextWord, extended, is_closing, is_opening, is_roman, last_word, precedes_source};
 
@@ -222,7 +222,8 @@ fn ends_at_dot(before: &str, next: &NextWord) -> bool {
         return false;
     }
     if word.bytes().all(|b| b.is_ascii_digit()) && !word.is_empty() {
-        let ordinal = word.len() <= 2 && precedes_ordinal(last_word(rest.trim_end()));
+        let ordinal =
+            word.len() <= 2 && (precedes_ordinal(last_word(rest.trim_end())) || is_month(next.word));
         return !(ordinal || word.len() <= 2 && next.is_number());
     }
     match abbreviation(word) {

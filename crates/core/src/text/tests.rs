@@ -15,6 +15,36 @@ fn check(case: &str, text: &str, expected: &[&str]) {
 // ---------------------------------------------------------------- English prose
 
 #[test]
+fn units_titles_and_sources_do_not_end_a_sentence() {
+    let one = |name: &str, text: &str| check(name, text, &[text]);
+    one("a measure", "Luggage of max. 23 kg and min. 2 bags is free.");
+    one("an extension", "Call the office, ext. 4410, before noon.");
+    one("a title in Spanish", "Habla con la Lic. Ramírez sobre el contrato.");
+    one("a number sign", "La licencia N°. 88.120 es válida.");
+    one("a paragraph of a law", "Nach gem. § 14 Abs. 3 der Ordnung ist das frei.");
+    one("a day in German", "Sie öffnet am Freitag, 7. März 2025 wieder.");
+    one("a denomination", "Er besucht eine kath. Schule in Bonn.");
+    one("an ellipsis of points with spaces", "The pier was . . . I think . . . rebuilt.");
+    one("a source in brackets", "They call it \"a door for the sea [...]\" (Harlow 12).");
+    check(
+        "a new sentence in brackets",
+        "He left early. (Nobody knew why.) She stayed.",
+        &["He left early.", "(Nobody knew why.)", "She stayed."],
+    );
+    check(
+        "a list in one line",
+        "1. Open the valve 2. Wait for the light 3. Close it",
+        &["1. Open the valve", "2. Wait for the light", "3. Close it"],
+    );
+    check("letters", "a. Open it b. Close it", &["a. Open it", "b. Close it"]);
+    check("brackets", "1) Open it 2) Close it", &["1) Open it", "2) Close it"]);
+    check("bullets", "• 9. Open it • 10. Close it", &["• 9. Open it", "• 10. Close it"]);
+    one("numbers inside a sentence", "Choose 1) the red or 2) the blue one.");
+    check("Armenian", "Նա եկավ: Ես տանն էի:", &["Նա եկավ:", "Ես տանն էի:"]);
+    check("a title in Chinese", "他看了《走吧！朋友》。很好。", &["他看了《走吧！朋友》。", "很好。"]);
+}
+
+#[test]
 fn plain_prose() {
     check("empty", "", &[]);
     check("whitespace only", " \t\r\n\u{A0}\u{3000}\n", &[]);
