@@ -252,8 +252,14 @@ fn text_is_the_callers(request: &CompressRequest, found: &Compressed) -> Result<
     let best_first = request.order == Order::Relevance && !found.degraded;
     let ordered = |a: (f32, usize), b: (f32, usize)| if best_first { a.0 >= b.0 } else { a.1 < b.1 };
     prop_assert!(order.windows(2).all(|pair| ordered(pair[0], pair[1])), "not in the requested order");
-    // Titles and marks are the only text of a context that `rewritten` does not know.
-    if !request.titles && request.omissions == Omissions::None {
+    // Titles, and marks in texts other than prose, are the only text of a context that `rewritten` does not know.
+    let is_prose = |outcome: &ChunkOutcome| matches!(outcome.kind, None | Some(Kind::Prose));
+    let is_known = match request.omissions {
+        Omissions::None => true,
+        Omissions::Auto => found.chunks.iter().all(is_prose),
+        Omissions::Ellipsis | Omissions::Range => false,
+    };
+    if !request.titles && is_known {
         prop_assert_eq!(&found.context, &rewritten(request, found));
     }
     let mut spans =
@@ -279,7 +285,12 @@ fn rewritten(request: &CompressRequest, found: &Compressed) -> String {
         for (n, span) in outcome.spans.iter().map(|span| span.source).enumerate() {
             if n > 0 {
                 let gap = &chunk.text[outcome.spans[n - 1].source.end..span.start];
-                body.push(if gap.contains('\n') { '\n' } else { ' ' });
+                let separator = if gap.contains('\n') { "\n" } else { " " };
+                match request.omissions {
+                    _ if gap.trim().is_empty() => body.push_str(separator),
+                    Omissions::None => body.push('\n'),
+                    _ => body.extend([separator, "…", separator]),
+                }
             }
             body.push_str(span.of(&chunk.text));
         }

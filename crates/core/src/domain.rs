@@ -268,7 +268,7 @@ impl Serialize for Lang {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Omissions {
-    /// As `range` in code, logs, tables and HTML. In other texts, `…` between two kept parts that were not neighbours.
+    /// As `range` in code, logs and tables. In other texts, `…` between two kept parts that were not neighbours.
     #[default]
     Auto,
     /// No marks: a new line begins where text was left out.

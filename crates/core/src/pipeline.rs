@@ -338,10 +338,10 @@ impl Pipeline {
         cancel: &Cancel,
         mut clock: Clock,
     ) -> Result<Compressed, PipelineError> {
-        let mut scores = self.score(reading, cancel, &mut clock)?;
-        scores.answerable =
-            clock.stage("answerable", || self.answerable(reading, request, &scores, cancel))?;
-        let fitted = clock.stage("select", || self.fit(request, reading, &scores, cancel))?;
+        let scores = self.score(reading, cancel, &mut clock)?;
+        let answerable = clock.stage("answerable", || self.answerable(reading, request, &scores, cancel))?;
+        let fitted =
+            clock.stage("select", || self.fit(request, reading, &scores, answerable.as_ref(), cancel))?;
         // The RC of tokens does not explain the score of a probe.
         let explain = || clock.stage("explain", || explain::explanation(reading, cancel));
         let explanation = (request.explain && reading.probe.is_none()).then(explain).transpose()?;
@@ -352,7 +352,7 @@ impl Pipeline {
             context: fitted.context,
             usage: Some(fitted.usage),
             relevance: fitted.relevance,
-            answerable: scores.answerable,
+            answerable,
             turns_read: (!request.history.is_empty()).then_some(reading.turns),
             lang: text::lang_of(&request.query),
             degraded: false,
@@ -582,8 +582,8 @@ impl Pipeline {
         };
         validate::check(&request, &self.settings.limits)?;
         let reading = self.read(&request, cancel, &mut Clock::start())?;
-        let mut scores = score::all(&reading, self.settings.scoring, cancel)?;
-        scores.answerable = self.answerable(&reading, &request, &scores, cancel)?;
+        let scores = score::all(&reading, self.settings.scoring, cancel)?;
+        let answerable = self.answerable(&reading, &request, &scores, cancel)?;
         let sentences = match granularity {
             Granularity::Sentence => {
                 let unit_rc = rc::mean_over_queries(scores.unit_rc.view());
@@ -595,9 +595,9 @@ impl Pipeline {
         };
         let tokens = reading.tokens.ids.len() + reading.blocks.tokens();
         let are_probabilities = reading.probe.is_some();
-        let relevance = self.settings.auto.relevance(&request, &reading.outlines, &scores);
-        let Scores { chunks, answerable, .. } = scores;
-        Ok(Ranked { chunks, relevance, answerable, are_probabilities, sentences, tokens })
+        let relevance =
+            self.settings.auto.relevance(&request, &reading.outlines, &scores, answerable.as_ref());
+        Ok(Ranked { chunks: scores.chunks, relevance, answerable, are_probabilities, sentences, tokens })
     }
 
     /// Has the model read those of `chunks` that are not cached, so that later requests find their blocks.
@@ -636,7 +636,8 @@ impl Pipeline {
         Ok(self.tokenizer.encode_prompt(prompt)?.ids)
     }
 
-    /// Selects units by `scores` within the request's budget, and writes the context.
+    /// Selects units by `scores` within the request's budget, and writes the context. Chunks that are `answerable` are
+    /// related to the question, whatever their scores.
     ///
     /// # Errors
     /// Returns [`InvalidRequest::BudgetImpossible`] if the budget is too small for any context that the
@@ -646,6 +647,7 @@ impl Pipeline {
         request: &CompressRequest,
         reading: &Reading,
         scores: &Scores,
+        answerable: Option<&Answerable>,
         cancel: &Cancel,
     ) -> Result<Fitted, PipelineError> {
         let counter = TokenCounter::new(request.tokenizer, &self.tokenizer);
@@ -654,6 +656,7 @@ impl Pipeline {
             frame_costs: &self.frame_costs,
             auto: self.settings.auto,
             calibration: self.calibration(),
+            answerable,
             cancel,
         };
         fit::budget(request, reading, scores, &context)

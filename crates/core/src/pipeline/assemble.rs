@@ -218,9 +218,7 @@ impl<'a> Gaps<'a> {
         let counts = match omissions {
             _ if is_json || gap.of(text).trim().is_empty() => return None,
             Omissions::None => return None,
-            Omissions::Auto if !has_lines(layout.kind) && layout.kind != Kind::Html => {
-                return Some(MARK.to_owned());
-            }
+            Omissions::Auto if !has_lines(layout.kind) => return Some(MARK.to_owned()),
             Omissions::Ellipsis => false,
             Omissions::Auto | Omissions::Range => true,
         };

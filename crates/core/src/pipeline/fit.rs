@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
+use super::answerable::Answerable;
 use super::assemble::{self, Style};
 use super::cancel::Cancel;
 use super::conformal::{self, Calibration};
@@ -51,6 +52,8 @@ pub struct FitContext<'a> {
     pub auto: Auto,
     /// The limits of budgets that promise a coverage; `None` if the model has none.
     pub calibration: Option<&'a Calibration>,
+    /// Whether the chunks answer the question; `None` where it was not measured.
+    pub answerable: Option<&'a Answerable>,
     /// Says when to stop.
     pub cancel: &'a Cancel,
 }
@@ -71,7 +74,7 @@ pub fn budget(
     let units = &reading.units;
     let order = order(request, units, scores);
     let compares_rows = reading.outlines.has_rows() && text::compares_all(&request.query);
-    let relevance = fit.auto.relevance(request, &reading.outlines, scores);
+    let relevance = fit.auto.relevance(request, &reading.outlines, scores, fit.answerable);
     // A promise covers questions that look unrelated, too.
     let limit = promised_limit(request.budget, fit.calibration)?;
     let is_related =
@@ -470,7 +473,6 @@ mod tests {
             unit_rc,
             max_sim: Some(1.0),
             chunk_max_sims: Vec::new(),
-            answerable: None,
             measured: Measured::Prose,
         };
         let counter = TokenCounter::new(request.tokenizer, &tokenizer);
@@ -482,6 +484,7 @@ mod tests {
             frame_costs: &frame_costs,
             auto,
             calibration: calibration.as_ref(),
+            answerable: None,
             cancel: &cancel,
         };
         let found = match budget(&request, &reading, &scores, &fit) {
@@ -577,7 +580,6 @@ mod tests {
             unit_rc: Array2::zeros((1, 0)),
             max_sim: Some(0.0),
             chunk_max_sims: Vec::new(),
-            answerable: None,
             measured: Measured::Structured,
         };
         for granularity in [Granularity::Chunk, Granularity::Sentence, Granularity::Token] {
@@ -588,7 +590,7 @@ mod tests {
             let is_related = |query: &str| {
                 let query = query.to_owned();
                 let request = CompressRequest { query, ..request.clone() };
-                let relevance = Auto::default().relevance(&request, &reading.outlines, &unrelated);
+                let relevance = Auto::default().relevance(&request, &reading.outlines, &unrelated, None);
                 relevance.expect("the model tells").related
             };
             assert!(is_related("Which room is the cheapest?"), "{granularity:?}");

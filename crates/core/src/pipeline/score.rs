@@ -8,7 +8,6 @@ use std::str::FromStr;
 use ndarray::{Array2, Array3, ArrayView2, Axis};
 use serde::{Deserialize, Serialize};
 
-use super::answerable::Answerable;
 use super::cancel::Cancel;
 use super::neighbours;
 use super::probe::{self, Probabilities};
@@ -56,9 +55,6 @@ pub struct Scores {
     /// `[chunk]`: as `max_sim`, over the keys of one chunk. Empty if the logits have no fixed scale, or a
     /// plain estimator or a probe scored.
     pub chunk_max_sims: Vec<f32>,
-    /// Whether the chunks answer the question, as [`Pipeline::answerable`](super::Pipeline::answerable) says; `None`
-    /// until it was called, and where it does not tell.
-    pub answerable: Option<Answerable>,
     /// What `max_sim` was measured on, which decides from which value on a chunk is related.
     pub measured: Measured,
 }
@@ -185,15 +181,7 @@ pub fn ranked_coverage(reading: &Reading, ranked: RankedRc) -> Scores {
         }
     };
     let RankedRc { max_sim, chunk_max_sims, .. } = ranked;
-    Scores {
-        chunks,
-        units: scores,
-        unit_rc,
-        max_sim,
-        chunk_max_sims,
-        answerable: None,
-        measured: measured(reading),
-    }
+    Scores { chunks, units: scores, unit_rc, max_sim, chunk_max_sims, measured: measured(reading) }
 }
 
 /// What units other than sentences are scored with: a row of a table with the table's header, a statement with
@@ -326,15 +314,7 @@ pub fn by_probe(reading: &Reading, cancel: &Cancel) -> Result<Scores, PipelineEr
     };
     let unit_rc = Array2::from_shape_vec((1, own.len()), own).expect("one row");
     let measured = measured(reading);
-    Ok(Scores {
-        chunks,
-        units: scores,
-        unit_rc,
-        max_sim: None,
-        chunk_max_sims: Vec::new(),
-        answerable: None,
-        measured,
-    })
+    Ok(Scores { chunks, units: scores, unit_rc, max_sim: None, chunk_max_sims: Vec::new(), measured })
 }
 
 /// Scores chunks and units with one estimator. A unit's score is the sum of its own RC and its chunk's.
@@ -360,7 +340,7 @@ fn plain(reading: &Reading, estimator: Estimator, cancel: &Cancel) -> Result<Sco
     let units = units.iter().zip(mean_rc).map(|(unit, rc)| rc + chunks[unit.chunk]).collect();
     let max_sim = reading.logits_have_fixed_scale.then(|| max_sim(chunk_peaks.finish().view()));
     let measured = measured(reading);
-    Ok(Scores { chunks, units, unit_rc, max_sim, chunk_max_sims: Vec::new(), answerable: None, measured })
+    Ok(Scores { chunks, units, unit_rc, max_sim, chunk_max_sims: Vec::new(), measured })
 }
 
 fn measured(reading: &Reading) -> Measured {

@@ -8,6 +8,7 @@ use ndarray::ArrayView1;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
+use super::answerable::Answerable;
 use super::conformal;
 use super::outcome::Relevance;
 use super::score::{Measured, Scores};
@@ -289,6 +290,7 @@ impl Auto {
         request: &CompressRequest,
         outlines: &Outlines,
         scores: &Scores,
+        answerable: Option<&Answerable>,
     ) -> Option<Relevance> {
         let max_sim = scores.max_sim?;
         let (least, setting) = match scores.measured {
@@ -299,7 +301,7 @@ impl Auto {
         // "Which is the cheapest?" has no word of the table that answers it.
         let compares_rows = outlines.has_rows() && text::compares_all(&request.query);
         let related = max_sim >= least
-            || scores.answerable.is_some_and(|answerable| answerable.answerable)
+            || answerable.is_some_and(|answerable| answerable.answerable)
             || compares_rows
             || max_sim >= NAMED_SHARE * least && names_are_in_one(&request.query, &request.chunks);
         Some(Relevance { max_sim, related, least, setting })
@@ -464,7 +466,6 @@ mod tests {
             unit_rc,
             max_sim: Some(max_sim),
             chunk_max_sims: Vec::new(),
-            answerable: None,
             measured: Measured::Prose,
         };
         let span = UnitSpan { bytes: ByteRange::new(0, 1), tokens: TokenSpan::new(0, 1) };

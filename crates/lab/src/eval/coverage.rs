@@ -190,7 +190,7 @@ impl Ranking {
             }
         }
         let Some((effort, share)) = found else { return Ok(None) };
-        let fitted = pipeline.fit(&request, &reading, &scores, &cancel)?;
+        let fitted = pipeline.fit(&request, &reading, &scores, None, &cancel)?;
         let spans: Vec<Vec<ByteRange>> =
             fitted.spans.iter().map(|spans| spans.iter().map(|span| span.source).collect()).collect();
         let auto_tokens: usize = fitted.spans.iter().flatten().map(|span| span.tokens.len()).sum();

@@ -151,7 +151,7 @@ impl Samples {
         let scores = method.scores(&row.query, &row_reading, &texts)?;
         let fit = |budget| {
             let request = CompressRequest { budget, ..request.clone() };
-            match pipeline.fit(&request, &row_reading.reading, &scores, &cancel) {
+            match pipeline.fit(&request, &row_reading.reading, &scores, None, &cancel) {
                 Ok(fitted) => Ok(Some(fitted)),
                 Err(PipelineError::Invalid(_)) => Ok(None),
                 Err(error) => Err(error),

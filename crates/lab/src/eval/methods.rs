@@ -157,7 +157,6 @@ impl Method {
             unit_rc: Array2::zeros((0, 0)),
             max_sim: None,
             chunk_max_sims: Vec::new(),
-            answerable: None,
             measured: Measured::default(),
         })
     }

@@ -171,7 +171,7 @@ impl Samples {
             for (ratio, kept) in RATIOS.iter().zip(&mut self.kept) {
                 let request =
                     CompressRequest { budget: Budget::Ratio(1.0 / f64::from(*ratio)), ..request.clone() };
-                let survives = match pipeline.fit(&request, reading, scores, &Cancel::default()) {
+                let survives = match pipeline.fit(&request, reading, scores, None, &Cancel::default()) {
                     Ok(fitted) => row.answer_in(&fitted.context),
                     Err(PipelineError::Invalid(_)) => false,
                     Err(error) => return Err(error.into()),
@@ -202,7 +202,9 @@ impl Samples {
 impl AutoSamples {
     fn add(&mut self, scored: &ScoredRow) -> Result<()> {
         let ScoredRow { row, request, pipeline, reading, scores } = *scored;
-        let fitted = pipeline.fit(request, reading, scores, &Cancel::default())?;
+        let cancel = Cancel::default();
+        let answerable = pipeline.answerable(reading, request, scores, &cancel)?;
+        let fitted = pipeline.fit(request, reading, scores, answerable.as_ref(), &cancel)?;
         self.tokens_share.push(fitted.usage.tokens_out as f64 / fitted.usage.tokens_in.max(1) as f64);
         let gold = row.gold.iter().filter(|&&gold| !fitted.spans[gold].is_empty()).count();
         self.gold_share.push(gold as f64 / row.gold.len() as f64);
