@@ -77,7 +77,7 @@ struct PrefilterAnswer {
 #[schemars(rename = "Warning")]
 /// Something that the caller should know about the context, though it is not an error.
 struct WarningAnswer {
-    /// `rows_left_out`, `kind_unfit`, `script_unknown` or `unread`.
+    /// `rows_left_out`, `header_left_out`, `kind_unfit`, `script_unknown` or `unread`.
     code: &'static str,
     /// What it means, in words.
     message: Cow<'static, str>,
@@ -93,6 +93,12 @@ impl WarningAnswer {
                 "rows_left_out",
                 "the question compares all rows of a table, and some rows of this chunk are left out; name a larger budget, or \
                  the chunk in `keep`"
+                    .into(),
+                Some(chunk),
+            ),
+            Warning::HeaderLeftOut { chunk } => (
+                "header_left_out",
+                "a row of this chunk is kept without its heading or the header of its table, which do not fit; name a larger budget"
                     .into(),
                 Some(chunk),
             ),

@@ -887,3 +887,19 @@ async fn metrics_count_requests_and_quote_none() {
     }
     assert!(!metrics.contains(SECRET), "{metrics}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_of_a_page_is_kept_without_its_header_where_both_do_not_fit() {
+    let daemon = daemon(Some(scripted()), 1, 1).await;
+    let page = "Year ended March 31,\n(in thousands)\n2024\n2023\nRevenue\n48,210\n44,907\nTide\n34\n33\nCrews\n(21,330)\n(20,118)\n";
+    let compress = async |tokens: usize| {
+        let body = json!({"query": "When is the tide?", "chunks": [page], "budget": {"tokens": tokens}, "format": "plain"});
+        post(daemon.http, "/v1/compress", body.to_string()).await.json()
+    };
+    let row = "Tide\n34\n33";
+    let large = compress(page.len()).await;
+    assert_eq!((&large["chunks"][0]["kind"], &large["warnings"]), (&json!("pdf"), &Value::Null), "{large}");
+    let small = compress(row.len()).await;
+    assert_eq!(small["context"], row, "{small}");
+    assert_eq!(small["warnings"][0]["code"], "header_left_out", "{small}");
+}

@@ -391,8 +391,9 @@ impl Pipeline {
             Granularity::Chunk | Granularity::Token => &[],
         };
         let rows = fitted.rows_left_out.iter().map(|&chunk| Warning::RowsLeftOut { chunk });
+        let headers = fitted.headers_left_out.iter().map(|&chunk| Warning::HeaderLeftOut { chunk });
         let unfit = layouts.iter().enumerate().filter_map(unfit);
-        rows.chain(unfit).chain(script.then_some(Warning::ScriptUnknown)).collect()
+        rows.chain(headers).chain(unfit).chain(script.then_some(Warning::ScriptUnknown)).collect()
     }
 
     /// Encodes the question of a request, and finds or reads the blocks of its chunks. It checks what depends

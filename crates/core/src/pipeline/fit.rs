@@ -22,7 +22,7 @@ use crate::domain::{
     TokenizerName,
 };
 use crate::model::tokenizer::is_blank;
-use crate::text;
+use crate::text::{self, outline::Piece};
 
 /// A context that fits into the budget.
 #[derive(Debug, Clone, PartialEq)]
@@ -39,6 +39,8 @@ pub struct Fitted {
     pub relevance: Option<Relevance>,
     /// The chunks of which some rows are left out although the question compares all rows.
     pub rows_left_out: Vec<usize>,
+    /// The pages with a row whose header or heading did not fit.
+    pub headers_left_out: Vec<usize>,
 }
 
 /// What fitting needs besides the request and its scores.
@@ -400,13 +402,36 @@ impl Fitter<'_> {
         }
     }
 
+    /// Returns the pages with a row within `spans` that requires a piece outside them.
+    fn headers_left_out(&self, spans: &[Vec<KeptSpan>]) -> Vec<usize> {
+        let outlines = &self.reading.outlines;
+        let is_partial = |&(chunk, spans): &(usize, &Vec<KeptSpan>)| {
+            let is_kept = |bytes: ByteRange| spans.iter().any(|span| span.source.overlaps(bytes));
+            let pieces = || &outlines.layouts()[chunk].pieces;
+            let lacks = |piece: &Piece| piece.requires.iter().any(|&other| !is_kept(pieces()[other].bytes));
+            !spans.is_empty()
+                && outlines.is_page(chunk)
+                && pieces().iter().any(|piece| is_kept(piece.bytes) && lacks(piece))
+        };
+        spans.iter().enumerate().filter(is_partial).map(|(chunk, _)| chunk).collect()
+    }
+
     fn finish(self, rendered: RenderedContext, tokens_in: usize) -> Fitted {
         // A tokenizer that merges tokens across the end of a chunk may count a token or two more or fewer in
         // the whole context than in its parts.
         let usage = Usage { tokens_in: tokens_in.max(rendered.tokens), tokens_out: rendered.tokens };
         let rows_left_out = self.rows_left_out(&rendered.spans);
+        let headers_left_out = self.headers_left_out(&rendered.spans);
         let (relevance, order) = (self.relevance, self.order);
-        Fitted { context: rendered.text, usage, order, spans: rendered.spans, relevance, rows_left_out }
+        Fitted {
+            context: rendered.text,
+            usage,
+            order,
+            spans: rendered.spans,
+            relevance,
+            rows_left_out,
+            headers_left_out,
+        }
     }
 }
 

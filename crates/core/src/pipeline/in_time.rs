@@ -135,9 +135,9 @@ impl<'a> InTime<'a> {
         }
         for warning in &mut compressed.warnings {
             match warning {
-                Warning::RowsLeftOut { chunk } | Warning::KindUnfit { chunk, .. } => {
-                    *chunk = self.indices[*chunk]
-                }
+                Warning::RowsLeftOut { chunk }
+                | Warning::HeaderLeftOut { chunk }
+                | Warning::KindUnfit { chunk, .. } => *chunk = self.indices[*chunk],
                 Warning::ScriptUnknown | Warning::Unread { .. } => {}
             }
         }

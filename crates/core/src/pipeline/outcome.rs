@@ -56,6 +56,12 @@ pub enum Warning {
         /// The index of the chunk in the request.
         chunk: usize,
     },
+    /// A row of a page of a PDF is kept without its heading or the header of its table, which do not fit into the
+    /// budget.
+    HeaderLeftOut {
+        /// The index of the chunk in the request.
+        chunk: usize,
+    },
     /// The text of this chunk does not have the form of the kind that the request names; it was divided into
     /// sentences.
     KindUnfit {

@@ -196,11 +196,10 @@ struct UnitContext {
 impl UnitContext {
     fn of(reading: &Reading) -> Self {
         let (mut shared, mut frames) = (Vec::new(), Vec::new());
-        let layouts = reading.outlines.layouts();
         if !reading.outlines.is_prose() {
             for (index, unit) in reading.units.iter().enumerate() {
                 // The rows of a page have their label, and dozens of rows share one header.
-                if layouts.get(unit.chunk).is_none_or(|layout| layout.kind != Kind::Pdf) {
+                if !reading.outlines.is_page(unit.chunk) {
                     let before =
                         reading.outlines.required_by(index, unit.chunk).filter(|other| *other < index);
                     shared.extend(before.map(|other| (index, other)));

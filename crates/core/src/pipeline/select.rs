@@ -128,8 +128,17 @@ impl SelectionInput<'_> {
                 if frame_cost + self.costs[unit] > tokens_left {
                     continue;
                 }
-                let group = self.group(unit, compares_rows, &|unit| taken[unit]);
-                let cost = frame_cost + group.iter().map(|&unit| self.costs[unit]).sum::<usize>();
+                let mut group = self.group(unit, compares_rows, &|unit| taken[unit]);
+                let cost_of =
+                    |group: &[usize]| frame_cost + group.iter().map(|&unit| self.costs[unit]).sum::<usize>();
+                // The best row of a page without its header is better than a worse one with it.
+                if cost_of(&group) > tokens_left
+                    && selection.chosen.is_empty()
+                    && self.outlines.is_page(chunk)
+                {
+                    group = vec![unit];
+                }
+                let cost = cost_of(&group);
                 if cost <= tokens_left {
                     tokens_left -= cost;
                     has_frame[chunk] = true;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::blocks::Blocks;
 use super::tokenize::tokens_under;
-use crate::domain::{ByteRange, Chunk, Granularity, TokenSpan};
+use crate::domain::{ByteRange, Chunk, Granularity, Kind, TokenSpan};
 use crate::kv::block::{Block, Sentence};
 use crate::text;
 use crate::text::outline::{Layout, Piece};
@@ -47,6 +47,11 @@ pub struct Outlines {
 }
 
 impl Outlines {
+    /// Returns whether a chunk is a page of a PDF.
+    pub fn is_page(&self, chunk: usize) -> bool {
+        self.layouts.get(chunk).is_some_and(|layout| layout.kind == Kind::Pdf)
+    }
+
     /// Returns the outlines of so many chunks of prose.
     pub fn of_prose(chunks: usize) -> Self {
         Self { layouts: vec![Layout::prose(); chunks], first_units: vec![0; chunks], ..Self::default() }

@@ -79,10 +79,9 @@ pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
             LineKind::Years => {
                 let first = page.header_start(open, at);
                 let end = page.end_of(at, LineKind::Years);
-                page.text(open, first);
+                page.prose(open, first);
                 let range = page.range(first, end);
-                let title: Vec<usize> = page.heading.into_iter().collect();
-                let header = page.pieces.frame(range, &title);
+                let header = page.pieces.frame(range, &[]);
                 (page.header, page.heading) = (Some(header), None);
                 (at, open) = (end, end);
             }
@@ -156,24 +155,27 @@ impl Page<'_, '_> {
         first
     }
 
-    /// Adds lines of text: prose by sentences, and a last short line as a heading.
+    /// Adds lines of text: prose by sentences, and a last short line as the heading of the rows below it.
     fn text(&mut self, from: usize, to: usize) {
         let Some(last) = (from..to).rev().find(|&line| self.kinds[line] != LineKind::Blank) else { return };
         let line = self.lines[last];
         let trimmed = line.text.trim();
         let is_alone = last == from || !continues(self.lines[last - 1].text, line.text);
-        let is_heading = to < self.lines.len()
-            && is_alone
-            && trimmed.len() <= LABEL_BYTES_MAX
-            && !trimmed.ends_with(['.', ';', ',']);
-        let prose_to = if is_heading { last } else { last + 1 };
-        if let Some(first) = (from..prose_to).find(|&line| self.kinds[line] != LineKind::Blank) {
-            self.pieces.prose(self.text, self.range(first, prose_to), &[], self.sentences);
-            self.heading = None;
-        }
-        if is_heading {
+        let is_short = trimmed.len() <= LABEL_BYTES_MAX && !trimmed.ends_with(['.', ';', ',']);
+        if to < self.lines.len() && is_alone && is_short {
+            self.prose(from, last);
             let requires: Vec<usize> = self.header.into_iter().collect();
             self.heading = Some(self.pieces.frame(line.trimmed(), &requires));
+        } else {
+            self.prose(from, to);
+        }
+    }
+
+    /// Adds lines of prose, below which no heading holds any more.
+    fn prose(&mut self, from: usize, to: usize) {
+        if let Some(first) = (from..to).find(|&line| self.kinds[line] != LineKind::Blank) {
+            self.pieces.prose(self.text, self.range(first, to), &[], self.sentences);
+            self.heading = None;
         }
     }
 
@@ -359,17 +361,16 @@ $ 1.70
             Kind::Pdf,
             PAGE,
             &[
-                "Northern Ferries plc",
-                "F Consolidated statement of income",
-                "F 1 Year ended March 31,/(in thousands)/2024/2023",
-                "2 Revenue/$/48,210/$/44,907",
-                "2 Cost of crews and fuel/(21,330)/(20,118)",
-                "F 2 Operating expenses:",
-                "2,5 Maintenance/6,204//5,870",
-                "2,5 Gains from the sale of vessels, net of/costs to sell/-/1,140",
+                "Northern Ferries plc/Consolidated statement of income",
+                "F Year ended March 31,/(in thousands)/2024/2023",
+                "1 Revenue/$/48,210/$/44,907",
+                "1 Cost of crews and fuel/(21,330)/(20,118)",
+                "F 1 Operating expenses:",
+                "1,4 Maintenance/6,204//5,870",
+                "1,4 Gains from the sale of vessels, net of/costs to sell/-/1,140",
                 "Ferries are depreciated over thirty years.",
                 "The pier is/leased from the harbour authority.",
-                "2 Earnings per share/$ 1.92/$ 1.70/41",
+                "1 Earnings per share/$ 1.92/$ 1.70/41",
             ],
         );
         check(
