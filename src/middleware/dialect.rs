@@ -462,11 +462,14 @@ fn argument_texts(arguments: Located) -> String {
     let mut texts = String::new();
     for string in arguments.strings(1) {
         let Some(text) = string.text() else { continue };
-        if texts.len() + text.len() > ARGUMENT_BYTES_MAX {
+        let room = ARGUMENT_BYTES_MAX.saturating_sub(texts.len() + 1);
+        if room == 0 {
             break;
         }
+        // Of a long text, such as the content of a file, the beginning; and what follows it.
+        let text = text.trim();
         texts.push_str(if texts.is_empty() { "" } else { " " });
-        texts.push_str(text.trim());
+        texts.push_str(&text[..text.floor_char_boundary(room.min(ARGUMENT_BYTES_MAX / 2))]);
     }
     texts
 }

@@ -30,7 +30,7 @@ const NAME_BYTES_MAX: usize = 16 * 1024 * 1024;
 const RECORD_BYTES_MAX: usize = 16 * 1024;
 
 /// The most bytes of the user's text that are read as the question. They are taken from the end, where the question usually is.
-const QUERY_BYTES_MAX: usize = 1_000;
+pub const QUERY_BYTES_MAX: usize = 1_000;
 
 /// Which texts of a conversation may be compressed, in addition to documents and search results.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -151,8 +151,8 @@ pub struct Turn {
     /// The question that the turn is compressed for: the end of the user's last text up to the end of the turn that asks for something. For
     /// instructions, of the whole conversation.
     pub query: String,
-    /// Whether the user asks for something that needs whole texts, such as a summary.
-    pub wants_whole: bool,
+    /// What the user asks of the texts of the turn.
+    pub wants: Wants,
     /// The newest texts of the user and the model before the question, oldest first.
     pub history: Vec<Arc<str>>,
     /// The passages in the order of the conversation.
@@ -237,18 +237,18 @@ fn within_bounds(conversation: &Conversation, policy: &Policy) -> Result<Vec<Tur
         }
         if let Some(text) = asked_text(&user_text) {
             history = said.iter().cloned().collect();
-            question = question.followed_by(&text, &finder.stated);
-            remember(&mut said, Arc::from(text));
+            question.follow(&text, &finder.stated);
+            remember(&mut said, Arc::from(tail(&text)));
             finder.stated = Arc::default();
             turn.asked_at = Some(message.at.range());
         }
-        turn.query.clone_from(&question.text);
-        turn.wants_whole = question.wants_whole;
+        turn.query = question.query();
+        turn.wants = question.wants;
         turn.history.clone_from(&history);
         turn.key = *hasher.finalize().as_bytes();
     }
-    (instructions.query, instructions.wants_whole, instructions.history) =
-        (question.text, question.wants_whole, history);
+    (instructions.query, instructions.wants, instructions.history) =
+        (question.query(), question.wants, history);
     if !instructions.passages.is_empty() {
         turns.insert(0, instructions);
     }
@@ -262,7 +262,7 @@ fn question_turn(message: &Message, policy: &Policy) -> Option<Turn> {
         let rest = outside_contexts(&part.text, policy, |_| Ok(())).unwrap_or_default();
         append_user_text(message, part, &rest, &mut user_text);
     }
-    let query = asked_text(&user_text)?;
+    let query = tail(&asked_text(&user_text)?);
     Some(Turn { query, asked_at: Some(message.at.range()), ..Turn::new(false) })
 }
 
@@ -290,11 +290,11 @@ fn answer_text(message: &Message) -> Option<Arc<str>> {
     (!text.is_empty() && text.len() <= QUERY_BYTES_MAX).then(|| Arc::from(text))
 }
 
-/// Returns the end of what a person wrote of the user's text; `None` if it is nothing.
+/// Returns what a person wrote of the user's text; `None` if it is nothing.
 fn asked_text(user_text: &str) -> Option<String> {
     let written = question::written(user_text);
     let written = written.trim();
-    (!written.is_empty()).then(|| tail(written))
+    (!written.is_empty()).then(|| written.to_owned())
 }
 
 /// Returns the end of the last text of the model before a call or an answer of the user.
@@ -308,25 +308,61 @@ fn last_sentence(message: &Message) -> Option<Arc<str>> {
 /// The most bytes of what the model said before a call that are read.
 const STATED_BYTES_MAX: usize = 300;
 
+/// What the user's text asks of the texts of a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Wants {
+    /// Those parts that answer the question.
+    #[default]
+    Parts,
+    /// All of them, as for a summary.
+    Whole,
+    /// Nothing: it is an agreement or thanks, and no question stands before it.
+    Nothing,
+}
+
 /// The question of the user so far.
 #[derive(Default)]
 struct Question {
     text: String,
-    wants_whole: bool,
+    /// What the model proposed and the user agreed to since.
+    agreed: Arc<str>,
+    wants: Wants,
 }
 
 impl Question {
-    /// Returns the question after another text of the user. If that only agrees to what the model `stated`, the question before it still
-    /// holds, together with this.
-    fn followed_by(self, text: &str, stated: &str) -> Self {
-        match question::asked(text) {
-            Asked::Part => Self { text: text.to_owned(), wants_whole: false },
-            Asked::Whole => Self { text: text.to_owned(), wants_whole: true },
-            Asked::Agreed if self.text.is_empty() => Self { text: text.to_owned(), wants_whole: true },
-            Asked::Agreed => Self { text: format!("{} {stated}", self.text).trim().to_owned(), ..self },
-        }
+    /// Takes a text of the user, of which the end may be the question. If it only agrees to what the model `stated`, the question before
+    /// it still holds, together with this.
+    fn follow(&mut self, text: &str, stated: &Arc<str>) {
+        let end = tail(text);
+        // An instruction may stand before a long text as well as behind it.
+        let begin = &text[..text.floor_char_boundary(INSTRUCTION_BYTES_MAX)];
+        let asked = match question::asked(&end) {
+            Asked::Part if end.len() < text.len() && question::asked(begin) == Asked::Whole => Asked::Whole,
+            asked => asked,
+        };
+        let wants = match asked {
+            Asked::Agreed if !self.text.is_empty() && self.wants != Wants::Nothing => {
+                self.agreed = Arc::clone(stated);
+                if question::asked(stated) == Asked::Whole {
+                    self.wants = Wants::Whole;
+                }
+                return;
+            }
+            Asked::Agreed => Wants::Nothing,
+            Asked::Whole => Wants::Whole,
+            Asked::Part => Wants::Parts,
+        };
+        *self = Self { text: end, agreed: Arc::default(), wants };
+    }
+
+    /// Returns the question together with what the user agreed to.
+    fn query(&self) -> String {
+        format!("{} {}", self.text, self.agreed).trim().to_owned()
     }
 }
+
+/// The most bytes at the beginning of a text that are read as an instruction.
+const INSTRUCTION_BYTES_MAX: usize = 500;
 
 /// Returns the bytes of all texts of a conversation outside the passages of `turns`.
 pub fn other_text_bytes(conversation: &Conversation, turns: &[Turn]) -> usize {
@@ -342,7 +378,7 @@ impl Turn {
             key: [0; 32],
             is_instructions,
             query: String::new(),
-            wants_whole: false,
+            wants: Wants::Parts,
             history: Vec::new(),
             passages: Vec::new(),
             records: Vec::new(),
@@ -489,18 +525,23 @@ fn parse_json(text: &str) -> Option<Located<'_>> {
 
 /// Returns the last sentences of a query, at most 1,000 bytes. If the last sentence alone is longer, returns its end.
 pub fn tail(query: &str) -> String {
+    tail_within(query, QUERY_BYTES_MAX)
+}
+
+/// Returns the last sentences of a query, at most `bytes_max` bytes. If the last sentence alone is longer, returns its end.
+pub fn tail_within(query: &str, bytes_max: usize) -> String {
     // Bounds the search for sentences in a long text.
-    let far = query.ceil_char_boundary(query.len().saturating_sub(4 * QUERY_BYTES_MAX));
+    let far = query.ceil_char_boundary(query.len().saturating_sub(4 * bytes_max));
     let query = &query[far..];
     let mut from = query.len();
     for sentence in text::sentences(query).into_iter().rev() {
-        if query.len() - sentence.start > QUERY_BYTES_MAX && from < query.len() {
+        if query.len() - sentence.start > bytes_max && from < query.len() {
             break;
         }
         from = sentence.start;
     }
     let last = &query[from..];
-    last[last.ceil_char_boundary(last.len().saturating_sub(QUERY_BYTES_MAX))..].to_owned()
+    last[last.ceil_char_boundary(last.len().saturating_sub(bytes_max))..].to_owned()
 }
 
 /// The range between the next start and end delimiter at or after `at`.

@@ -19,22 +19,21 @@ pub enum Asked {
 }
 
 /// Elements that clients insert into messages of the user, as far as their names follow no rule of [`is_inserted`].
-const INSERTED: [&str; 12] = [
+const INSERTED: [&str; 10] = [
     "additional_data",
     "attached_files",
     "command-name",
     "current_file",
     "editor_state",
     "git_status",
-    "instructions",
     "open_and_recently_viewed_files",
     "project_layout",
-    "system",
     "tool_use_error",
     "workspace",
 ];
 
-/// Elements in which clients put what the person wrote, next to elements of their own.
+/// Elements in which clients put what the person wrote, next to elements of their own. People write such elements, too, beside
+/// other words.
 const WRITTEN: [&str; 8] =
     ["feedback", "query", "question", "request", "task", "user_message", "user_query", "user_request"];
 
@@ -104,8 +103,9 @@ static STOP_WORDS: LazyLock<Vec<HashSet<&'static str>>> = LazyLock::new(|| {
 /// Returns what the text of a person asks for.
 pub fn asked(text: &str) -> Asked {
     let words = words(text);
+    let asks = text.contains(['?', '？']) || words.iter().any(|word| is_in(ASKING, word));
     if !words.is_empty() && words.len() <= 8 && is_without_content(&words, &|word| is_in(AGREEING, word)) {
-        let agrees = words.iter().any(|word| is_in(AGREEING, word));
+        let agrees = !asks && words.iter().any(|word| is_in(AGREEING, word));
         return if agrees { Asked::Agreed } else { Asked::Whole };
     }
     let sentences: Vec<Vec<String>> =
@@ -166,7 +166,11 @@ pub fn written(text: &str) -> String {
         }
     }
     rest.push_str(&text[at..]);
-    if written.trim().is_empty() { rest } else { written }
+    match (written.trim().is_empty(), rest.trim().is_empty()) {
+        (true, _) => rest,
+        (false, true) => written,
+        (false, false) => format!("{rest}\n{written}"),
+    }
 }
 
 /// Returns whether clients insert elements with this name.
@@ -199,7 +203,7 @@ fn is_inserted(name: &str) -> bool {
     INSERTED.contains(&name)
         || name.contains(['-', '_']) && ends.iter().any(|end| name.ends_with(end))
         || begins.iter().any(|begin| name.starts_with(begin))
-        || ["memory", "memories", "rules"].contains(&name)
+        || ["memory", "memories"].contains(&name)
 }
 
 /// An element such as `<task>…</task>` that begins a line of a text.
@@ -229,6 +233,9 @@ impl<'a> Element<'a> {
                 continue;
             }
             let open = name_end + text[name_end..].find('>')? + 1;
+            if text[..open].ends_with("/>") {
+                return Some(Self { name, start, end: open, content: open..open });
+            }
             let closing = format!("</{name}>");
             let (content_end, end) = match text[open..].find(&closing) {
                 Some(length) => (open + length, open + length + closing.len()),
@@ -257,6 +264,7 @@ mod tests {
                 "Extract all suppliers as JSON.",
                 "List the headings.",
                 "What is this about?",
+                "What is next?",
                 "Explain this to me.",
                 "Rewrite the text below in a friendly tone. Keep the names.",
                 "Key takeaways?",
@@ -280,6 +288,7 @@ mod tests {
             Asked::Part,
             &[
                 "When was the lighthouse opened?",
+                "How much more does the second ferry carry?",
                 "Who translated the Iliad into English in 1715?",
                 "How do I list the running jobs?",
                 "Why does the build fail since Monday?",
@@ -322,6 +331,8 @@ mod tests {
         check("<task>\nRepair it.\n</task>\n<environment_details>x</environment_details>", "Repair it.");
         check("<user_info>Linux</user_info><user_query>When?</user_query>", "When?");
         check("<system-reminder>never closed", "");
+        check("<ide_selection/>\nWhen?", "When?");
+        check("Why is this refused?\n<request>4</request>", "Why is this refused?\n\n4");
         check("<unknown>When?</unknown>", "<unknown>When?</unknown>");
         check("Is <task> a tag?", "Is <task> a tag?");
         check("a < b and c", "a < b and c");

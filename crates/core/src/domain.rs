@@ -439,7 +439,8 @@ pub struct CompressRequest {
     pub granularity: Granularity,
     /// Ids of chunks that are kept whole, whatever their score.
     pub keep: Vec<String>,
-    /// Whether the first and the last unit of every chunk are kept, whatever their score; false by default.
+    /// Whether the first unit of the first chunk and the last unit of the last one are kept, whatever their score;
+    /// false by default.
     pub keeps_ends: bool,
     /// The order of the chunks in the context; the caller's order by default.
     pub order: Order,

@@ -17,7 +17,7 @@ use super::{
     with_unique_ids,
 };
 use crate::middleware::dialect::PartKind;
-use crate::middleware::find::{self, Turn};
+use crate::middleware::find::{self, Turn, Wants};
 use crate::middleware::json::Located;
 use crate::middleware::marks::mark;
 
@@ -62,13 +62,22 @@ impl TurnWork<'_> {
         }
         // A question that the caller wrote for this purpose stands, whatever the user asks.
         let query = options.query.as_deref().unwrap_or(&self.turn.query);
-        if query.trim().is_empty() || options.query.is_none() && self.turn.wants_whole {
+        if query.trim().is_empty() || options.query.is_none() && self.turn.wants == Wants::Whole {
             out.unshortened = Some(Unshortened::NoQuestion);
             return Ok(self.keep_all());
         }
+        let asks_nothing = options.query.is_none() && self.turn.wants == Wants::Nothing;
         let mut fitted = Vec::new();
         for group in self.groups() {
+            // Chunks of a retriever were fetched for the text, whatever it says.
+            if asks_nothing && group.kind != GroupKind::Retrieved {
+                out.unshortened = Some(Unshortened::NoQuestion);
+                continue;
+            }
             fitted.push(Fitted::new(self, group, query, compressor)?);
+        }
+        if fitted.is_empty() {
+            return Ok(self.keep_all());
         }
         let bytes: usize = fitted.iter().map(|group| group.bytes).sum();
         for group in &mut fitted {
@@ -255,11 +264,17 @@ impl Fitted {
         let is_callers = options.query.is_some();
         let query = match work.turn.passages.get(indexes[0]) {
             Some(passage) if !is_callers && !passage.wanted.is_empty() => {
-                format!("{query} {}", passage.wanted)
+                {
+                    // Neither part takes all of the room.
+                    let room = find::QUERY_BYTES_MAX.saturating_sub(passage.wanted.len() + 1);
+                    format!("{} {}", find::tail_within(query, room), passage.wanted)
+                }
             }
             _ => query.to_owned(),
         };
-        let history = if is_callers { &[][..] } else { &work.turn.history };
+        let is_small = tokens_in < options.result_tokens_min;
+        // A group that is not compressed needs no history.
+        let history = if is_callers || is_small { &[][..] } else { &work.turn.history };
         let request = CompressRequest {
             history: history.iter().map(|text| text.to_string()).collect(),
             chunks: with_unique_ids(&chunks),
@@ -281,7 +296,7 @@ impl Fitted {
             related: None,
             answerable: None,
             is_unrelated: false,
-            is_small: tokens_in < options.result_tokens_min,
+            is_small,
         })
     }
 
@@ -343,17 +358,21 @@ fn fill(
     compressor: Compressor,
     cancel: &Cancel,
 ) -> Result<(), PipelineError> {
+    let mut tokens_out: usize = fitted.iter().map(|group| group.tokens_out).sum();
     for more in [0, 64, 256, usize::MAX] {
-        for at in 0..fitted.len() {
-            let tokens_out: usize = fitted.iter().map(|group| group.tokens_out).sum();
-            let group = &mut fitted[at];
+        for group in fitted.iter_mut() {
+            if tokens_out >= least {
+                return Ok(());
+            }
             // Nothing that is unrelated is sent only to reach a length.
-            if tokens_out >= least || group.tokens_out >= group.tokens_in || group.related == Some(false) {
+            if group.tokens_out >= group.tokens_in || group.related == Some(false) {
                 continue;
             }
-            let tokens = (group.tokens_out + least - tokens_out).saturating_add(more);
+            let before = group.tokens_out;
+            let tokens = (before + least - tokens_out).saturating_add(more);
             group.request.fills_budget = true;
             group.fit(Budget::Tokens(tokens), compressor, cancel)?;
+            tokens_out = tokens_out - before + group.tokens_out;
         }
     }
     Ok(())

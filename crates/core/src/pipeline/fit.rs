@@ -197,18 +197,14 @@ struct RenderedContext {
 }
 
 impl Fitter<'_> {
-    /// Returns `[unit]`, whether the request wants the unit kept: it is in a chunk of `keep`, or at an end of a chunk, or
+    /// Returns `[unit]`, whether the request wants the unit kept: it is in a chunk of `keep`, or at an end of the texts, or
     /// one of these requires it.
     fn required(&self) -> Vec<bool> {
         let mut required: Vec<bool> = self.units.iter().map(|unit| self.keep[unit.chunk]).collect();
         if self.request.keeps_ends {
             let outlines = &self.reading.outlines;
-            let mut open: Vec<usize> = Vec::new();
-            let mut first = 0;
-            for chunk in self.units.chunk_by(|unit, next| unit.chunk == next.chunk) {
-                open.extend([first, first + chunk.len() - 1]);
-                first += chunk.len();
-            }
+            let mut open: Vec<usize> =
+                (0..self.units.len()).take(1).chain(self.units.len().checked_sub(1)).collect();
             while let Some(unit) = open.pop() {
                 if !std::mem::replace(&mut required[unit], true) {
                     open.extend(outlines.required_by(unit, self.units[unit].chunk));
@@ -406,14 +402,18 @@ impl Fitter<'_> {
     fn headers_left_out(&self, spans: &[Vec<KeptSpan>]) -> Vec<usize> {
         let outlines = &self.reading.outlines;
         let is_partial = |&(chunk, spans): &(usize, &Vec<KeptSpan>)| {
-            let is_kept = |bytes: ByteRange| spans.iter().any(|span| span.source.overlaps(bytes));
-            let pieces = || &outlines.layouts()[chunk].pieces;
-            let lacks = |piece: &Piece| piece.requires.iter().any(|&other| !is_kept(pieces()[other].bytes));
-            !spans.is_empty()
-                && outlines.is_page(chunk)
-                && pieces().iter().any(|piece| is_kept(piece.bytes) && lacks(piece))
+            // Spans ascend and do not overlap, so one that ends behind a piece's start decides.
+            let is_kept = |piece: &Piece| {
+                let at = spans.partition_point(|span| span.source.end <= piece.bytes.start);
+                spans.get(at).is_some_and(|span| span.source.overlaps(piece.bytes))
+            };
+            let pieces = &outlines.layouts()[chunk].pieces;
+            let lacks = |piece: &Piece| piece.requires.iter().any(|&other| !is_kept(&pieces[other]));
+            pieces.iter().any(|piece| is_kept(piece) && lacks(piece))
         };
-        spans.iter().enumerate().filter(is_partial).map(|(chunk, _)| chunk).collect()
+        let pages =
+            spans.iter().enumerate().filter(|(chunk, spans)| !spans.is_empty() && outlines.is_page(*chunk));
+        pages.filter(is_partial).map(|(chunk, _)| chunk).collect()
     }
 
     fn finish(self, rendered: RenderedContext, tokens_in: usize) -> Fitted {

@@ -31,12 +31,23 @@ pub(super) fn abbreviation(word: &str) -> Option<Abbreviation> {
 /// to it. The lists of Italian, Dutch and Danish have many ordinary words of other languages, such as `age`, `class` and `on`.
 const LANGUAGES: [&str; 10] = ["en", "de", "es", "fr", "pt", "pl", "ru", "sk", "uk", "bg"];
 
+/// Words of these lists that are ordinary words of another language.
+#[rustfmt::skip]
+const ORDINARY: &[&str] = &[
+    "in", "an", "des", "may", "im", "de", "me", "re", "bis", "al", "com", "ago", "red", "post", "pro", "anti", "extra", "la", "vice", "da",
+    "pre", "en", "ill", "multi", "di", "port", "let", "semi", "arc", "sing", "del", "super", "arm", "inter", "mini", "pseudo", "miss", "pod",
+    "as", "is", "on", "to", "so", "rest", "form", "pass", "part", "term", "age", "class",
+];
+
 /// The abbreviations of Wikimedia's sentencex, also with a capital, as titles before a name and days have it.
 static OF_LANGUAGES: LazyLock<HashSet<String>> = LazyLock::new(|| {
     let mut words = HashSet::new();
     for language in LANGUAGES {
         for word in sentencex::language_factory(language).get_abbreviations() {
             let word = word.trim_end_matches('.');
+            if ORDINARY.contains(&word) {
+                continue;
+            }
             let mut letters = word.chars();
             let capital = letters.next().map(|first| first.to_uppercase().chain(letters).collect::<String>());
             words.extend(capital);

@@ -64,10 +64,11 @@ pub(super) fn ends(prose: &str) -> Vec<usize> {
 fn items(text: &str) -> Vec<std::ops::Range<usize>> {
     let mut items = Vec::new();
     let mut last: Option<(u32, &str)> = None;
-    let mut at = 0;
+    let (mut at, mut before) = (0, "");
     for word in text.split_inclusive(char::is_whitespace) {
         let start = at;
         at += word.len();
+        let before = std::mem::replace(&mut before, word.trim_end());
         // A bullet may stand before the number, also as a word of its own.
         let number = word.trim_end().trim_start_matches(['•', '⁃', '-', '*']);
         if number.is_empty() && !word.trim().is_empty() && last.is_none() && start == 0 {
@@ -78,7 +79,9 @@ fn items(text: &str) -> Vec<std::ops::Range<usize>> {
             None => (None, ""),
         };
         let is_mark = matches!(style, "." | ")" | ".)") && text[at..].starts_with(char::is_uppercase);
-        let Some(value) = value.filter(|_| is_mark) else {
+        // A German ordinal, such as `der 2. Bundesliga`.
+        let is_ordinal = precedes_ordinal(before) || is_month(NextWord::after(text, at).word);
+        let Some(value) = value.filter(|_| is_mark && !is_ordinal) else {
             if last.is_none() {
                 return Vec::new();
             }
@@ -97,7 +100,7 @@ fn items(text: &str) -> Vec<std::ops::Range<usize>> {
 /// Returns the place of an item from its number or letter.
 fn value(number: &str) -> Option<u32> {
     match number.as_bytes() {
-        [letter] if letter.is_ascii_lowercase() => Some(u32::from(letter - b'a') + 1),
+        [letter] if letter.is_ascii_lowercase() => Some(u32::from(*letter)),
         digits if digits.len() <= 2 => number.parse().ok().filter(|value| *value > 0),
         _ => None,
     }

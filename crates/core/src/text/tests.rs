@@ -26,6 +26,8 @@ fn units_titles_and_sources_do_not_end_a_sentence() {
     one("a denomination", "Er besucht eine kath. Schule in Bonn.");
     one("an ellipsis of points with spaces", "The pier was . . . I think . . . rebuilt.");
     one("a source in brackets", "They call it \"a door for the sea [...]\" (Harlow 12).");
+    one("an ordinal in a list of one", "1. FC Altona spielt in der 2. Bundesliga.");
+    check("ordinary words", "The door is red. Bob opened it.", &["The door is red.", "Bob opened it."]);
     check(
         "a new sentence in brackets",
         "He left early. (Nobody knew why.) She stayed.",

@@ -49,12 +49,25 @@ enum LineKind {
 /// Returns whether a text is a page with tables of cells.
 pub(super) fn is_page(lines: &[Line]) -> bool {
     let kinds = kinds_of(lines);
-    let cells = kinds.iter().filter(|kind| matches!(kind, LineKind::Cells | LineKind::Row)).count();
-    let begins_row = |pair: &&[LineKind]| pair[0] == LineKind::Text && pair[1] == LineKind::Cells;
-    let split_rows = kinds.windows(2).filter(begins_row).count();
-    let rows = split_rows + kinds.iter().filter(|kind| **kind == LineKind::Row).count();
-    // Cells in a column of their own are a sign that nothing else has; rows in one line are also found in other tables.
-    split_rows >= ROWS_MIN.min(rows) && rows >= ROWS_MIN && cells as f64 >= CELLS_SHARE * lines.len() as f64
+    let has_number = |line: &Line| line.text.split_whitespace().any(is_number);
+    // Cells below a label are a sign that nothing else has; rows in one line are also found in other tables. Lines without
+    // a number, such as a bracket, are also found in code.
+    let (mut cells, mut rows, mut split_rows) = (0, 0, 0);
+    let mut is_below_label = false;
+    for (line, kind) in lines.iter().zip(&kinds) {
+        match kind {
+            LineKind::Blank | LineKind::Years => {}
+            LineKind::Text => is_below_label = true,
+            LineKind::Row => (cells, rows) = (cells + 1, rows + 1),
+            LineKind::Cells if !has_number(line) => {}
+            LineKind::Cells => {
+                cells += 1;
+                split_rows += usize::from(std::mem::take(&mut is_below_label));
+            }
+        }
+    }
+    rows += split_rows;
+    split_rows > 0 && rows >= ROWS_MIN && cells as f64 >= CELLS_SHARE * lines.len() as f64
 }
 
 /// Returns the pieces of a page.
@@ -161,7 +174,9 @@ impl Page<'_, '_> {
         let line = self.lines[last];
         let trimmed = line.text.trim();
         let is_alone = last == from || !continues(self.lines[last - 1].text, line.text);
-        let is_short = trimmed.len() <= LABEL_BYTES_MAX && !trimmed.ends_with(['.', ';', ',']);
+        // A line with a number says something of its own.
+        let has_number = trimmed.split_whitespace().any(|word| is_number(word) && !is_year(word));
+        let is_short = trimmed.len() <= LABEL_BYTES_MAX && !trimmed.ends_with(['.', ';', ',']) && !has_number;
         if to < self.lines.len() && is_alone && is_short {
             self.prose(from, last);
             let requires: Vec<usize> = self.header.into_iter().collect();
@@ -397,6 +412,8 @@ $ 1.70
         let check = |name: &str, text: &str, expect: Kind| assert_eq!(detect::detect(text), expect, "{name}");
         check("a page", PAGE, Kind::Pdf);
         check("digits only", "1\n2\n3\n4\n5\n6\n7\n8", Kind::Prose);
+        let calls = "foo(\n    a,\n)\nbar(\n    b,\n)\nbaz(\n    c,\n)\n";
+        assert_ne!(detect::detect(calls), Kind::Pdf);
         check("a list with numbers", "Eggs\n12\nFlour\nMilk\nButter\nSugar\nSalt\nYeast", Kind::Prose);
         check(
             "prose with a year in a line",
