@@ -103,7 +103,7 @@ static STOP_WORDS: LazyLock<Vec<HashSet<&'static str>>> = LazyLock::new(|| {
 /// Returns what the text of a person asks for.
 pub fn asked(text: &str) -> Asked {
     let words = words(text);
-    let asks = text.contains(['?', '？']) || words.iter().any(|word| is_in(ASKING, word));
+    let asks = text.contains(['?', '？']) || words.first().is_some_and(|word| is_in(ASKING, word));
     if !words.is_empty() && words.len() <= 8 && is_without_content(&words, &|word| is_in(AGREEING, word)) {
         let agrees = !asks && words.iter().any(|word| is_in(AGREEING, word));
         return if agrees { Asked::Agreed } else { Asked::Whole };
