@@ -35,10 +35,12 @@ def embed(text: str) -> list[float]:
 
 
 def is_cut_from(metadata: dict[str, Any], text: str, source: str) -> bool:
-    """Whether `text` consists of the spans of `source` in `metadata`, in code points."""
+    """Whether `text` consists of the spans of `source` in `metadata`, in code points, with marks between them."""
     pieces = [source[span["start"] : span["end"]] for span in metadata["spans"]]
-    at = 0
+    at, between = 0, []
     for piece in pieces:
-        at = text.index(piece, at) + len(piece)
-    # Between the pieces, only whitespace is allowed.
-    return bool(pieces) and len("".join(text.split())) == len("".join("".join(pieces).split()))
+        start = text.index(piece, at)
+        between.append(text[at:start].strip())
+        at = start + len(piece)
+    # Between the pieces, a mark stands.
+    return bool(pieces) and between == ["", *["…"] * (len(pieces) - 1)] and not text[at:].strip()
