@@ -109,12 +109,11 @@ impl TurnWork<'_> {
         let mut kept_of_added = self.keep_all().1;
         for group in fitted {
             for (index, spans) in group.indexes.into_iter().zip(group.kept) {
-                match index.checked_sub(self.chunks.len()) {
-                    Some(added) => {
-                        kept_of_added[added] =
-                            spans.unwrap_or_else(|| vec![(0, self.added.chunks[added].text.len())])
-                    }
-                    None => kept[index] = spans,
+                match (index.checked_sub(self.chunks.len()), spans) {
+                    (Some(added), Some(spans)) => kept_of_added[added] = spans,
+                    // All of it, as before.
+                    (Some(_), None) => {}
+                    (None, spans) => kept[index] = spans,
                 }
             }
         }

@@ -135,9 +135,8 @@ impl Page<'_, '_> {
     /// Returns the first line of the label of the cells at `at`: the text above them, and the lines that it continues.
     fn label_start(&self, open: usize, at: usize) -> usize {
         let is_text = |&line: &usize| self.kinds[line] == LineKind::Text;
-        let own = self.kinds[at] == LineKind::Row;
         let mut first = at;
-        if !own {
+        if self.kinds[at] != LineKind::Row {
             match (open..at).rev().find(is_text) {
                 Some(line) => first = line,
                 None => return at,
@@ -156,12 +155,11 @@ impl Page<'_, '_> {
     /// Returns the first line of a header whose years begin at `at`: the lines above them that say what the numbers are.
     fn header_start(&self, open: usize, at: usize) -> usize {
         let mut first = at;
+        // As many blank lines may stand between them.
         for line in (open..at).rev().take(2 * HEADER_LINES_MAX) {
             match self.kinds[line] {
                 LineKind::Blank => {}
-                _ if at - line <= 2 * HEADER_LINES_MAX && names_columns(self.lines[line].text) => {
-                    first = line
-                }
+                _ if names_columns(self.lines[line].text) => first = line,
                 _ => break,
             }
         }
