@@ -157,7 +157,7 @@ fn a_verdict_weighs_both_opinions() {
         let expect = 1.0 / (1.0 + (-(opinion.own + opinion.model) / 2.0).exp());
         assert!((judged.support.unwrap() - expect).abs() < 1e-5, "{judged:?}");
         assert_eq!((plain.features, plain.bytes), (judged.features, judged.bytes));
-        assert_eq!(judged.verdict == Some(Verdict::Supported), expect >= 0.5, "{judged:?}");
+        assert_eq!(judged.verdict == Verdict::Supported, expect >= 0.5, "{judged:?}");
     }
     // The first part has one sentence as its evidence.
     let first = judged.parts[0].second_opinion.unwrap();

@@ -427,7 +427,7 @@ fn attribution_holds(request: &AttributeRequest) -> Result<(), TestCaseError> {
                 .iter()
                 .all(|span| request.answer.get(span.bytes.start..span.bytes.end).is_some())
         );
-        let is_cited = matches!(part.verdict, Some(Verdict::Supported | Verdict::Partly));
+        let is_cited = matches!(part.verdict, Verdict::Supported | Verdict::Partly);
         prop_assert_eq!(part.citations().next().is_some(), is_cited);
         for source in &part.sources {
             let text = &request.chunks[source.chunk].text;

@@ -51,7 +51,7 @@ fn verdicts_of_short_claims() {
         let attributed = pipeline.attribute(&request(&row.claim, &row.chunks), &Cancel::default()).unwrap();
         let [part] = &*attributed.parts else { panic!("{}: one part", row.name) };
         let expect = row.today.unwrap_or(row.verdict);
-        if part.verdict != Some(expect) {
+        if part.verdict != expect {
             wrong.push(format!("{}: {:?} {:?}, expected {expect:?}", row.name, part.verdict, part.support));
         }
     }

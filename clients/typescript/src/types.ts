@@ -28,7 +28,7 @@ export type AnswerFormat =
   | "json";
 
 /** What the chunks say of a part: they support it, some of it, the opposite, or do not speak of it. */
-export type Verdict = "supported" | "partly" | "contradicted" | "not_found";
+export type Verdict = "supported" | "partly" | "contradicted" | "not_found" | "no_claim";
 /** Whether a quotation stands in a chunk. */
 export type QuoteVerdict = "exact" | "stitched" | "altered" | "misattributed" | "fabricated";
 
@@ -325,9 +325,9 @@ export interface Conflict extends TextRange {
   source: TextRange;
 }
 
-/** A part of an answer, with the chunks that it may have come from, best first. `verdict` is null if the part makes no claim. */
+/** A part of an answer, with the chunks that it may have come from, best first. */
 export interface Part extends TextRange {
-  verdict: Verdict | null;
+  verdict: Verdict;
   supported: boolean | null;
   /** The probability that the chunks support the part. */
   support: number | null;

@@ -88,7 +88,7 @@ test("a streamed answer is attributed sentence by sentence, while it arrives", a
     yield " It is red.";
   }
   const stream = client.attributeStream(deltas(), { chunks: TEXTS });
-  const verdicts: [string, string | null][] = [];
+  const verdicts: [string, string][] = [];
   assert.equal(stream.ended, null);
   for await (const { text, verdict } of stream) {
     finish();

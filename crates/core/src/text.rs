@@ -11,11 +11,14 @@ mod abbreviations;
 mod amounts;
 mod arriving;
 mod bound;
+mod clock;
+mod claims;
 mod comparison;
 mod contrasts;
 mod grams;
 mod lang;
 mod lines;
+mod markers;
 mod mentions;
 mod names;
 mod numbers;
@@ -39,15 +42,17 @@ use lines::{GroupKind, LineGroup};
 
 pub use amounts::{Amount, Measure};
 pub use arriving::{Arriving, arrived};
+pub use claims::needs_no_evidence;
 pub use comparison::compares_all;
-pub use contrasts::{Contrast, contrasts};
+pub use contrasts::{Contrast, contrasts, is_denied_form};
 pub use grams::{Gram, GramWord, gram_words, is_compared_by_characters, script_of};
 pub use lang::lang_of;
+pub use markers::markers;
 pub use mentions::Mentions;
 pub use names::Names;
 pub use quotes::quotations;
 pub use relayed::{Relayed, RelayedPiece};
-pub use terms::{Limit, Term, markers, terms};
+pub use terms::{Limit, Term, terms};
 
 /// The length limit of the sentences that [`sentences`] returns, in bytes. Only a single grapheme cluster may
 /// be longer.

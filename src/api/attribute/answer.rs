@@ -49,7 +49,7 @@ pub struct PartAnswer {
     /// The text of the part.
     text: String,
     /// What the chunks say of it; null if it makes no claim.
-    verdict: Option<Verdict>,
+    verdict: Verdict,
     /// Whether the verdict is `supported`; null if it makes no claim.
     supported: Option<bool>,
     /// The probability that the chunks support it. With a decoder, which is not calibrated, only a number that ranks parts.
@@ -339,11 +339,11 @@ impl AttributeAnswer {
 impl PartAnswer {
     fn write_plain_text(&self, to: &mut String) {
         let verdict = match self.verdict {
-            Some(Verdict::Supported) => "SUPPORTED",
-            Some(Verdict::Partly) => "SUPPORTED IN PART",
-            Some(Verdict::Contradicted) => "CONTRADICTED",
-            Some(Verdict::NotFound) => "NOT FOUND",
-            None => "NOTHING TO CHECK",
+            Verdict::Supported => "SUPPORTED",
+            Verdict::Partly => "SUPPORTED IN PART",
+            Verdict::Contradicted => "CONTRADICTED",
+            Verdict::NotFound => "NOT FOUND",
+            Verdict::NoClaim => "NOTHING TO CHECK",
         };
         // Writing to a text cannot fail.
         let _ = writeln!(to, "{verdict}: {}", self.text);

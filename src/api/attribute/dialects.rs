@@ -131,8 +131,9 @@ fn markers(context: &CitationContext, parts: &[PartOutcome]) -> Value {
     let (mut text, mut at) = (String::with_capacity(answer.len()), 0);
     let mut references: BTreeMap<usize, Value> = BTreeMap::new();
     for part in parts {
-        text.push_str(&answer[at..part.bytes.end]);
-        at = part.bytes.end;
+        let end = marker_place(answer, part.bytes.end);
+        text.push_str(&answer[at..end]);
+        at = end;
         for (first, source) in part.citations().enumerate() {
             let (marker, chunk) = (context.marker(source), context.chunk(source));
             text.push_str(if first == 0 { " [" } else { "[" });
@@ -144,6 +145,17 @@ fn markers(context: &CitationContext, parts: &[PartOutcome]) -> Value {
     }
     text.push_str(&answer[at..]);
     json!({"text": text, "references": references.into_values().collect::<Vec<_>>()})
+}
+
+/// Returns where the markers of a part stand that ends at an offset of the answer: there, or at the end of the last cell of a row of a
+/// table.
+fn marker_place(answer: &str, end: usize) -> usize {
+    let line = answer[..end].rfind('\n').map_or(0, |at| at + 1);
+    let row = answer[line..end].trim_end();
+    match row.strip_suffix('|').map(str::trim_end).filter(|_| row.starts_with('|')) {
+        Some(cells) if !cells.is_empty() => line + cells.len(),
+        _ => end,
+    }
 }
 
 /// Anthropic's citations.

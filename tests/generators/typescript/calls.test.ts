@@ -39,7 +39,7 @@ test("attribute", async () => {
   const answer = "Alexander Fleming discovered penicillin in 1938.";
   const { data } = await client.POST("/v1/attribute", { body: { answer, chunks, sources_max: 2 } });
   const part: components["schemas"]["Part"] = data!.parts[0]!;
-  const verdict: "supported" | "partly" | "contradicted" | "not_found" | null = part.verdict;
+  const verdict: "supported" | "partly" | "contradicted" | "not_found" | "no_claim" = part.verdict;
   assert.equal(verdict, "contradicted");
   assert.equal(part.conflicts?.[0]?.source.text, "1928");
   assert.equal(part.sources[0]?.chunk, "fleming");

@@ -121,7 +121,7 @@ export interface AttributeSource {
   run: Range & { text: string };
 }
 
-export type Verdict = "supported" | "partly" | "contradicted" | "not_found";
+export type Verdict = "supported" | "partly" | "contradicted" | "not_found" | "no_claim";
 
 /** Words of an answer, and in `source` what a chunk says instead. */
 export interface Conflict extends Range {
@@ -135,7 +135,7 @@ export interface Conflict extends Range {
 export interface Part extends Range {
   text: string;
   /** Null if the part makes no claim; so is `support`. */
-  verdict: Verdict | null;
+  verdict: Verdict;
   /** A probability, except with a decoder. */
   support: number | null;
   unsupported: (Range & { text: string; reason: string })[];

@@ -49,13 +49,14 @@ export const VERDICTS: Record<Verdict, { word: string; sign: string }> = {
   partly: { word: "in part", sign: "~" },
   contradicted: { word: "contradicted", sign: "✗" },
   not_found: { word: "not found", sign: "?" },
+  no_claim: { word: "no claim", sign: "" },
 };
 
 export function partVerdict(part: Part): string {
   const cited = part.sources.filter((source) => source.cited).length;
   const by = cited > 1 ? ` by ${cited} chunks` : "";
   switch (part.verdict) {
-    case null:
+    case "no_claim":
       return "The sentence makes no claim.";
     case "supported":
       return `Supported${by}.`;

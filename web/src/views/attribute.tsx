@@ -181,7 +181,7 @@ function Attribution({ answer, parts, quotes, chunks, isComplete }: ShownProps) 
   const [pinned, setPinned] = useState<number | null>(null);
   const shownIndex = active ?? pinned ?? firstToShow(parts);
   const part = shownIndex === null ? undefined : parts[shownIndex];
-  const checked = parts.filter((each) => each.verdict !== null);
+  const checked = parts.filter((each) => each.verdict !== "no_claim");
   const supported = checked.filter((each) => each.verdict === "supported").length;
   return (
     <>
@@ -261,8 +261,8 @@ function AnswerText({ answer, parts, active, pinned, isComplete, onActive, onPin
   parts.forEach((part, index) => {
     if (part.start > at) pieces.push(answer.slice(at, part.start));
     const isArriving = !isComplete && index === parts.length - 1 && part.end >= answer.trimEnd().length;
-    const verdict = part.verdict && VERDICTS[part.verdict];
-    const state = part.verdict ?? "unchecked";
+    const verdict = VERDICTS[part.verdict];
+    const state = part.verdict;
     const markers = part.sources.filter((source) => source.cited).map((source) => source.index + 1);
     pieces.push(
       <span
@@ -284,9 +284,9 @@ function AnswerText({ answer, parts, active, pinned, isComplete, onActive, onPin
           onPin(index);
         }}
       >
-        <span class="sr">{verdict?.word ?? "no claim"}: </span>
+        <span class="sr">{verdict.word}: </span>
         <PartText part={part} />
-        {verdict && (
+        {verdict.sign && (
           <span class="sign" aria-hidden="true">
             {isArriving ? "…" : `${verdict.sign} ${verdict.word}`}
           </span>

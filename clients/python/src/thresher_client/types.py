@@ -342,17 +342,18 @@ class Part(TextRange):
     """A part of an answer (a sentence, a word or a given span) with the chunks it may have come from, best first.
 
     - `verdict`: `supported`, `partly` (the chunks say some of it, and `unsupported` has the rest), `contradicted` (the chunks say
-      something else, and `conflicts` says what) or `not_found` (the chunks do not speak of it)
+      something else, and `conflicts` says what), `not_found` (the chunks do not speak of it) or `no_claim` (the part has no word, or
+      is a greeting, a question, a heading, or says that the chunks have no answer)
     - `supported`: whether the verdict is `supported`
     - `support`: the probability that the chunks support the part. With a decoder, it is not calibrated and only ranks parts.
     - `unsupported`: words that no source has
     - `conflicts`: what the chunks say instead, if the part is contradicted
     - `sources`: the chunks that the part may have come from
 
-    `verdict`, `supported` and `support` are None for a part that makes no claim.
+    `supported` and `support` are None for a part that makes no claim.
     """
 
-    verdict: str | None
+    verdict: str
     supported: bool | None
     support: float | None
     unsupported: tuple[UnsupportedSpan, ...]

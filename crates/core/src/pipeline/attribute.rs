@@ -132,6 +132,9 @@ impl Pipeline {
         };
         self.settings.limits.check_sources_named(parts.len(), request.sources_max)?;
         let attribute = |part: ByteRange| {
+            if is_no_claim(&request.parts, part.of(&group.text)) {
+                return Ok(group.in_answer(PartOutcome::without_claim(part)));
+            }
             let part = (part, part.of(&group.text));
             let outcome = self.attribute_part(candidates, &scores, part, request.sources_max, cancel)?;
             Ok(group.in_answer(outcome))
@@ -140,7 +143,7 @@ impl Pipeline {
     }
 
     /// Attributes one sentence of an answer that is still arriving, or the words of the sentence. `sentence`
-    /// is a text and the byte range of the sentence in it; `parts` must be sentences or words. The result is
+    /// is a text and the byte range of the sentence in it; `kind` must be sentences or words. The result is
     /// the same as that of [`Self::attribute`] for this sentence of the whole answer.
     ///
     /// # Errors
@@ -149,14 +152,17 @@ impl Pipeline {
         &self,
         candidates: &Candidates,
         sentence: (&str, ByteRange),
-        (parts, sources_max): (&Parts, usize),
+        (kind, sources_max): (&Parts, usize),
         cancel: &Cancel,
     ) -> Result<Vec<PartOutcome>, PipelineError> {
         let scores = [self.score_sentence(candidates, sentence, &[], cancel)?];
-        let parts = parts_of(parts, &scores);
+        let parts = parts_of(kind, &scores);
         self.settings.limits.check_sources_named(parts.len(), sources_max)?;
-        let attribute = |part: ByteRange| {
-            self.attribute_part(candidates, &scores, (part, part.of(sentence.0)), sources_max, cancel)
+        let attribute = |part: ByteRange| match is_no_claim(kind, part.of(sentence.0)) {
+            true => Ok(PartOutcome::without_claim(part)),
+            false => {
+                self.attribute_part(candidates, &scores, (part, part.of(sentence.0)), sources_max, cancel)
+            }
         };
         parts.into_iter().map(attribute).collect()
     }
@@ -314,6 +320,11 @@ impl<'a> SentenceGroup<'a> {
         }
         part
     }
+}
+
+/// Returns whether a part is a sentence that says nothing a source could say. What a request chooses is always compared.
+fn is_no_claim(parts: &Parts, part: &str) -> bool {
+    matches!(parts, Parts::Sentences) && text::needs_no_evidence(part)
 }
 
 /// Returns the parts of scored sentences: their words, or the sentences themselves.

@@ -67,6 +67,9 @@ pub enum Measure {
     Year,
     /// The place in an order: `20th`.
     Ordinal,
+    /// The time of day, in minutes from midnight. `low` and `high` are the two times that it can be: `6:00` is in the morning or in
+    /// the evening.
+    Clock,
     /// Anything else.
     Count,
 }
@@ -78,7 +81,7 @@ pub struct Amount {
     pub measure: Measure,
     /// The least value.
     pub low: f64,
-    /// The greatest value; that of `low` unless the amount is a decade or a century.
+    /// The greatest value; that of `low` unless the amount is a decade, a century or an ambiguous time.
     pub high: f64,
 }
 
@@ -89,7 +92,10 @@ impl Amount {
 
     /// Returns whether one of the two ranges contains the other.
     pub fn agrees_with(&self, other: &Self) -> bool {
-        let contains = |a: &Self, b: &Self| a.low <= b.low && b.high <= a.high;
+        let contains = |a: &Self, b: &Self| match a.measure {
+            Measure::Clock => [b.low, b.high].contains(&a.low) || [b.low, b.high].contains(&a.high),
+            _ => a.low <= b.low && b.high <= a.high,
+        };
         self.measure == other.measure && (contains(self, other) || contains(other, self))
     }
 
@@ -108,10 +114,10 @@ impl Amount {
     }
 }
 
-/// Sets the amounts of `terms`, the words of `text` in order.
+/// Sets the amounts of `terms`, the words of `text` in order. Times of day have theirs.
 pub(super) fn set(text: &str, terms: &mut [Term]) {
     for at in 0..terms.len() {
-        terms[at].amount = amount(text, terms, at);
+        terms[at].amount = terms[at].amount.or_else(|| amount(text, terms, at));
     }
     let has_unit = |term: &Term| term.amount.is_some_and(|amount| matches!(amount.measure, Measure::Unit(_)));
     for at in 1..terms.len() {
@@ -133,7 +139,7 @@ fn amount(text: &str, terms: &[Term], at: usize) -> Option<Amount> {
         return None;
     }
     let Ok(value) = term.folded.parse::<f64>() else { return in_order(terms, at) };
-    if is_clock(text, terms, at) || is_in_date(text, term) {
+    if is_in_ratio(text, term) || is_in_date(text, term) {
         return None;
     }
     let named = symbol_after(text, term)
@@ -175,14 +181,13 @@ fn in_order(terms: &[Term], at: usize) -> Option<Amount> {
     })
 }
 
-/// Returns whether a number is a time of day, such as `5` in `5 pm` or both in `17:00`. These are compared as words.
-fn is_clock(text: &str, terms: &[Term], at: usize) -> bool {
-    let ByteRange { start, end } = terms[at].bytes;
+/// Returns whether a number is one side of a ratio or a score, such as `3:1`. These are compared as words.
+fn is_in_ratio(text: &str, term: &Term) -> bool {
+    let ByteRange { start, end } = term.bytes;
     let is_digit = |c: Option<char>| c.is_some_and(|c| c.is_ascii_digit());
     let before = text[..start].strip_suffix(':').is_some_and(|before| is_digit(before.chars().next_back()));
     let after = text[end..].strip_prefix(':').is_some_and(|after| is_digit(after.chars().next()));
-    let next = terms.get(at + 1).filter(|_| is_after(text, terms, at + 1));
-    before || after || next.is_some_and(|next| ["am", "pm", "a.m", "p.m", "o'clock"].contains(&&*next.folded))
+    before || after
 }
 
 /// Returns whether a number is part of a date in digits, such as `1931-05-12`, `12/5/1931` or `12.5.1931`: which part is the
@@ -285,7 +290,7 @@ mod tests {
         let measures: Vec<Measure> =
             amounts("In 2019 $12 million").iter().map(|amount| amount.measure).collect();
         assert_eq!(measures, [Measure::Year, Measure::Unit("$")]);
-        assert_eq!(amounts("B12 and no number, %; at 5 pm, 17:00, on 1931-05-12, 12/5/1931"), []);
+        assert_eq!(amounts("B12 and no number, %; 3:1, on 1931-05-12, 12/5/1931"), []);
         check("on 12th May", Measure::Count, 12.0, 12.0);
     }
 

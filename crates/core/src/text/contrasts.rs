@@ -41,6 +41,41 @@ pub fn contrasts(term: &Term, word: &str) -> &'static [Contrast] {
     }
 }
 
+/// Returns whether one of two words is the other one with a prefix that denies it, such as `paid` and `unpaid`.
+pub fn is_denied_form(one: &str, other: &str) -> bool {
+    let (short, long) = if one.len() < other.len() { (one, other) } else { (other, one) };
+    let Some(prefix) = long.strip_suffix(short).filter(|_| short.len() >= DENIED_BYTES_MIN) else {
+        return false;
+    };
+    let ends = |endings: &[&str]| endings.iter().any(|ending| short.ends_with(ending));
+    match prefix {
+        "un" | "non" => true,
+        // "Inform" is no denial of "form": only adjectives are denied so.
+        "in" | "im" | "il" | "ir" => ends(&ADJECTIVES) && !NOT_DENIED.contains(&short),
+        "dis" => DENIED_BY_DIS.iter().any(|stem| short.starts_with(stem)),
+        _ => false,
+    }
+}
+
+/// The shortest word that is looked for after a prefix, in bytes.
+const DENIED_BYTES_MIN: usize = 4;
+
+/// Endings of adjectives and adverbs that `in-`, `im-`, `il-` and `ir-` deny.
+const ADJECTIVES: [&str; 16] = [
+    "able", "ably", "al", "ally", "ant", "ate", "ect", "ent", "ently", "ible", "ibly", "ite", "ive", "ively",
+    "ular", "ure",
+];
+
+/// Words that have such an ending and that `in-` does not deny.
+const NOT_DENIED: [&str; 6] = ["formative", "habitable", "tent", "valuable", "vent", "stalment"];
+
+/// Stems of the words that `dis-` denies.
+const DENIED_BY_DIS: [&str; 24] = [
+    "abled", "advantag", "agree", "allow", "appear", "approv", "assembl", "believ", "charg", "comfort",
+    "connect", "continu", "engag", "honest", "integrat", "like", "obey", "order", "prove", "qualif",
+    "regard", "satisf", "similar", "trust",
+];
+
 fn by_word() -> HashMap<&'static str, Vec<Contrast>> {
     let mut found: HashMap<_, Vec<_>> = HashMap::new();
     let (mut is_opposite, mut class) = (false, 0);
@@ -62,6 +97,29 @@ fn by_word() -> HashMap<&'static str, Vec<Contrast>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_prefix_can_deny_a_word() {
+        for (one, other) in [
+            ("paid", "unpaid"),
+            ("incorrect", "correct"),
+            ("connected", "disconnected"),
+            ("nonrefundable", "refundable"),
+            ("impossible", "possible"),
+        ] {
+            assert!(is_denied_form(one, other), "{one}, {other}");
+        }
+        for (one, other) in [
+            ("form", "inform"),
+            ("formed", "informed"),
+            ("played", "displayed"),
+            ("valuable", "invaluable"),
+            ("it", "unit"),
+            ("paid", "paid"),
+        ] {
+            assert!(!is_denied_form(one, other), "{one}, {other}");
+        }
+    }
 
     #[test]
     fn every_class_has_groups_without_a_common_word() {

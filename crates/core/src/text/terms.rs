@@ -4,6 +4,7 @@
 use unicode_segmentation::UnicodeSegmentation;
 
 use super::amounts::{self, Amount, Measure};
+use super::clock;
 use super::numbers::{self, Spelled};
 use crate::domain::ByteRange;
 
@@ -60,6 +61,7 @@ pub fn terms(text: &str, cuts: &[usize]) -> Vec<Term> {
             }
         }
     }
+    let mut found = clock::join(text, cuts, found);
     amounts::set(text, &mut found);
     found
 }
@@ -120,9 +122,14 @@ fn push(found: &mut Vec<Term>, (text, cuts): (&str, &[usize]), bytes: ByteRange)
     let bytes = with_sign(text, cuts, bytes);
     let mut folded = folded(bytes.of(text));
     let compound = text[bytes.end..].strip_prefix('-').unwrap_or_default();
-    if folded == "no" && compound.starts_with(char::is_alphabetic) && !compound.starts_with("one") {
-        // A "no-hitter" is not the absence of a hitter.
-        folded.push('-');
+    if compound.starts_with(char::is_alphabetic) {
+        match &*folded {
+            // A "no-hitter" is not the absence of a hitter.
+            "no" if !compound.starts_with("one") => folded.push('-'),
+            // "Non-refundable" is "not refundable".
+            "non" => "not".clone_into(&mut folded),
+            _ => {}
+        }
     }
     found.push(Term::new(bytes, folded));
 }
@@ -150,47 +157,6 @@ fn folded(word: &str) -> String {
     }
     let bare = lower.strip_suffix("'s").unwrap_or(&lower);
     numbers::value(bare).unwrap_or_else(|| bare.to_owned())
-}
-
-/// Returns the byte ranges of the markers in `text`, which refer to a source or number an item and are not
-/// part of the content: `[1]`, `[2, 3]`, `[^1]`, `【3】`, `【3†source】`, and the number of a list item at the
-/// start of the text. Numbers of more than three digits, such as years, are not markers.
-///
-/// ```
-/// use thresher_core::text::markers;
-///
-/// let text = "It is 330 m tall [1][2, 3].";
-/// let found: Vec<&str> = markers(text).into_iter().map(|range| range.of(text)).collect();
-/// assert_eq!(found, ["[1]", "[2, 3]"]);
-/// ```
-pub fn markers(text: &str) -> Vec<ByteRange> {
-    const DIGITS_MAX: usize = 3;
-    let mut found = Vec::new();
-    let start =
-        text.len() - text.trim_start_matches(|c: char| c.is_whitespace() || "*_#>(".contains(c)).len();
-    let digits = text[start..].bytes().take_while(u8::is_ascii_digit).count();
-    let item = text[start + digits..].strip_prefix(['.', ')']).unwrap_or_default();
-    if (1..=DIGITS_MAX).contains(&digits) && item.starts_with(char::is_whitespace) && !item.trim().is_empty()
-    {
-        found.push(ByteRange::new(start, start + digits + 1));
-    }
-    for (open, bracket) in text.match_indices(['[', '【']) {
-        let close = if bracket == "[" { ']' } else { '】' };
-        let inside = &text[open + bracket.len()..];
-        let Some(len) = inside.find(close) else { continue };
-        let numbers = match inside[..len].split_once('†') {
-            // The text after the dagger is the name of the source.
-            Some((numbers, name)) if bracket == "【" && !name.contains('\n') => numbers,
-            _ => &inside[..len],
-        };
-        let mut numbers = numbers.split([',', ' ', '^', '-', '–', ':']);
-        let is_marker =
-            |number: &str| number.len() <= DIGITS_MAX && number.bytes().all(|b| b.is_ascii_digit());
-        if len > 0 && numbers.all(is_marker) {
-            found.push(ByteRange::new(open, open + bracket.len() + len + close.len_utf8()));
-        }
-    }
-    found
 }
 
 impl Term {
@@ -415,23 +381,6 @@ mod tests {
         check("ordinals", ("the twentieth, the 20th", &[]), &["the", "20th", "the", "20th"]);
         check("scales in words", ("five trillion, two billion", &[]), &["5000000000000", "2000000000"]);
         check("no words", ("— …", &[]), &[]);
-    }
-
-    #[test]
-    fn markers_refer_to_sources_or_number_items() {
-        let check = |text: &str, expect: &[&str]| {
-            let found: Vec<&str> = markers(text).into_iter().map(|marker| marker.of(text)).collect();
-            assert_eq!(found, expect, "{text}");
-        };
-        check("It is tall [1][2, 3].", &["[1]", "[2, 3]"]);
-        check("1. It is【4】", &["1.", "【4】"]);
-        check("(3) x[^1]", &["3)", "[^1]"]);
-        check("1998. It [sic] was [ ", &[]);
-        check("42.", &[]);
-        check("in [1999] on [2024-11-05]", &[]);
-        check("here【4:0†source】 [1-3]", &["【4:0†source】", "[1-3]"]);
-        check("3.5 m", &[]);
-        check("", &[]);
     }
 
     #[test]

@@ -29,6 +29,19 @@ pub(super) struct Row {
     pub query: String,
     pub chunks: Vec<LabelledChunk>,
     needed: Vec<NeededPart>,
+    /// Parts that mislead a reader who sees only some of them.
+    #[serde(default)]
+    whole: Vec<NeededPart>,
+    /// Parts that mislead a reader who does not see another one.
+    #[serde(default)]
+    pairs: Vec<Pair>,
+}
+
+/// A part of a chunk, and what a reader needs besides to understand it: a number and the label of its row.
+#[derive(Debug, Clone, Deserialize)]
+struct Pair {
+    part: NeededPart,
+    needs: NeededPart,
 }
 
 /// A part of a chunk that the answer needs.
@@ -81,12 +94,17 @@ pub struct DivisionReport {
     pub all_parts: Estimate,
     /// Share of a question's needed parts that are in this context, averaged over the questions.
     pub parts: Estimate,
+    /// Share of questions of which this context misleads: text is joined without a mark, or a part of the chunks is cut, or a part
+    /// stands without what it needs and no warning says so.
+    pub misleads: Estimate,
     /// Share of the chunks that are valid JSON and have something in this context, of which what is kept is
     /// valid JSON too. The mean is NaN without such chunks.
     pub parses: Estimate,
-    /// Share of questions of which every needed part is kept without a budget (`auto`). NaN for BM25, as is
-    /// the next.
+    /// Share of questions of which every needed part is kept without a budget (`auto`). NaN for BM25, as are
+    /// the next two.
     pub auto_all_parts: Estimate,
+    /// Share of questions of which the context without a budget misleads.
+    pub auto_misleads: Estimate,
     /// Share of the tokens that are kept without a budget.
     pub auto_tokens: Estimate,
 }
@@ -96,8 +114,10 @@ pub struct DivisionReport {
 struct Samples {
     all_parts: Vec<f64>,
     parts: Vec<f64>,
+    misleads: Vec<f64>,
     parses: Vec<f64>,
     auto_all_parts: Vec<f64>,
+    auto_misleads: Vec<f64>,
     auto_tokens: Vec<f64>,
 }
 
@@ -115,9 +135,8 @@ pub fn evaluate(
     codec: Codec,
     progress: &dyn Fn(usize, usize),
 ) -> Result<Report> {
-    let rows: Vec<Row> = RowFile::read(path)?.checked_rows(|row: &Row| {
-        row.needed.iter().try_for_each(|part| part.ranges(&row.chunks).map(|_| ()))
-    })?;
+    let rows: Vec<Row> = RowFile::read(path)?
+        .checked_rows(|row: &Row| row.parts().try_for_each(|part| part.ranges(&row.chunks).map(|_| ())))?;
     let mut samples = DIVISIONS.map(|_| Samples::default());
     for (done, row) in rows.iter().enumerate() {
         for ((division, _), samples) in DIVISIONS.iter().zip(&mut samples) {
@@ -161,11 +180,13 @@ impl Samples {
         let found = row.found(at_ratio.as_ref())?;
         self.parts.push(share(&found));
         self.all_parts.push(all(&found));
+        self.misleads.push(row.misleads(at_ratio.as_ref())?);
         self.parses.extend(at_ratio.iter().flat_map(|fitted| parses(row, fitted)));
         // Only RC tells how much is enough.
         if division != Division::Bm25 {
             let auto = fit(Budget::Auto)?;
             self.auto_all_parts.push(all(&row.found(auto.as_ref())?));
+            self.auto_misleads.push(row.misleads(auto.as_ref())?);
             let tokens =
                 |fitted: &Fitted| fitted.usage.tokens_out as f64 / fitted.usage.tokens_in.max(1) as f64;
             self.auto_tokens.push(auto.as_ref().map_or(0.0, tokens));
@@ -177,8 +198,10 @@ impl Samples {
         DivisionReport {
             all_parts: wilson_proportion(&self.all_parts),
             parts: bootstrap_mean(&self.parts),
+            misleads: wilson_proportion(&self.misleads),
             parses: wilson_proportion(&self.parses),
             auto_all_parts: wilson_proportion(&self.auto_all_parts),
+            auto_misleads: wilson_proportion(&self.auto_misleads),
             auto_tokens: bootstrap_mean(&self.auto_tokens),
         }
     }
@@ -209,15 +232,67 @@ impl Row {
     fn found(&self, fitted: Option<&Fitted>) -> Result<Vec<bool>> {
         let is_kept = |part: &NeededPart| -> Result<bool> {
             let Some(fitted) = fitted else { return Ok(false) };
-            let spans = fitted.spans[part.chunk].iter().map(|span| span.source);
-            let kept = joined(spans, &self.chunks[part.chunk].text);
-            let is_inside = |range: &ByteRange| {
-                kept.iter().any(|kept| kept.start <= range.start && range.end <= kept.end)
-            };
-            Ok(part.ranges(&self.chunks)?.iter().all(is_inside))
+            Ok(self.kept(fitted, part)? == Kept::Whole)
         };
         self.needed.iter().map(is_kept).collect()
     }
+
+    /// All parts that the row describes.
+    fn parts(&self) -> impl Iterator<Item = &NeededPart> {
+        let of_pairs = self.pairs.iter().flat_map(|pair| [&pair.part, &pair.needs]);
+        self.needed.iter().chain(&self.whole).chain(of_pairs)
+    }
+
+    /// Returns how much of a part is kept.
+    fn kept(&self, fitted: &Fitted, part: &NeededPart) -> Result<Kept> {
+        let spans = fitted.spans[part.chunk].iter().map(|span| span.source);
+        let kept = joined(spans, &self.chunks[part.chunk].text);
+        let is_inside =
+            |range: &ByteRange| kept.iter().any(|kept| kept.start <= range.start && range.end <= kept.end);
+        let ranges = part.ranges(&self.chunks)?;
+        let is_touched = |range: &ByteRange| kept.iter().any(|kept| kept.overlaps(*range));
+        Ok(match () {
+            () if ranges.iter().all(is_inside) => Kept::Whole,
+            () if ranges.iter().any(is_touched) => Kept::Partly,
+            () => Kept::Nothing,
+        })
+    }
+
+    /// Returns 1 if a context misleads, and 0 if it does not or if there is none.
+    fn misleads(&self, fitted: Option<&Fitted>) -> Result<f64> {
+        let Some(fitted) = fitted else { return Ok(0.0) };
+        let has_warning =
+            |chunk: usize| fitted.rows_left_out.contains(&chunk) || fitted.headers_left_out.contains(&chunk);
+        let mut misleads = self.joins_silently(fitted);
+        for part in &self.whole {
+            misleads |= self.kept(fitted, part)? == Kept::Partly;
+        }
+        for Pair { part, needs } in self.pairs.iter().filter(|pair| !has_warning(pair.part.chunk)) {
+            let is_shown = self.kept(fitted, part)? != Kept::Nothing;
+            misleads |= is_shown && self.kept(fitted, needs)? != Kept::Whole;
+        }
+        Ok(f64::from(u8::from(misleads)))
+    }
+
+    /// Returns whether two spans of a chunk that is not JSON stand side by side without a mark for what is between them.
+    fn joins_silently(&self, fitted: &Fitted) -> bool {
+        self.chunks.iter().zip(&fitted.spans).filter(|(chunk, _)| !is_json(&chunk.text)).any(
+            |(chunk, spans)| {
+                spans.windows(2).any(|pair| {
+                    let is_gap = !chunk.text[pair[0].source.end..pair[1].source.start].trim().is_empty();
+                    is_gap && !fitted.context[pair[0].output.end..pair[1].output.start].contains('…')
+                })
+            },
+        )
+    }
+}
+
+/// How much of a part is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kept {
+    Nothing,
+    Partly,
+    Whole,
 }
 
 impl Row {
@@ -316,12 +391,14 @@ impl Report {
 }
 
 impl DivisionReport {
-    fn columns(&self) -> [(&'static str, Estimate); 5] {
+    fn columns(&self) -> [(&'static str, Estimate); 7] {
         [
             ("all_parts", self.all_parts),
             ("parts", self.parts),
+            ("misleads", self.misleads),
             ("parses", self.parses),
             ("auto_all_parts", self.auto_all_parts),
+            ("auto_misleads", self.auto_misleads),
             ("auto_tokens", self.auto_tokens),
         ]
     }
@@ -332,7 +409,15 @@ impl DivisionReport {
 pub fn table(report: &Report, has_header: bool) -> String {
     let mut out = String::new();
     if has_header {
-        let titles = ["all parts @4x", "parts @4x", "parses @4x", "auto: all parts", "auto: tokens"];
+        let titles = [
+            "all parts @4x",
+            "parts @4x",
+            "misleads @4x",
+            "parses @4x",
+            "auto: all parts",
+            "auto: misleads",
+            "auto: tokens",
+        ];
         let _ = write!(out, "{:<10} {:>9}  {:<14}", "kind", "questions", "divided");
         titles.iter().for_each(|title| _ = write!(out, " {title:>22}"));
         out.push('\n');

@@ -37,9 +37,9 @@ const RUN_SHARE: f32 = 0.8;
 pub struct PartOutcome {
     /// Byte range of the part in the answer.
     pub bytes: ByteRange,
-    /// What the sources say of the part; `None` if it has no word.
-    pub verdict: Option<Verdict>,
-    /// How far the sources support the part, from 0 to 1; `None` if it has no word. A probability if there are
+    /// What the sources say of the part.
+    pub verdict: Verdict,
+    /// How far the sources support the part, from 0 to 1; `None` if it makes no claim. A probability if there are
     /// `features`; otherwise the value of [`Feature::Evidence`](super::Feature::Evidence), which only ranks parts.
     pub support: Option<f32>,
     /// What the sources do not support, as byte ranges of the answer.
@@ -76,10 +76,11 @@ pub struct Source {
 }
 
 impl PartOutcome {
-    fn without_words(bytes: ByteRange) -> Self {
+    /// Returns the outcome of a part that has no word, or that says nothing that a source could say.
+    pub(super) fn without_claim(bytes: ByteRange) -> Self {
         Self {
             bytes,
-            verdict: None,
+            verdict: Verdict::NoClaim,
             support: None,
             unsupported: Vec::new(),
             sources: Vec::new(),
@@ -89,9 +90,9 @@ impl PartOutcome {
         }
     }
 
-    /// Returns whether the chunks support the part; `None` if the part has no word.
+    /// Returns whether the chunks support the part; `None` if it makes no claim.
     pub fn is_supported(&self) -> Option<bool> {
-        self.verdict.map(|verdict| verdict == Verdict::Supported)
+        (self.verdict != Verdict::NoClaim).then_some(self.verdict == Verdict::Supported)
     }
 
     /// Returns the sources to cite for the part, without those that only say the same as another one. There
@@ -150,7 +151,7 @@ pub(super) fn attribute(
     cancel: &Cancel,
 ) -> Result<PartOutcome, PipelineError> {
     let Some(weights) = TokenWeights::of(scores, part) else {
-        return Ok(PartOutcome::without_words(part));
+        return Ok(PartOutcome::without_claim(part));
     };
     let evidence = weighted_evidence(scores, &weights);
     let chunk_scores = chunk_scores(candidates, &evidence);
@@ -182,7 +183,7 @@ pub(super) fn attribute(
         sources.push(Source { chunk, score, cited: is_cited || tied, tied, sentence, run });
     }
     let Some(support) = support::of(candidates, scores, part, &cited_units) else {
-        return Ok(PartOutcome::without_words(part));
+        return Ok(PartOutcome::without_claim(part));
     };
     let judgement = judge::judge(candidates, scores, part, &cited_units, &support);
     let has_citation = sources.iter().any(Source::is_citation);
@@ -204,7 +205,7 @@ pub(super) fn attribute(
     let features = judgement.as_ref().map(|judgement| judgement.features);
     let conflicts =
         judgement.filter(|_| verdict == Verdict::Contradicted).map_or_else(Vec::new, |j| j.conflicts);
-    let (verdict, support, unsupported) = (Some(verdict), Some(value), support.unsupported);
+    let (support, unsupported) = (Some(value), support.unsupported);
     Ok(PartOutcome {
         bytes: part,
         verdict,

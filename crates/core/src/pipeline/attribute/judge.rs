@@ -43,6 +43,9 @@ const ADDITION_EVIDENCE_MIN: f32 = 0.8;
 /// words what their sources say have rows of words without evidence, too.
 const ADDITION_COPIED_MIN: f32 = 0.5;
 
+/// The most content words of a part that is supported in part by half of them.
+const FEW_WORDS_MAX: usize = 2;
+
 /// How many words before a number a word may be that limits it.
 const LIMIT_REACH_WORDS: usize = 4;
 
@@ -84,6 +87,10 @@ pub(super) struct Judgement {
     pub conflicts: Vec<Conflict>,
     /// Whether the part says something more than its sources, which have the rest of it.
     pub has_addition: bool,
+    /// Whether a unit has a word of the part with a prefix that denies it, such as `unpaid` for `paid`.
+    pub is_denied_form: bool,
+    /// Whether the part has so few words with meaning that one of them in the sources is half of what it says: "Knows SQL".
+    pub has_half_of_few: bool,
     /// The units that the part was compared with, those with most of its words first.
     pub units: Vec<usize>,
 }
@@ -180,6 +187,7 @@ impl Compared<'_> {
         let numbers = self.numbers(&mut conflicts);
         let denials = self.denials(&mut conflicts);
         let contrasts = self.contrasts(&mut conflicts);
+        let is_denied_form = self.denied_forms(&mut conflicts);
         self.names(&mut conflicts);
         self.roles(&mut conflicts);
         // `third` is a number and a word that excludes `second`.
@@ -230,7 +238,18 @@ impl Compared<'_> {
         ] {
             features.set(feature, value);
         }
-        Judgement { features, conflicts, has_addition, units: self.units.clone() }
+        let in_sources = content.iter().filter(|word| word.evidence >= GAP_EVIDENCE_MAX).count();
+        let replaced = self.replaced_word().filter(|&bytes| adds_to(bytes));
+        let has_addition = has_addition || replaced.is_some();
+        let has_half_of_few = content.len() <= FEW_WORDS_MAX && 2 * in_sources >= content.len().max(1);
+        Judgement {
+            features,
+            conflicts,
+            has_addition,
+            is_denied_form,
+            has_half_of_few,
+            units: self.units.clone(),
+        }
     }
 
     /// The words of the units, with the index of the unit.
@@ -384,6 +403,62 @@ impl Compared<'_> {
             }
         }
         [excluded, found]
+    }
+
+    /// Returns the place of a word of the part that the units do not have, if a unit has another word that the part does not have
+    /// between the same neighbours.
+    fn replaced_word(&self) -> Option<ByteRange> {
+        let replaced = |(at, word): (usize, &Aligned)| {
+            if !word.term.is_content || self.units_have(word.term) {
+                return None;
+            }
+            let neighbour = |place: Option<usize>| {
+                let term = place.and_then(|place| self.claim.get(place)).map(|word| word.term);
+                (term.is_some(), term.and_then(|term| term.id))
+            };
+            let (before, after) = (neighbour(at.checked_sub(1)), neighbour(Some(at + 1)));
+            let is_there = |unit: &usize| {
+                let words = self.candidates.words(*unit);
+                let ids: Vec<Option<u32>> =
+                    words.iter().map(|word| self.candidates.term(&word.folded)).collect();
+                let is_new = |place: usize| {
+                    !words[place].is_function_word()
+                        && !self.claim.iter().any(|word| word.term.id == ids[place])
+                };
+                (0..words.len()).filter(|&place| is_new(place)).any(|place| {
+                    let before_place = place.checked_sub(1).map(|place| ids[place]);
+                    let is_before = match before {
+                        (true, id) => id.is_some() && before_place == Some(id),
+                        (false, _) => before_place.is_none(),
+                    };
+                    let after_place = ids.get(place + 1).copied();
+                    let is_after = match after {
+                        (true, id) => id.is_some() && after_place == Some(id),
+                        (false, _) => after_place.is_none(),
+                    };
+                    is_before && is_after
+                })
+            };
+            self.units.iter().any(is_there).then_some(word.term.bytes)
+        };
+        self.claim.iter().enumerate().find_map(replaced)
+    }
+
+    /// Finds words of the part that the units have only with a prefix that denies them, or without one that they have in the
+    /// part. Nothing is found if either side has another denial, which may take the prefix's place.
+    fn denied_forms(&self, conflicts: &mut Vec<Conflict>) -> bool {
+        let is_denied = self.words().any(|(_, word)| word.is_denial())
+            || self.claim.iter().any(|word| word.term.word.is_denial());
+        let absent = self.claim.iter().filter(|word| word.term.is_content && !self.units_have(word.term));
+        let forms = absent.filter_map(|word| {
+            let mut words = self.words();
+            let place =
+                words.find(|(_, other)| text::is_denied_form(&word.term.word.folded, &other.folded))?;
+            Some(self.conflict(word.term.bytes, ConflictKind::Negation, place))
+        });
+        let forms: Vec<Conflict> = forms.filter(|_| !is_denied).collect();
+        conflicts.extend(&forms);
+        !forms.is_empty()
     }
 
     /// How many words of the part the units do not have, but have in other words.

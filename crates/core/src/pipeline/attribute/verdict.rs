@@ -24,6 +24,10 @@ const COMPLETE_EVIDENCE_MIN: f32 = 0.99;
 /// that the weights were fitted on has enough such parts.
 const ROLES_FACTOR: f32 = 0.3;
 
+/// The factor for the probability of a part that has a word of its sources without the prefix that denies it there, or the
+/// reverse; a rule, too.
+const DENIED_FORM_FACTOR: f32 = 0.3;
+
 /// The factor for the probability of a part that says something more than its sources; a rule, too, and not fitted.
 const ADDITION_FACTOR: f32 = 0.6;
 
@@ -39,6 +43,8 @@ pub enum Verdict {
     Contradicted,
     /// They do not speak of it.
     NotFound,
+    /// It makes no claim: it has no word, or is a greeting, a question, a heading, or that the sources have no answer.
+    NoClaim,
 }
 
 impl Verdict {
@@ -58,7 +64,7 @@ impl Verdict {
             () if judgement.is_some_and(is_contradicted) => Self::Contradicted,
             () if support >= SUPPORT_MIN
                 || shared >= SHARED_MIN
-                || judgement.is_some_and(|judgement| judgement.has_addition) =>
+                || judgement.is_some_and(|judgement| judgement.has_addition || judgement.has_half_of_few) =>
             {
                 Self::Partly
             }
@@ -165,6 +171,7 @@ pub(super) fn probability(judgement: &Judgement) -> f32 {
     let roles_differ = judgement.conflicts.iter().any(|conflict| conflict.kind == ConflictKind::Roles);
     let factor = match () {
         () if roles_differ => ROLES_FACTOR,
+        () if judgement.is_denied_form => DENIED_FORM_FACTOR,
         () if judgement.has_addition => ADDITION_FACTOR,
         () => 1.0,
     };

@@ -1,0 +1,150 @@
+//! Markers: what refers to a source, or numbers an item, and is not part of what a sentence says.
+
+use crate::domain::ByteRange;
+
+/// The most digits of a marker's number. Longer ones, such as years, are not markers.
+const DIGITS_MAX: usize = 3;
+
+/// Words before the number of a source, as prompts and frameworks write them.
+const LABELS: [&str; 14] = [
+    "article",
+    "chunk",
+    "citation",
+    "context",
+    "doc",
+    "document",
+    "id",
+    "node",
+    "note",
+    "passage",
+    "ref",
+    "reference",
+    "result",
+    "source",
+];
+
+/// What may be between such a word and its number.
+const SEPARATORS: [char; 5] = [':', '-', '_', '#', ' '];
+
+/// Returns the byte ranges of the markers in `text`, in order: `[1]`, `[2, 3]`, `[^1]`, `[ID:4]`, `【3】`, `【3†source】`, `(Smith 2020)`
+/// at the end of the text, and the number of a list item at its start.
+///
+/// ```
+/// use thresher_core::text::markers;
+///
+/// let text = "It is 330 m tall [1][doc-2] (Eiffel et al., 1889).";
+/// let found: Vec<&str> = markers(text).into_iter().map(|range| range.of(text)).collect();
+/// assert_eq!(found, ["[1]", "[doc-2]", "(Eiffel et al., 1889)"]);
+/// ```
+pub fn markers(text: &str) -> Vec<ByteRange> {
+    let mut found = Vec::new();
+    found.extend(item_number(text));
+    for (open, bracket) in text.match_indices(['[', '【']) {
+        let close = if bracket == "[" { ']' } else { '】' };
+        let inside = &text[open + bracket.len()..];
+        let Some(len) = inside.find(close) else { continue };
+        let numbers = match inside[..len].split_once('†') {
+            // The text after the dagger is the name of the source.
+            Some((numbers, name)) if bracket == "【" && !name.contains('\n') => numbers,
+            _ => &inside[..len],
+        };
+        if is_reference(numbers) {
+            found.push(ByteRange::new(open, open + bracket.len() + len + close.len_utf8()));
+        }
+    }
+    found.extend(author_and_year(text));
+    found
+}
+
+/// Returns the number of a list item at the start of a text.
+fn item_number(text: &str) -> Option<ByteRange> {
+    let start =
+        text.len() - text.trim_start_matches(|c: char| c.is_whitespace() || "*_#>(".contains(c)).len();
+    let digits = text[start..].bytes().take_while(u8::is_ascii_digit).count();
+    let item = text[start + digits..].strip_prefix(['.', ')']).unwrap_or_default();
+    let is_item = (1..=DIGITS_MAX).contains(&digits)
+        && item.starts_with(char::is_whitespace)
+        && !item.trim().is_empty();
+    is_item.then(|| ByteRange::new(start, start + digits + 1))
+}
+
+/// Returns whether what stands in brackets is one or several numbers, each of which may follow a label.
+fn is_reference(inside: &str) -> bool {
+    let is_number =
+        |number: &str| number.len() <= DIGITS_MAX && number.bytes().all(|byte| byte.is_ascii_digit());
+    let is_one = |one: &str| {
+        let one = one.trim();
+        let letters = one.bytes().take_while(u8::is_ascii_alphabetic).count();
+        let (label, number) = one.split_at(letters);
+        let is_label = label.is_empty()
+            || LABELS.iter().any(|known| {
+                let label = label.to_ascii_lowercase();
+                label == *known || label.strip_suffix('s') == Some(*known)
+            }) && number.contains(|c: char| c.is_ascii_digit());
+        is_label && number.trim_start_matches(SEPARATORS).split(['^', '-', '–', ':', ' ']).all(is_number)
+    };
+    !inside.is_empty() && inside.split([',', ';']).all(is_one)
+}
+
+/// Returns the reference in parentheses at the end of a text that names authors and a year.
+fn author_and_year(text: &str) -> Option<ByteRange> {
+    let end = text.trim_end_matches(|c: char| c.is_whitespace() || ".!?".contains(c)).len();
+    let rest = text[..end].strip_suffix(')')?;
+    let open = rest.rfind('(')?;
+    rest[open + 1..].split(';').all(is_work).then(|| ByteRange::new(open, end))
+}
+
+/// Returns whether a text is the name of one or several authors and a year: `Smith 2020`, `Smith and Li, 2020b, p. 7`.
+fn is_work(work: &str) -> bool {
+    let mut words = work.split([' ', ',', '\n', '\u{a0}']).filter(|word| !word.is_empty());
+    let is_joint = |word: &str| matches!(word, "and" | "&" | "et" | "al." | "al" | "see" | "cf." | "e.g.");
+    let is_name = |word: &str| {
+        word.starts_with(char::is_uppercase) && word.chars().all(|c| c.is_alphabetic() || "-'’.".contains(c))
+    };
+    let is_year = |word: &str| {
+        let year = word.trim_end_matches(|c: char| c.is_ascii_lowercase());
+        year.len() == 4 && word.len() <= 5 && matches!(year.parse(), Ok(1500..=2100))
+    };
+    let mut names = 0;
+    let year = words.find(|word| {
+        names += usize::from(is_name(word));
+        !(is_name(word) || is_joint(word))
+    });
+    let is_page =
+        |word: &str| word.trim_end_matches('.').chars().all(|c| c.is_ascii_digit() || "p–-".contains(c));
+    names > 0 && year.is_some_and(is_year) && words.all(is_page)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::markers;
+
+    #[test]
+    fn markers_refer_to_sources_or_number_items() {
+        let check = |text: &str, expect: &[&str]| {
+            let found: Vec<&str> = markers(text).into_iter().map(|marker| marker.of(text)).collect();
+            assert_eq!(found, expect, "{text}");
+        };
+        check("It is tall [1][2, 3].", &["[1]", "[2, 3]"]);
+        check("1. It is【4】", &["1.", "【4】"]);
+        check("(3) x[^1]", &["3)", "[^1]"]);
+        check("1998. It [sic] was [ ", &[]);
+        check("42.", &[]);
+        check("in [1999] on [2024-11-05]", &[]);
+        check("here【4:0†source】 [1-3]", &["【4:0†source】", "[1-3]"]);
+        check("3.5 m", &[]);
+        check("", &[]);
+        check(
+            "a [ID:4] b [doc-12] c [Source 1, Source 2] d [chunks 3]",
+            &["[ID:4]", "[doc-12]", "[Source 1, Source 2]", "[chunks 3]"],
+        );
+        check("the [document] of [room 4] and [id]", &[]);
+        check("It fell (Ng 2020).", &["(Ng 2020)"]);
+        check(
+            "It fell (Ng et al., 2020a; O'Hara & Li 1998, pp. 3-9)",
+            &["(Ng et al., 2020a; O'Hara & Li 1998, pp. 3-9)"],
+        );
+        check("The games (Berlin 1936) were held.", &[]);
+        check("It opened (in 1936).", &[]);
+    }
+}
