@@ -77,7 +77,7 @@ struct PrefilterAnswer {
 #[schemars(rename = "Warning")]
 /// Something that the caller should know about the context, though it is not an error.
 struct WarningAnswer {
-    /// `rows_left_out`, `header_left_out`, `kind_unfit`, `script_unknown` or `unread`.
+    /// `rows_left_out`, `group_cut`, `kind_unfit`, `script_unknown` or `unread`.
     code: &'static str,
     /// What it means, in words.
     message: Cow<'static, str>,
@@ -96,9 +96,10 @@ impl WarningAnswer {
                     .into(),
                 Some(chunk),
             ),
-            Warning::HeaderLeftOut { chunk } => (
-                "header_left_out",
-                "a row of this chunk is kept without its heading or the header of its table, which do not fit; name a larger budget"
+            Warning::GroupCut { chunk } => (
+                "group_cut",
+                "a part of this chunk is kept without all that a reader needs to understand it, such as its heading, its question or \
+                 the other items of its list, because these do not fit; name a larger budget"
                     .into(),
                 Some(chunk),
             ),

@@ -901,5 +901,5 @@ async fn a_row_of_a_page_is_kept_without_its_header_where_both_do_not_fit() {
     assert_eq!((&large["chunks"][0]["kind"], &large["warnings"]), (&json!("pdf"), &Value::Null), "{large}");
     let small = compress(row.len()).await;
     assert_eq!(small["context"], row, "{small}");
-    assert_eq!(small["warnings"][0]["code"], "header_left_out", "{small}");
+    assert_eq!(small["warnings"][0]["code"], "group_cut", "{small}");
 }

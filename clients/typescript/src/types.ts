@@ -8,7 +8,7 @@
 
 export type Granularity = "sentence" | "chunk" | "token";
 export type AttributeGranularity = "sentence" | "token" | "span";
-export type Kind = "auto" | "prose" | "markdown" | "code" | "json" | "table" | "log" | "chat" | "html" | "pdf";
+export type Kind = "auto" | "prose" | "markdown" | "code" | "json" | "table" | "log" | "chat" | "html" | "pdf" | "mail" | "subtitles";
 export type Omissions = "auto" | "none" | "ellipsis" | "range";
 export type Order = "input" | "relevance";
 export type Format = "numbered" | "plain" | "xml";

@@ -198,6 +198,10 @@ pub enum Kind {
     Html,
     /// A page as programs extract it from a PDF, with tables whose cells stand one a line.
     Pdf,
+    /// A mail, with what it quotes.
+    Mail,
+    /// Subtitles with their times (SRT, WebVTT).
+    Subtitles,
 }
 
 impl Kind {
@@ -219,6 +223,8 @@ impl Kind {
             Self::Chat => "chat",
             Self::Html => "html",
             Self::Pdf => "pdf",
+            Self::Mail => "mail",
+            Self::Subtitles => "subtitles",
         }
     }
 

@@ -391,7 +391,7 @@ impl Pipeline {
             Granularity::Chunk | Granularity::Token => &[],
         };
         let rows = fitted.rows_left_out.iter().map(|&chunk| Warning::RowsLeftOut { chunk });
-        let headers = fitted.headers_left_out.iter().map(|&chunk| Warning::HeaderLeftOut { chunk });
+        let headers = fitted.groups_cut.iter().map(|&chunk| Warning::GroupCut { chunk });
         let unfit = layouts.iter().enumerate().filter_map(unfit);
         rows.chain(headers).chain(unfit).chain(script.then_some(Warning::ScriptUnknown)).collect()
     }

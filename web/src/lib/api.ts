@@ -8,7 +8,7 @@ export interface Range {
   end: number;
 }
 
-export const KINDS = ["auto", "prose", "markdown", "code", "json", "table", "log", "chat", "html", "pdf"] as const;
+export const KINDS = ["auto", "prose", "markdown", "code", "json", "table", "log", "chat", "html", "pdf", "mail", "subtitles"] as const;
 export type Kind = (typeof KINDS)[number];
 
 export interface Chunk {

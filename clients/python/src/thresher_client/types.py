@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, Union
 
 Granularity = Literal["sentence", "chunk", "token"]
-Kind = Literal["auto", "prose", "markdown", "code", "json", "table", "log", "chat", "html", "pdf"]
+Kind = Literal["auto", "prose", "markdown", "code", "json", "table", "log", "chat", "html", "pdf", "mail", "subtitles"]
 Omissions = Literal["auto", "none", "ellipsis", "range"]
 Order = Literal["input", "relevance"]
 Format = Literal["numbered", "plain", "xml"]
@@ -222,7 +222,7 @@ class Answerable(Extensible):
 class CompressionWarning(Extensible):
     """Something to know about a compression, though it is not an error: `code`, `message`, and the id of the `chunk`, if any.
 
-    Codes are `rows_left_out`, `header_left_out`, `kind_unfit`, `script_unknown` and `unread`.
+    Codes are `rows_left_out`, `group_cut`, `kind_unfit`, `script_unknown` and `unread`.
     """
 
     code: str

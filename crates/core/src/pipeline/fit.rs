@@ -39,8 +39,8 @@ pub struct Fitted {
     pub relevance: Option<Relevance>,
     /// The chunks of which some rows are left out although the question compares all rows.
     pub rows_left_out: Vec<usize>,
-    /// The pages with a row whose header or heading did not fit.
-    pub headers_left_out: Vec<usize>,
+    /// The chunks with a unit that is kept without all that it requires.
+    pub groups_cut: Vec<usize>,
 }
 
 /// What fitting needs besides the request and its scores.
@@ -373,7 +373,7 @@ impl Fitter<'_> {
             let minimum = Minimum { of: "what `keep` names", instead: ", or keep fewer chunks" };
             return Ok((minimum, self.render(&Selection::of_required(required), 0)?));
         }
-        let units = input.cheapest().map(|unit| input.with_required(unit)).unwrap_or_default();
+        let units = input.cheapest().map(|unit| input.least_group(unit)).unwrap_or_default();
         let rendered = self.render(&Selection::of_required(units), 0)?;
         let instead = match self.request.granularity {
             Granularity::Token => "",
@@ -398,8 +398,8 @@ impl Fitter<'_> {
         }
     }
 
-    /// Returns the pages with a row within `spans` that requires a piece outside them.
-    fn headers_left_out(&self, spans: &[Vec<KeptSpan>]) -> Vec<usize> {
+    /// Returns the chunks with a piece within `spans` that requires one outside them.
+    fn groups_cut(&self, spans: &[Vec<KeptSpan>]) -> Vec<usize> {
         let outlines = &self.reading.outlines;
         let is_partial = |&(chunk, spans): &(usize, &Vec<KeptSpan>)| {
             // Spans ascend and do not overlap, so one that ends behind a piece's start decides.
@@ -411,9 +411,8 @@ impl Fitter<'_> {
             let lacks = |piece: &Piece| piece.requires.iter().any(|&other| !is_kept(&pieces[other]));
             pieces.iter().any(|piece| is_kept(piece) && lacks(piece))
         };
-        let pages =
-            spans.iter().enumerate().filter(|(chunk, spans)| !spans.is_empty() && outlines.is_page(*chunk));
-        pages.filter(is_partial).map(|(chunk, _)| chunk).collect()
+        let kept = spans.iter().enumerate().filter(|(_, spans)| !spans.is_empty());
+        kept.filter(is_partial).map(|(chunk, _)| chunk).collect()
     }
 
     fn finish(self, rendered: RenderedContext, tokens_in: usize) -> Fitted {
@@ -421,7 +420,7 @@ impl Fitter<'_> {
         // the whole context than in its parts.
         let usage = Usage { tokens_in: tokens_in.max(rendered.tokens), tokens_out: rendered.tokens };
         let rows_left_out = self.rows_left_out(&rendered.spans);
-        let headers_left_out = self.headers_left_out(&rendered.spans);
+        let groups_cut = self.groups_cut(&rendered.spans);
         let (relevance, order) = (self.relevance, self.order);
         Fitted {
             context: rendered.text,
@@ -430,7 +429,7 @@ impl Fitter<'_> {
             spans: rendered.spans,
             relevance,
             rows_left_out,
-            headers_left_out,
+            groups_cut,
         }
     }
 }

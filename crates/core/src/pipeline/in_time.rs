@@ -136,7 +136,7 @@ impl<'a> InTime<'a> {
         for warning in &mut compressed.warnings {
             match warning {
                 Warning::RowsLeftOut { chunk }
-                | Warning::HeaderLeftOut { chunk }
+                | Warning::GroupCut { chunk }
                 | Warning::KindUnfit { chunk, .. } => *chunk = self.indices[*chunk],
                 Warning::ScriptUnknown | Warning::Unread { .. } => {}
             }

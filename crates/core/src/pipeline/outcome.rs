@@ -56,9 +56,9 @@ pub enum Warning {
         /// The index of the chunk in the request.
         chunk: usize,
     },
-    /// A row of a page of a PDF is kept without its heading or the header of its table, which do not fit into the
-    /// budget.
-    HeaderLeftOut {
+    /// A part of this chunk is kept without all that a reader needs to understand it, such as its heading or its question, because
+    /// these do not fit into the budget.
+    GroupCut {
         /// The index of the chunk in the request.
         chunk: usize,
     },

@@ -199,7 +199,8 @@ impl UnitContext {
         if !reading.outlines.is_prose() {
             for (index, unit) in reading.units.iter().enumerate() {
                 // The rows of a page have their label, and dozens of rows share one header.
-                if !reading.outlines.is_page(unit.chunk) {
+                let kind = reading.outlines.layouts()[unit.chunk].kind;
+                if !matches!(kind, Kind::Prose | Kind::Pdf) {
                     let before =
                         reading.outlines.required_by(index, unit.chunk).filter(|other| *other < index);
                     shared.extend(before.map(|other| (index, other)));

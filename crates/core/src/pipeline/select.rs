@@ -131,12 +131,12 @@ impl SelectionInput<'_> {
                 let mut group = self.group(unit, compares_rows, &|unit| taken[unit]);
                 let cost_of =
                     |group: &[usize]| frame_cost + group.iter().map(|&unit| self.costs[unit]).sum::<usize>();
-                // The best row of a page without its header is better than a worse one with it.
+                // The best unit without a part of its group is better than a worse one with all of it.
                 if cost_of(&group) > tokens_left
                     && selection.chosen.is_empty()
-                    && self.outlines.is_page(chunk)
+                    && self.outlines.may_be_cut(chunk)
                 {
-                    group = vec![unit];
+                    group = self.cut_group(unit, group, tokens_left - frame_cost);
                 }
                 let cost = cost_of(&group);
                 if cost <= tokens_left {
@@ -163,13 +163,16 @@ impl SelectionInput<'_> {
         selection
     }
 
-    /// Returns the unit with the lowest cost by itself, with its chunk's frame and all units that it requires;
-    /// `None` if there are no units to choose. Of equal costs, the better unit wins.
+    /// Returns the unit with the lowest cost by itself, with its chunk's frame and, in a chunk whose groups may not be cut, all units
+    /// that it requires; `None` if there are no units to choose. Of equal costs, the better unit wins.
     pub fn cheapest(&self) -> Option<usize> {
         // Neighbours, such as the members of an object, require the same units.
         let mut required: HashMap<(usize, Vec<usize>), (BTreeSet<usize>, usize)> = HashMap::new();
         let mut cost_alone = |unit: usize| {
             let chunk = self.units[unit].chunk;
+            if self.outlines.may_be_cut(chunk) {
+                return self.frame_costs[chunk] + self.costs[unit];
+            }
             let direct: Vec<usize> = self.outlines.required_by(unit, chunk).collect();
             let (all, cost) = required.entry((chunk, direct)).or_insert_with_key(|(_, direct)| {
                 let all: BTreeSet<usize> =
@@ -213,6 +216,14 @@ impl SelectionInput<'_> {
         self.group(unit, false, &|_| false)
     }
 
+    /// Returns a unit with the units that must be kept with it in any budget.
+    pub fn least_group(&self, unit: usize) -> Vec<usize> {
+        match self.outlines.may_be_cut(self.units[unit].chunk) {
+            true => vec![unit],
+            false => self.with_required(unit),
+        }
+    }
+
     /// Returns a unit after all units that it requires and that are not `taken` yet, in the order of the text. With
     /// `compares_rows`, the group of a row has all rows of its chunk.
     fn group(&self, unit: usize, compares_rows: bool, taken: &dyn Fn(usize) -> bool) -> Vec<usize> {
@@ -229,6 +240,19 @@ impl SelectionInput<'_> {
             open.extend(required.filter(|&other| group.insert(other)));
         }
         group.into_iter().collect()
+    }
+
+    /// Returns a unit with as many others of its group, the nearest first, as fit into a number of tokens.
+    fn cut_group(&self, unit: usize, mut group: Vec<usize>, tokens: usize) -> Vec<usize> {
+        group.sort_by_key(|&other| unit.abs_diff(other));
+        let mut tokens_left = tokens;
+        group.retain(|&other| {
+            let fits = self.costs[other] <= tokens_left;
+            tokens_left -= if fits { self.costs[other] } else { 0 };
+            fits
+        });
+        group.sort_unstable();
+        group
     }
 
     /// Returns the indices of the units that may be chosen and are not required, in descending order of score.

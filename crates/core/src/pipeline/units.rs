@@ -33,7 +33,7 @@ pub struct UnitSpan {
     pub tokens: TokenSpan,
 }
 
-/// How the units of each chunk belong together. Units of prose stand for themselves.
+/// How the units of each chunk belong together.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Outlines {
     /// `[chunk]`: the layout of the text. If it has pieces, these are the units of the chunk.
@@ -47,11 +47,6 @@ pub struct Outlines {
 }
 
 impl Outlines {
-    /// Returns whether a chunk is a page of a PDF.
-    pub fn is_page(&self, chunk: usize) -> bool {
-        self.layouts.get(chunk).is_some_and(|layout| layout.kind == Kind::Pdf)
-    }
-
     /// Returns the outlines of so many chunks of prose.
     pub fn of_prose(chunks: usize) -> Self {
         Self { layouts: vec![Layout::prose(); chunks], first_units: vec![0; chunks], ..Self::default() }
@@ -67,7 +62,12 @@ impl Outlines {
         !self.has_structure
     }
 
-    /// Returns the units of a chunk that is not prose.
+    /// Returns whether a unit of a chunk may be kept without all that it requires: what is left is still a text of its kind.
+    pub fn may_be_cut(&self, chunk: usize) -> bool {
+        !self.layouts.get(chunk).is_some_and(|layout| matches!(layout.kind, Kind::Json | Kind::Html))
+    }
+
+    /// Returns the units of a chunk that has pieces.
     pub fn units_of(&self, chunk: usize) -> Range<usize> {
         let first = self.first_units[chunk];
         first..first + self.layouts[chunk].pieces.len()
@@ -78,7 +78,7 @@ impl Outlines {
         self.has_rows
     }
 
-    /// Returns the piece that a unit is; `None` for a unit of prose.
+    /// Returns the piece that a unit is; `None` for one that stands for itself.
     pub fn piece(&self, unit: usize, chunk: usize) -> Option<&Piece> {
         self.layouts[chunk].pieces.get(unit - self.first_units[chunk])
     }
@@ -93,7 +93,7 @@ impl Outlines {
         self.piece(unit, chunk).is_some_and(|piece| piece.is_row)
     }
 
-    /// Returns the units that `unit` directly requires, and `None` for a unit of prose.
+    /// Returns the units that `unit` directly requires.
     pub fn required_by(&self, unit: usize, chunk: usize) -> impl Iterator<Item = usize> {
         let first = self.first_units[chunk];
         self.piece(unit, chunk)
@@ -118,8 +118,13 @@ pub fn of(granularity: Granularity, chunks: &[Arc<Chunk>], blocks: &Blocks) -> (
     for (index, (chunk, block)) in chunks.iter().zip(&blocks.blocks).enumerate() {
         let first = blocks.spans[index].start;
         outlines.first_units.push(units.len());
-        let layout = Layout::of(&chunk.text, chunk.kind);
-        outlines.has_structure |= !layout.pieces.is_empty();
+        // The block has the sentences of the text already.
+        let sentences = |part: &str| match part.len() == chunk.text.len() {
+            true => block.sentences().map(|sentence| sentence.bytes).collect(),
+            false => text::sentences(part),
+        };
+        let layout = Layout::with_sentences(&chunk.text, chunk.kind, &sentences);
+        outlines.has_structure |= layout.kind != Kind::Prose;
         outlines.has_rows |= layout.pieces.iter().any(|piece| piece.is_row);
         let layout = match granularity {
             Granularity::Sentence => layout,
@@ -137,7 +142,7 @@ pub fn of(granularity: Granularity, chunks: &[Arc<Chunk>], blocks: &Blocks) -> (
                 let whole = on_key_axis(ByteRange::new(0, chunk.text.len()), text);
                 push(whole, whole);
             }
-            Granularity::Sentence if !layout.pieces.is_empty() => {
+            Granularity::Sentence if layout.kind != Kind::Prose => {
                 let offsets = block.offsets();
                 for Piece { bytes, .. } in &layout.pieces {
                     let tokens = tokens_under(&offsets, block.title_tokens(), *bytes);

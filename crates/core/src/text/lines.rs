@@ -251,13 +251,16 @@ pub(super) fn is_item(line: &str) -> bool {
     if marker.len() == line.len() || marker.len() > 6 {
         return false;
     }
-    if matches!(marker, "-" | "*" | "+" | "•" | "·" | "‣" | "◦" | "▪" | "–" | "—") {
+    if matches!(marker, "-" | "*" | "+" | "•" | "·" | "‣" | "◦" | "▪" | "–" | "—" | "☐" | "□") {
         return true;
     }
     let numbered = marker.strip_suffix(['.', ')']).map(|m| m.trim_start_matches('('));
     let lettered = marker.strip_suffix(')').map(|m| m.trim_start_matches('('));
     numbered.is_some_and(|m| matches!(m.len(), 1..=3) && m.bytes().all(|b| b.is_ascii_digit()))
-        || lettered.is_some_and(|m| m.len() == 1 && m.bytes().all(|b| b.is_ascii_alphabetic()))
+        || lettered.is_some_and(|m| {
+            m.len() == 1 && m.bytes().all(|b| b.is_ascii_alphabetic())
+                || matches!(m.len(), 2..=4) && m.bytes().all(|b| matches!(b, b'i' | b'v' | b'x'))
+        })
 }
 
 /// Returns for each line that opens a fenced code block the index of the line that closes it.

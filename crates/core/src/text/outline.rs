@@ -6,6 +6,7 @@
 //! A text can be a fragment that begins or ends anywhere. Every reader takes what it is given: what is
 //! missing is not required, and what cannot be understood is a piece of its own.
 
+mod bonds;
 mod chat;
 mod code;
 mod detect;
@@ -13,9 +14,11 @@ mod html;
 mod json;
 mod line;
 mod log;
+mod mail;
 mod markdown;
 mod pdf;
 mod stamp;
+mod subtitles;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -78,7 +81,7 @@ pub struct Piece {
 pub struct Layout {
     /// The kind by which the text is divided; never [`Kind::Auto`].
     pub kind: Kind,
-    /// The pieces in the order of the text. Empty for prose, which is divided into sentences.
+    /// The pieces in the order of the text. Those of prose are its sentences; there are none if each of them stands for itself.
     pub pieces: Vec<Piece>,
 }
 
@@ -86,12 +89,18 @@ impl Layout {
     /// Returns the layout of a text of a kind, or of the kind that it looks like. A text that does not have
     /// the form of its kind is prose.
     pub fn of(text: &str, kind: Kind) -> Self {
+        Self::with_sentences(text, kind, &super::sentences)
+    }
+
+    /// As [`Self::of`], with a function that divides prose into sentences. Every byte outside the ranges that it returns must be
+    /// whitespace.
+    pub fn with_sentences(text: &str, kind: Kind, sentences: &Sentences) -> Self {
         let kind = match kind {
             Kind::Auto => detect(text),
             Kind::Json if !json::is_plausible(text) => Kind::Prose,
             kind => kind,
         };
-        match outline(text, kind, &super::sentences) {
+        match outline(text, kind, sentences) {
             Some(pieces) => Self { kind, pieces },
             None => Self::prose(),
         }
@@ -104,15 +113,16 @@ impl Layout {
 }
 
 /// Divides prose into sentences. Every byte outside the returned ranges must be whitespace.
-type Sentences<'a> = dyn Fn(&str) -> Vec<ByteRange> + 'a;
+pub type Sentences<'a> = dyn Fn(&str) -> Vec<ByteRange> + 'a;
 
 /// Returns the pieces of `text` in order, read as `kind`. The bytes outside them are whitespace and, in JSON,
-/// commas. Returns `None` for prose and for a text that does not have the form of `kind`.
+/// commas. Returns `None` for prose whose sentences stand for themselves, and for a text that does not have the form of `kind`.
 ///
 /// `sentences` divides the prose inside other kinds of text, for example a paragraph of Markdown.
 fn outline(text: &str, kind: Kind, sentences: &Sentences) -> Option<Vec<Piece>> {
-    let pieces = match kind {
-        Kind::Auto | Kind::Prose => return None,
+    let mut pieces = match kind {
+        Kind::Auto => return None,
+        Kind::Prose => Pieces::of_prose(text, sentences),
         Kind::Markdown => markdown::outline(text, sentences),
         Kind::Code => code::outline(text),
         Kind::Json => json::outline(text),
@@ -121,8 +131,14 @@ fn outline(text: &str, kind: Kind, sentences: &Sentences) -> Option<Vec<Piece>> 
         Kind::Chat => chat::outline(text, sentences),
         Kind::Html => html::outline(text, sentences),
         Kind::Pdf => pdf::outline(text, sentences),
+        Kind::Mail => mail::outline(text, sentences),
+        Kind::Subtitles => subtitles::outline(text),
     };
-    pieces.finish()
+    if matches!(kind, Kind::Prose | Kind::Markdown | Kind::Pdf | Kind::Mail) {
+        bonds::bind(&mut pieces, text, kind);
+    }
+    let is_bound = kind != Kind::Prose || pieces.list.iter().any(|piece| !piece.requires.is_empty());
+    pieces.finish().filter(|_| is_bound)
 }
 
 /// The pieces of a text while it is read.
@@ -132,6 +148,13 @@ struct Pieces {
 }
 
 impl Pieces {
+    /// Returns the sentences of a text.
+    fn of_prose(text: &str, sentences: &Sentences) -> Self {
+        let mut pieces = Self::default();
+        pieces.prose(text, ByteRange::new(0, text.len()), &[], sentences);
+        pieces
+    }
+
     /// Adds a piece that may be chosen, and returns its index.
     fn push(&mut self, bytes: ByteRange, requires: &[usize]) -> usize {
         let piece = Piece {

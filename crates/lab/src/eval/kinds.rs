@@ -262,7 +262,7 @@ impl Row {
     fn misleads(&self, fitted: Option<&Fitted>) -> Result<f64> {
         let Some(fitted) = fitted else { return Ok(0.0) };
         let has_warning =
-            |chunk: usize| fitted.rows_left_out.contains(&chunk) || fitted.headers_left_out.contains(&chunk);
+            |chunk: usize| fitted.rows_left_out.contains(&chunk) || fitted.groups_cut.contains(&chunk);
         let mut misleads = self.joins_silently(fitted);
         for part in &self.whole {
             misleads |= self.kept(fitted, part)? == Kept::Partly;

@@ -3,7 +3,7 @@
 
 mod signs;
 
-use super::{Kind, chat, html, line::Line, line::lines, log, pdf, table};
+use super::{Kind, chat, html, line::Line, line::lines, log, mail, pdf, subtitles, table};
 use signs::Signs;
 
 /// How much of a text is read, in bytes.
@@ -19,16 +19,19 @@ pub fn detect(text: &str) -> Kind {
     }
     let signs = Signs::of(&lines);
     // The order matters: a line of an early kind can look like one of a later kind.
-    let kinds: [(Kind, Test); 9] = [
+    let kinds: [(Kind, Test); 12] = [
         (Kind::Log, is_json_log),
         (Kind::Json, is_json),
         (Kind::Html, is_html),
+        (Kind::Subtitles, is_subtitles),
+        (Kind::Mail, is_mail),
         (Kind::Chat, is_chat),
         (Kind::Log, is_log),
         (Kind::Pdf, is_pdf),
         (Kind::Table, is_table),
         (Kind::Code, is_code),
         (Kind::Markdown, is_markdown),
+        (Kind::Pdf, has_rows),
     ];
     let found = Found { text, lines: &lines, signs };
     kinds.into_iter().find(|(_, is)| is(&found)).map_or(Kind::Prose, |(kind, _)| kind)
@@ -91,6 +94,15 @@ fn is_html(found: &Found) -> bool {
         || are_blocks && is_dense && found.signs.tagged * 2 >= found.lines.len()
 }
 
+fn is_subtitles(found: &Found) -> bool {
+    subtitles::is_subtitles(found.lines)
+}
+
+fn is_mail(found: &Found) -> bool {
+    // A page can show quotations and heads of mails.
+    found.signs.headings == 0 && found.signs.fences == 0 && mail::is_mail(found.lines)
+}
+
 fn is_chat(found: &Found) -> bool {
     // Levels are what a log has in the place of names.
     found.lines.len() >= 2
@@ -119,6 +131,10 @@ fn is_pdf(found: &Found) -> bool {
     pdf::is_page(found.lines)
 }
 
+fn has_rows(found: &Found) -> bool {
+    pdf::has_rows(found.lines)
+}
+
 fn is_table(found: &Found) -> bool {
     let (signs, lines) = (&found.signs, found.lines.len());
     let is_page = signs.headings >= 2 || signs.fences >= 2 || signs.items * 3 >= lines || signs.front_matter;
@@ -145,7 +161,6 @@ fn is_markdown(found: &Found) -> bool {
         && (signs.front_matter
             || signs.headings > 0
             || signs.fences >= 2
-            || signs.items >= 3 && signs.items * 10 >= lines * 4
             || signs.bar_rows >= 3)
 }
 
@@ -177,7 +192,7 @@ mod tests {
         check("go", "\tif err != nil {\n\t\treturn err\n\t}\n\treturn nil\n}", Kind::Code);
         check("ruby", "class A\n  def b\n    @c = 1\n  end\nend", Kind::Code);
         check("shell", "#!/bin/sh\necho hi", Kind::Code);
-        check("a list", "Buy:\n- milk\n- bread\n- eggs", Kind::Markdown);
+        check("a list", "Buy:\n- milk\n- bread\n- eggs", Kind::Prose);
         check("a heading", "# A\n\nSome text.", Kind::Markdown);
         check("headings and comments", "# A\n\nText.\n\n```sh\n# b\nrun x\n```\n\nMore.", Kind::Markdown);
         check("separated", "a;b;c\n1;2;3\n4;5;6", Kind::Table);

@@ -31,7 +31,10 @@ const HEADER_LINES_MAX: usize = 4;
 
 /// The least rows of a page, and the least share of its lines that are cells or rows.
 const ROWS_MIN: usize = 3;
-const CELLS_SHARE: f64 = 0.25;
+const CELLS_SHARE: f64 = 0.12;
+
+/// The longest name of a column that stands in a line of its own, in bytes.
+const COLUMN_BYTES_MAX: usize = 32;
 
 /// What a line of a page is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,6 +73,12 @@ pub(super) fn is_page(lines: &[Line]) -> bool {
     split_rows > 0 && rows >= ROWS_MIN && cells as f64 >= CELLS_SHARE * lines.len() as f64
 }
 
+/// Returns whether a text that is no table has rows with wide gaps between their cells.
+pub(super) fn has_rows(lines: &[Line]) -> bool {
+    let is_row = |line: &&Line| kind_of(line.text) == LineKind::Row && columns(line.text) > 1;
+    lines.iter().filter(is_row).count() >= ROWS_MIN
+}
+
 /// Returns the pieces of a page.
 pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
     let lines = lines(text);
@@ -82,6 +91,8 @@ pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
         pieces: Pieces::default(),
         header: None,
         heading: None,
+        caption: None,
+        begins_table: true,
     };
     let mut at = 0;
     // The lines of text that are not in a piece yet begin here.
@@ -91,17 +102,23 @@ pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
             LineKind::Blank | LineKind::Text => at += 1,
             LineKind::Years => {
                 let first = page.header_start(open, at);
-                let end = page.end_of(at, LineKind::Years);
+                let years = page.end_of(at, LineKind::Years);
+                let is_unit = |line: &&Line| line.text.trim().starts_with('(') && names_columns(line.text);
+                let end = years + lines[years..].iter().take_while(is_unit).count();
                 page.prose(open, first);
-                let range = page.range(first, end);
-                let header = page.pieces.frame(range, &[]);
-                (page.header, page.heading) = (Some(header), None);
+                page.header(first, end);
                 (at, open) = (end, end);
             }
             LineKind::Cells | LineKind::Row => {
                 let first = page.label_start(open, at);
-                page.text(open, first);
                 let end = if kinds[at] == LineKind::Row { at + 1 } else { page.end_of(at, LineKind::Cells) };
+                let header = page.column_names_start(open, first, end);
+                if header < first {
+                    page.prose(open, header);
+                    page.header(header, first);
+                } else {
+                    page.text(open, first);
+                }
                 page.row(first, end);
                 (at, open) = (end, end);
             }
@@ -121,6 +138,10 @@ struct Page<'a, 'b> {
     /// The header of the table, and the heading in it, that rows require.
     header: Option<usize>,
     heading: Option<usize>,
+    /// The line that names the table: "Table 2.1 Applications by kind".
+    caption: Option<usize>,
+    /// Whether the next row may be the first one of a table.
+    begins_table: bool,
 }
 
 impl Page<'_, '_> {
@@ -159,11 +180,45 @@ impl Page<'_, '_> {
         for line in (open..at).rev().take(2 * HEADER_LINES_MAX) {
             match self.kinds[line] {
                 LineKind::Blank => {}
-                _ if names_columns(self.lines[line].text) => first = line,
+                _ if names_columns(self.lines[line].text) || is_column_name(self.lines[line].text) => first = line,
                 _ => break,
             }
         }
         first
+    }
+
+    /// Returns the first of the lines above the first row of a table that name its columns, or `first` if there are none: as many
+    /// short lines as the row has cells, or a line with wide gaps.
+    fn column_names_start(&self, open: usize, first: usize, end: usize) -> usize {
+        if !self.begins_table {
+            return first;
+        }
+        let has_cell = |text: &str| text.split_whitespace().any(|word| is_number(word) || is_code(word));
+        let cells = match self.kinds[end - 1] {
+            LineKind::Row => self.lines[first].text.split_whitespace().filter(|word| is_number(word)).count(),
+            _ => (first..end)
+                .filter(|&line| self.kinds[line] == LineKind::Cells && has_cell(self.lines[line].text))
+                .count(),
+        };
+        let is_text = |line: &usize| self.kinds[*line] == LineKind::Text;
+        let wide = (open..first).rev().take_while(is_text).take_while(|&line| columns(self.lines[line].text) > 1);
+        if let Some(top) = wide.last() {
+            return top;
+        }
+        let names = (open..first).rev().take_while(is_text).take_while(|&line| is_column_name(self.lines[line].text));
+        let count = names.clone().count();
+        match count > 1 && (cells..=cells + 1).contains(&count) {
+            true => first - count,
+            false => first,
+        }
+    }
+
+    /// Adds the header of a table.
+    fn header(&mut self, first: usize, end: usize) {
+        let range = self.range(first, end);
+        let requires: Vec<usize> = self.caption.into_iter().collect();
+        (self.header, self.heading) = (Some(self.pieces.frame(range, &requires)), None);
+        self.begins_table = false;
     }
 
     /// Adds lines of text: prose by sentences, and a last short line as the heading of the rows below it.
@@ -187,8 +242,17 @@ impl Page<'_, '_> {
     /// Adds lines of prose, below which no heading holds any more.
     fn prose(&mut self, from: usize, to: usize) {
         if let Some(first) = (from..to).find(|&line| self.kinds[line] != LineKind::Blank) {
-            self.pieces.prose(self.text, self.range(first, to), &[], self.sentences);
+            let added = self.pieces.prose(self.text, self.range(first, to), &[], self.sentences);
             self.heading = None;
+            let texts = |piece: &usize| self.pieces.list[*piece].bytes.of(self.text);
+            let caption = added.clone().rev().find(|piece| is_caption(texts(piece)));
+            if caption.is_some() || added.clone().any(|piece| texts(&piece).ends_with('.')) {
+                self.begins_table = true;
+            }
+            if let Some(first) = caption {
+                self.caption = Some(added.end - 1);
+                (first + 1..added.end).for_each(|piece| self.pieces.require(piece, piece - 1));
+            }
         }
     }
 
@@ -198,7 +262,9 @@ impl Page<'_, '_> {
     }
 
     fn row(&mut self, first: usize, end: usize) {
-        let requires: Vec<usize> = self.header.into_iter().chain(self.heading).collect();
+        let caption = self.caption.filter(|_| self.header.is_none());
+        let requires: Vec<usize> = self.header.into_iter().chain(self.heading).chain(caption).collect();
+        self.begins_table = false;
         // Not a row that a question compares with all others: "total" and "average" are names of rows here.
         self.pieces.push(self.range(first, end), &requires);
     }
@@ -213,6 +279,25 @@ fn continues(line: &str, next: &str) -> bool {
             .iter()
             .any(|word| line.rsplit(' ').next() == Some(*word));
     !line.is_empty() && !next.is_empty() && (begins_small || is_open) && !line.ends_with([':', '.'])
+}
+
+/// Returns whether a line may be the name of a column.
+fn is_column_name(line: &str) -> bool {
+    let line = line.trim();
+    let is_named = line.starts_with(|c: char| c.is_uppercase() || c == '(' || c == '%' || c.is_ascii_digit());
+    is_named && line.len() <= COLUMN_BYTES_MAX && !line.ends_with(['.', ':', ';', ',', '!', '?']) && !is_caption(line)
+}
+
+/// Returns whether a text names a table: "Table 2.1".
+fn is_caption(text: &str) -> bool {
+    let mut words = text.split_whitespace();
+    let is_table = matches!(words.next(), Some("Table" | "Tabelle" | "Tab." | "Tableau" | "Tabla" | "Exhibit" | "Schedule"));
+    is_table && words.next().is_some_and(|number| number.starts_with(|c: char| c.is_ascii_digit() || c.is_ascii_uppercase()))
+}
+
+/// Returns how many parts a line has that wide gaps divide.
+fn columns(line: &str) -> usize {
+    line.trim().split("   ").filter(|part| !part.trim().is_empty()).count()
 }
 
 /// Returns whether a line above years says what the columns are: a period, a date, or a unit.
@@ -286,8 +371,18 @@ fn kind_of(line: &str) -> LineKind {
     }
     // A label, and cells to the end of the line. Points lead from a label to its number.
     let numbers = words.clone().rev().take_while(|word| is_cell(word)).filter(|word| is_number(word)).count();
-    let begins = words.next().is_some_and(|word| word.contains(char::is_alphabetic));
+    let has_letters = |word: &str| word.contains(char::is_alphabetic);
+    let first = words.next().unwrap_or_default();
+    // The rows of a tariff begin with their numbers.
+    let is_numbered = first.len() <= 5
+        && first.bytes().all(|byte| byte.is_ascii_digit())
+        && columns(line) > 2
+        && line.contains(char::is_alphabetic);
+    let begins = has_letters(first) || is_numbered;
     let is_led = line.contains("....") || line.contains(". . .");
+    if begins && numbers >= 2 && words.clone().rev().take_while(|word| is_cell(word)).all(is_year) {
+        return LineKind::Years;
+    }
     if begins && (numbers >= 2 || numbers == 1 && (is_led || has_wide_gap(line))) {
         LineKind::Row
     } else {
@@ -307,7 +402,7 @@ fn is_cell(word: &str) -> bool {
         "$", "€", "£", "¥", "%", "(", ")", ")%", "—", "–", "-", "--", "*", "n/a", "n.a.", "N/A", "NM", "nm",
         "US$", "C$", "A$", "R$", "Rs.",
     ];
-    marks.contains(&word) || is_number(word) || word.bytes().all(|byte| byte == b'.')
+    marks.contains(&word) || is_number(word) || is_code(word) || word.bytes().all(|byte| byte == b'.')
 }
 
 /// Returns whether a word is a number as tables write it: `1,204`, `(370)`, `$5.2`, `12.5%`, `-3`, `1 204`, `1.204,50`.
@@ -319,12 +414,24 @@ fn is_number(word: &str) -> bool {
         && !bare.ends_with(['.', ','])
 }
 
-/// Returns whether a word is a year.
+/// Returns whether a word is a short code, such as the size of a bolt: `M16`.
+fn is_code(word: &str) -> bool {
+    let letters = word.bytes().take_while(u8::is_ascii_uppercase).count();
+    let digits = word.len() - letters;
+    (1..=2).contains(&letters) && (1..=3).contains(&digits) && word[letters..].bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Returns whether a word is a year: `2024`, `2022/23`, `FY2024`.
 fn is_year(word: &str) -> bool {
     let bare = word.trim_matches(|c: char| "()*,".contains(c));
-    bare.len() == 4
-        && (bare.starts_with("19") || bare.starts_with("20"))
-        && bare.bytes().all(|byte| byte.is_ascii_digit())
+    let bare = bare.strip_prefix("FY").unwrap_or(bare);
+    let (year, end) = bare.split_once(['/', '-', '–']).unwrap_or((bare, "00"));
+    let is_digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    year.len() == 4
+        && (year.starts_with("19") || year.starts_with("20"))
+        && is_digits(year)
+        && matches!(end.len(), 2 | 4)
+        && is_digits(end)
 }
 
 #[cfg(test)]
@@ -374,16 +481,17 @@ $ 1.70
             Kind::Pdf,
             PAGE,
             &[
-                "Northern Ferries plc/Consolidated statement of income",
+                "Northern Ferries plc",
+                "Consolidated statement of income",
                 "F Year ended March 31,/(in thousands)/2024/2023",
-                "1 Revenue/$/48,210/$/44,907",
-                "1 Cost of crews and fuel/(21,330)/(20,118)",
-                "F 1 Operating expenses:",
-                "1,4 Maintenance/6,204//5,870",
-                "1,4 Gains from the sale of vessels, net of/costs to sell/-/1,140",
+                "2 Revenue/$/48,210/$/44,907",
+                "2 Cost of crews and fuel/(21,330)/(20,118)",
+                "F 2 Operating expenses:",
+                "2,5 Maintenance/6,204//5,870",
+                "2,5 Gains from the sale of vessels, net of/costs to sell/-/1,140",
                 "Ferries are depreciated over thirty years.",
                 "The pier is/leased from the harbour authority.",
-                "1 Earnings per share/$ 1.92/$ 1.70/41",
+                "2 Earnings per share/$ 1.92/$ 1.70/41",
             ],
         );
         check(

@@ -2,9 +2,9 @@
 //! parses.
 
 use super::{Joint, Kind, Layout, Piece, detect, outline};
-use crate::domain::ByteRange;
+use crate::text::sentences;
 
-const KINDS: [Kind; 9] = [
+const KINDS: [Kind; 11] = [
     Kind::Prose,
     Kind::Markdown,
     Kind::Code,
@@ -14,15 +14,9 @@ const KINDS: [Kind; 9] = [
     Kind::Chat,
     Kind::Html,
     Kind::Pdf,
+    Kind::Mail,
+    Kind::Subtitles,
 ];
-
-/// Divides a text after full stops.
-pub(super) fn sentences(text: &str) -> Vec<ByteRange> {
-    let ends = text.match_indices(". ").map(|(at, _)| at + 1).chain([text.len()]);
-    let mut start = 0;
-    let ranges = ends.map(|end| super::line::trimmed(text, std::mem::replace(&mut start, end), end));
-    ranges.filter(|range| !range.is_empty()).collect()
-}
 
 /// Returns the pieces of a text after checking what holds for all pieces.
 pub(super) fn pieces(text: &str, kind: Kind) -> Vec<Piece> {

@@ -1,0 +1,259 @@
+//! The pieces of a mail: fields of its head, sentences, and lines that it quotes. Knows how mails quote each other; must not know what they
+//! are about.
+//!
+//! - A sentence requires who wrote it: the sender in the head above it, or the line "On … wrote:" above a quotation. If it names
+//!   a day such as "tomorrow", it requires the date of the mail, too.
+//! - Quoted text is divided between lines only, so that every kept line has its `>`.
+//! - What stands below a quotation answers its last sentence, and requires it.
+
+use super::{Pieces, Sentences, line::Line, line::lines, line::span, line::trimmed};
+use crate::domain::ByteRange;
+
+/// Names of the fields that say who wrote a mail and when, and of other fields of the head.
+const SENDERS: [&str; 5] = ["from", "von", "de", "da", "van"];
+const DATES: [&str; 8] = ["date", "sent", "datum", "gesendet", "fecha", "enviado", "envoyé", "data"];
+const SUBJECTS: [&str; 6] = ["asunto", "betreff", "objet", "oggetto", "onderwerp", "subject"];
+const OTHERS: [&str; 9] = ["aan", "an", "attachments", "bcc", "cc", "para", "reply-to", "to", "à"];
+
+/// The most lines of a head.
+const HEAD_LINES_MAX: usize = 30;
+
+/// What a line between two mails has.
+const SEPARATORS: [&str; 6] = [
+    "original message", "forwarded message", "begin forwarded", "ursprüngliche nachricht", "weitergeleitete nachricht", "message d'origine",
+];
+
+/// Words that are a day only together with the date of the mail.
+const RELATIVE: [&str; 43] = [
+    "ago", "friday", "monday", "saturday", "sunday", "thursday", "today", "tomorrow", "tonight", "tuesday", "wednesday", "yesterday",
+    "next", "last", "weekend", "mon", "tue", "wed", "thu", "fri", "dienstag", "donnerstag", "freitag", "gestern", "heute", "kommende",
+    "kommenden", "letzte", "letzten", "mittwoch", "montag", "morgen", "nächste", "nächsten", "nächster", "samstag", "sonntag",
+    "vorgestern", "übermorgen", "demain", "hier", "mañana", "ayer",
+];
+
+/// The most lines of a line such as "On Tuesday, Ann wrote:".
+const ATTRIBUTION_LINES_MAX: usize = 3;
+
+/// Returns whether a text is a mail or a part of one: it has a head, or it quotes one.
+pub(super) fn is_mail(lines: &[Line]) -> bool {
+    let contents: Vec<(usize, &str)> = lines.iter().map(|line| content(line.text)).collect();
+    let has_head = (0..lines.len()).any(|at| head_end(&contents, at) > at);
+    let quoted = contents.iter().filter(|(depth, _)| *depth > 0).count();
+    let is_attributed = contents.windows(2).any(|pair| {
+        pair[0].0 < pair[1].0 && pair[0].1.ends_with(':') && pair[0].1.contains(char::is_whitespace)
+    });
+    has_head || quoted >= 2 && is_attributed || quoted >= 3 && quoted * 4 >= lines.len()
+}
+
+/// Returns how deep a line is quoted, and what it says.
+fn content(line: &str) -> (usize, &str) {
+    let (mut depth, mut rest) = (0, line.trim_start());
+    while let Some(inner) = rest.strip_prefix('>') {
+        (depth, rest) = (depth + 1, inner.trim_start());
+    }
+    (depth, rest.trim_end())
+}
+
+/// Returns the name of the field that a line of a head gives, in small letters without marks around it.
+fn field(content: &str) -> Option<String> {
+    let (name, _) = content.split_once(':')?;
+    let name = name.trim_matches(['*', ' ']).to_lowercase();
+    let is_known = [&SENDERS[..], &DATES, &SUBJECTS, &OTHERS].iter().any(|names| names.contains(&&*name));
+    is_known.then_some(name)
+}
+
+/// Returns the end of the head that begins at a line; the line itself if none begins there.
+fn head_end(contents: &[(usize, &str)], start: usize) -> usize {
+    let depth = contents[start].0;
+    let mut names = Vec::new();
+    let mut end = start;
+    let last = contents.len().min(start + HEAD_LINES_MAX);
+    while let Some((_, content)) = contents[..last].get(end).filter(|line| line.0 == depth) {
+        match field(content) {
+            Some(name) => names.push(name),
+            // A field can go on in the next line.
+            None if end > start && end + 1 < contents.len() && field(contents[end + 1].1).is_some() && !content.is_empty() => {}
+            None => break,
+        }
+        end += 1;
+    }
+    let has = |known: &[&str]| names.iter().any(|name| known.contains(&&**name));
+    let is_head = names.len() >= 2 && has(&SENDERS) && (has(&DATES) || has(&SUBJECTS));
+    if is_head { end } else { start }
+}
+
+/// Who wrote the text at one depth, and when.
+#[derive(Clone, Default)]
+struct Origin {
+    sender: Option<usize>,
+    date: Option<usize>,
+}
+
+struct Writer<'a, 'b> {
+    text: &'a str,
+    sentences: &'a Sentences<'b>,
+    pieces: Pieces,
+    /// `[depth]`.
+    origins: Vec<Origin>,
+    /// The depth and the last piece of the paragraph above.
+    above: Option<(usize, usize)>,
+}
+
+/// Returns the pieces of a mail.
+pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
+    let lines = lines(text);
+    let contents: Vec<(usize, &str)> = lines.iter().map(|line| content(line.text)).collect();
+    let mut writer =
+        Writer { text, sentences, pieces: Pieces::default(), origins: Vec::new(), above: None };
+    let mut at = 0;
+    while at < lines.len() {
+        let (depth, first) = contents[at];
+        if first.is_empty() {
+            // An empty line of a quotation belongs to nothing, but its marks must be in some piece.
+            if depth > 0 {
+                writer.pieces.frame(lines[at].trimmed(), &[]);
+            }
+            at += 1;
+            continue;
+        }
+        let head = head_end(&contents, at);
+        if head > at {
+            writer.head(&lines[at..head], depth);
+            at = head;
+            continue;
+        }
+        let mut end = at + 1;
+        while contents.get(end).is_some_and(|line| line.0 == depth && !line.1.is_empty())
+            && head_end(&contents, end) == end
+        {
+            end += 1;
+        }
+        let next_depth = contents.get(end).map_or(0, |line| line.0);
+        let is_attribution = contents[end - 1].1.ends_with(':') && next_depth > depth && end - at <= ATTRIBUTION_LINES_MAX;
+        let is_separator = SEPARATORS.iter().any(|name| first.to_lowercase().contains(name));
+        if is_attribution {
+            let piece = writer.pieces.push(range(text, &lines[at..end]), &[]);
+            writer.set_origin(depth + 1, Origin { sender: Some(piece), date: Some(piece) });
+            writer.above = None;
+        } else if is_separator {
+            let own = lines[at].trimmed();
+            writer.pieces.push(own, &[]);
+            writer.above = None;
+            at += 1;
+            continue;
+        } else {
+            writer.paragraph(&lines[at..end], &contents[at..end], depth);
+        }
+        at = end;
+    }
+    writer.pieces
+}
+
+impl Writer<'_, '_> {
+    fn set_origin(&mut self, depth: usize, origin: Origin) {
+        self.origins.truncate(depth);
+        self.origins.resize(depth, Origin::default());
+        self.origins.push(origin);
+    }
+
+    fn head(&mut self, lines: &[Line], depth: usize) {
+        let mut origin = Origin::default();
+        let mut at = 0;
+        while at < lines.len() {
+            let is_field = |line: &Line| field(content(line.text).1);
+            let end = (at + 1..lines.len()).find(|&end| is_field(&lines[end]).is_some()).unwrap_or(lines.len());
+            let piece = self.pieces.push(range(self.text, &lines[at..end]), &[]);
+            match is_field(&lines[at]) {
+                Some(name) if SENDERS.contains(&&*name) => origin.sender = Some(piece),
+                Some(name) if DATES.contains(&&*name) => origin.date = Some(piece),
+                _ => {}
+            }
+            at = end;
+        }
+        self.set_origin(depth, origin);
+        self.above = None;
+    }
+
+    fn paragraph(&mut self, lines: &[Line], contents: &[(usize, &str)], depth: usize) {
+        let first = self.pieces.len();
+        let whole = range(self.text, lines);
+        if depth == 0 {
+            self.pieces.prose(self.text, whole, &[], self.sentences);
+        } else {
+            let mut start = 0;
+            for at in 0..lines.len() {
+                if ends_sentence(contents[at].1) || at + 1 == lines.len() {
+                    self.pieces.push(range(self.text, &lines[start..=at]), &[]);
+                    start = at + 1;
+                }
+            }
+        }
+        let origin = self.origins.get(depth).cloned().unwrap_or_default();
+        let answered = self.above.filter(|(above, _)| *above > depth).map(|(_, piece)| piece);
+        for piece in first..self.pieces.len() {
+            let says = self.pieces.list[piece].bytes.of(self.text);
+            let date = origin.date.filter(|_| is_relative(says));
+            origin.sender.into_iter().chain(date).chain(answered).for_each(|other| self.pieces.require(piece, other));
+        }
+        // A greeting or a signature below a quotation answers nothing, but what follows it may.
+        self.above = Some((depth, self.pieces.len() - 1));
+    }
+}
+
+fn ends_sentence(content: &str) -> bool {
+    content.trim_end_matches(|c: char| "\"'”’»)".contains(c)).ends_with(|c: char| ".!?:…".contains(c))
+}
+
+/// Returns whether a text names a day that depends on the day on which it was written.
+fn is_relative(text: &str) -> bool {
+    let mut words = text.split(|c: char| !c.is_alphabetic()).map(str::to_lowercase);
+    words.any(|word| RELATIVE.contains(&&*word))
+}
+
+/// Returns the range of some lines without the whitespace at its ends.
+fn range(text: &str, lines: &[Line]) -> ByteRange {
+    let ByteRange { start, end } = span(lines);
+    trimmed(text, start, end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Kind, detect::detect, tests::check};
+
+    const MAIL: &str = "From: Ann Lee\nTo: Bob\nDate: 3 March 2026\nSubject: Crane\n\nThe crane comes tomorrow. Bring gloves.\n\nOn Mon, Bob wrote:\n> When does it come? I have\n> a lorry on Friday.\n>\n> Bob";
+
+    #[test]
+    fn sentences_require_who_wrote_them() {
+        check(
+            "a head and a quotation",
+            Kind::Mail,
+            MAIL,
+            &[
+                "From: Ann Lee",
+                "To: Bob",
+                "Date: 3 March 2026",
+                "Subject: Crane",
+                "0,2 The crane comes tomorrow.",
+                "0 Bring gloves.",
+                "7 On Mon, Bob wrote:",
+                "6 > When does it come? I have/> a lorry on Friday.",
+                "F >",
+                "6 > Bob",
+            ],
+        );
+        check(
+            "answers between the lines",
+            Kind::Mail,
+            "Ann wrote:\n> May we smoke?\nOutside.\n> And inside?\nNo.",
+            &["1 Ann wrote:", "0 > May we smoke?", "1 Outside.", "0 > And inside?", "3 No."],
+        );
+    }
+
+    #[test]
+    fn mails_are_recognised() {
+        assert_eq!(detect(MAIL), Kind::Mail);
+        assert_eq!(detect("Hi,\n\nfine.\n\nOn Tue, Ann wrote:\n> Is it?\n> Ann"), Kind::Mail);
+        assert_ne!(detect("From: Paris\nTo: London\n\nThe train is fast."), Kind::Mail);
+        assert_ne!(detect("# Title\n\n> A quotation.\n> It goes on.\n> And on.\n\nText."), Kind::Mail);
+    }
+}
