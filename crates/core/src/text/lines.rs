@@ -251,7 +251,8 @@ pub(super) fn is_item(line: &str) -> bool {
     if marker.len() == line.len() || marker.len() > 6 {
         return false;
     }
-    if matches!(marker, "-" | "*" | "+" | "•" | "·" | "‣" | "◦" | "▪" | "–" | "—" | "☐" | "□") {
+    if matches!(marker, "-" | "*" | "+" | "•" | "·" | "‣" | "◦" | "▪" | "–" | "—" | "☐" | "□")
+    {
         return true;
     }
     let numbered = marker.strip_suffix(['.', ')']).map(|m| m.trim_start_matches('('));

@@ -46,18 +46,63 @@ const ANSWER_LABELS: [&str; 9] =
     ["a", "answer", "antwort", "respuesta", "resposta", "réponse", "risposta", "r", "ans"];
 
 /// First words that refer to the sentence before, and those that refer to a subject further up.
-const REFERRING: [&str; 12] =
-    ["that", "this", "these", "those", "such", "otherwise", "das", "dies", "diese", "dieser", "dieses", "sonst"];
+const REFERRING: [&str; 12] = [
+    "that",
+    "this",
+    "these",
+    "those",
+    "such",
+    "otherwise",
+    "das",
+    "dies",
+    "diese",
+    "dieser",
+    "dieses",
+    "sonst",
+];
 const REFERRING_PHRASES: [&str; 9] = [
-    "after that", "because of that", "before that", "bis dahin", "for that", "for this", "in that case", "in this case", "until then",
+    "after that",
+    "because of that",
+    "before that",
+    "bis dahin",
+    "for that",
+    "for this",
+    "in that case",
+    "in this case",
+    "until then",
 ];
 const SUBJECTS: [&str; 3] = ["it", "they", "it's"];
 
 /// Words by which an introduction says that all of its items belong together.
 const ALL_OF: [&str; 28] = [
-    "all", "alle", "allen", "bedingungen", "both", "bring", "conditions", "each", "every", "folgende", "following", "have",
-    "if", "include", "includes", "must", "mitbringen", "muss", "müssen", "need", "needs", "nur", "provided", "required", "requires",
-    "sofern", "unless", "wenn",
+    "all",
+    "alle",
+    "allen",
+    "bedingungen",
+    "both",
+    "bring",
+    "conditions",
+    "each",
+    "every",
+    "folgende",
+    "following",
+    "have",
+    "if",
+    "include",
+    "includes",
+    "must",
+    "mitbringen",
+    "muss",
+    "müssen",
+    "need",
+    "needs",
+    "nur",
+    "provided",
+    "required",
+    "requires",
+    "sofern",
+    "unless",
+    "wenn",
 ];
 
 /// Lets the pieces of running text require what they need to be understood. The pieces must be in the order of the text.
@@ -69,6 +114,7 @@ pub(super) fn bind(pieces: &mut Pieces, text: &str, kind: Kind) {
     }
     questions(pieces, &parts);
     lists(pieces, &parts);
+    captions(pieces, &parts);
     interrupted(pieces, &parts);
     footnotes(pieces, &parts);
     references(pieces, &parts);
@@ -123,7 +169,9 @@ impl Part<'_> {
     /// Whether the text is a line of its own that is short enough for a heading.
     fn is_short_line(&self) -> bool {
         let is_short = self.text.len() <= TITLE_BYTES_MAX && self.words() <= TITLE_WORDS_MAX;
-        let is_named = self.bare().starts_with(|c: char| c.is_uppercase() || c.is_ascii_digit());
+        let is_named = self.bare().starts_with(|c: char| c.is_uppercase() || c.is_ascii_digit())
+            && self.text.contains(char::is_lowercase) | (self.text.matches(char::is_alphabetic).count() > 2)
+            && !(self.text.contains('|') || self.text.contains("   "));
         self.begins_line && self.ends_line && !self.text.contains('\n') && is_short && is_named
     }
 
@@ -135,12 +183,18 @@ impl Part<'_> {
 
     /// Whether the text is such a line with a full stop: "Help with the cost."
     fn is_stopped_title(&self) -> bool {
-        self.is_short_line() && self.text.ends_with('.') && self.words() <= STOPPED_TITLE_WORDS_MAX && !self.is_item()
+        self.is_short_line()
+            && self.text.ends_with('.')
+            && self.words() <= STOPPED_TITLE_WORDS_MAX
+            && !self.is_item()
     }
 
     /// Whether the text is a label in front of the sentences of its paragraph: "Refunds. The full price …".
     fn is_label(&self) -> bool {
-        self.begins_paragraph && !self.ends_line && self.text.ends_with('.') && self.words() <= STOPPED_TITLE_WORDS_MAX
+        self.begins_paragraph
+            && !self.ends_line
+            && self.text.ends_with('.')
+            && self.words() <= STOPPED_TITLE_WORDS_MAX
     }
 
     /// Whether the text is an item of a list and no numbered heading.
@@ -191,9 +245,11 @@ fn parts<'a>(pieces: &Pieces, text: &'a str) -> Vec<Part<'a>> {
 fn titles(pieces: &mut Pieces, parts: &[Part]) {
     let is_stopped = |at: &usize| {
         let next = parts.get(at + 1);
-        parts[*at].is_stopped_title() && next.is_some_and(|next| next.begins_line && next.words() > parts[*at].words())
+        parts[*at].is_stopped_title()
+            && next.is_some_and(|next| next.begins_line && next.words() > parts[*at].words())
     };
-    let is_label = |at: &usize| parts[*at].is_label() && parts.get(at + 1).is_some_and(|next| !next.begins_line);
+    let is_label =
+        |at: &usize| parts[*at].is_label() && parts.get(at + 1).is_some_and(|next| !next.begins_line);
     let has_labels = (0..parts.len()).filter(is_label).nth(1).is_some();
     let has_stopped = (0..parts.len()).filter(is_stopped).nth(1).is_some();
     // The headings above, each with its levels; one without a number has none.
@@ -211,7 +267,10 @@ fn titles(pieces: &mut Pieces, parts: &[Part]) {
         let names = next.is_some_and(|next| {
             let deeper = levels(next.bare()).is_none_or(|levels| own.is_some_and(|own| levels > own));
             // Of several short lines in a row, none names the others.
-            deeper && (own.is_some() || !next.is_title()) && next.indent >= part.indent && !(next.is_list_item() && own.is_none())
+            deeper
+                && (own.is_some() || !next.is_title())
+                && next.indent >= part.indent
+                && !(next.is_list_item() && own.is_none())
         });
         if could_be && names {
             above.retain(|(_, levels)| own.is_some_and(|own| *levels < own));
@@ -238,12 +297,27 @@ fn titles(pieces: &mut Pieces, parts: &[Part]) {
     }
 }
 
+/// Lets the sentences of a caption require its number and each other: "Figure 4. Light at the canopy. The line is …".
+fn captions(pieces: &mut Pieces, parts: &[Part]) {
+    const NAMES: [&str; 9] =
+        ["abb.", "abbildung", "fig.", "figure", "tab.", "tabelle", "table", "tableau", "tabla"];
+    for at in 0..parts.len() {
+        let mut words = parts[at].text.split_whitespace();
+        let is_name = words.next().is_some_and(|word| NAMES.contains(&&*word.to_lowercase()));
+        let has_number = words.next().is_some_and(|word| word.starts_with(|c: char| c.is_ascii_digit()));
+        if is_name && has_number && words.next().is_none() && parts[at].begins_line {
+            let end = (at + 1..parts.len()).find(|&next| parts[next].begins_line).unwrap_or(parts.len());
+            together(pieces, parts, at, at + 1..end, LIST_BYTES_WHOLE);
+        }
+    }
+}
+
 /// Lets the two halves of a sentence require each other that the end of a page divides: a line such as its number is between them.
 fn interrupted(pieces: &mut Pieces, parts: &[Part]) {
     let is_open = |part: &Part| {
         !(part.is_frame || part.is_row || part.is_item() || is_running(part.text))
             && part.ends_line
-            && part.text.ends_with(|c: char| c.is_alphanumeric() || ",-–".contains(c))
+            && part.text.trim_end_matches(['-', ',']).ends_with(char::is_alphanumeric)
     };
     let goes_on = |part: &Part| {
         let (first, rest) = part.text.split_once('\n').unwrap_or((part.text, ""));
@@ -254,7 +328,11 @@ fn interrupted(pieces: &mut Pieces, parts: &[Part]) {
         if !is_open(&parts[at]) {
             continue;
         }
-        let between = parts[at + 1..].iter().take(RUNNING_LINES_MAX).take_while(|part| is_running(part.text)).count();
+        let between = parts[at + 1..]
+            .iter()
+            .take(RUNNING_LINES_MAX)
+            .take_while(|part| !part.is_frame && is_running(part.text))
+            .count();
         let next = at + 1 + between;
         if parts.get(next).is_some_and(goes_on) {
             pieces.require(at, next);
@@ -270,7 +348,11 @@ fn is_running(line: &str) -> bool {
     let has_small = line.contains(char::is_lowercase);
     !line.contains('\n')
         && line.len() <= RUNNING_BYTES_MAX
-        && (letters == 0 || line.contains('|') || line.contains("   ") || !has_small || line.split_whitespace().count() <= 6 && line.ends_with(|c: char| c.is_ascii_digit()))
+        && (letters == 0
+            || line.contains('|')
+            || line.contains("   ")
+            || !has_small
+            || line.split_whitespace().count() <= 6 && line.ends_with(|c: char| c.is_ascii_digit()))
 }
 
 /// Lets pieces require the footnotes whose marks they have, and footnotes the pieces with their marks.
@@ -279,17 +361,21 @@ fn footnotes(pieces: &mut Pieces, parts: &[Part]) {
         let part = &parts[note];
         let mark = part.text.split_whitespace().next().unwrap_or_default();
         let inside = mark.strip_prefix('(').and_then(|mark| mark.strip_suffix(')')).unwrap_or_default();
-        let is_mark = matches!(inside.len(), 1..=2) && inside.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        let is_mark =
+            matches!(inside.len(), 1..=2) && inside.bytes().all(|byte| byte.is_ascii_alphanumeric());
         // The item of a list stands below what introduces it.
-        let is_listed = parts[note - 1].introduces() || parts[note - 1].text.starts_with('(') && !parts[note - 1].text.ends_with('.');
+        let is_listed = parts[note - 1].introduces()
+            || parts[note - 1].text.starts_with('(') && !parts[note - 1].text.ends_with('.');
         if !(is_mark && part.begins_line) || is_listed {
             continue;
         }
         let has_mark = |other: &usize| {
-            let marked = |(at, _): (usize, &str)| at > 0 && parts[*other].text[..at].ends_with([' ', '\u{a0}']);
+            let marked =
+                |(at, _): (usize, &str)| at > 0 && parts[*other].text[..at].ends_with([' ', '\u{a0}']);
             !parts[*other].is_frame && parts[*other].text.match_indices(mark).any(marked)
         };
-        let marked: Vec<usize> = (note.saturating_sub(FOOTNOTE_REACH)..note).filter(has_mark).take(FOOTNOTE_MARKS_MAX).collect();
+        let marked: Vec<usize> =
+            (note.saturating_sub(FOOTNOTE_REACH)..note).filter(has_mark).take(FOOTNOTE_MARKS_MAX).collect();
         for &other in &marked {
             pieces.require(other, note);
         }
@@ -377,7 +463,9 @@ fn lists(pieces: &mut Pieces, parts: &[Part]) {
         let mut item = at + 1;
         let mut parents: Vec<(usize, usize)> = Vec::new();
         for part in at + 1..end {
-            let is_item = parts[part].is_item() || part == at + 1 || !parts[at + 1].is_item() && parts[part].begins_line;
+            let is_item = parts[part].is_item()
+                || part == at + 1
+                || !parts[at + 1].is_item() && parts[part].begins_line;
             if is_item {
                 item = part;
                 parents.retain(|(_, indent)| *indent < parts[part].indent);
@@ -406,7 +494,11 @@ fn list_end(parts: &[Part], intro: usize) -> usize {
     let begins = is_intro
         && !is_free(first)
         && (has_marker && (above.introduces() || names_items(parts, intro))
-            || above.introduces() && first.begins_line && !first.text.starts_with('>') && !above.has_label(&ANSWER_LABELS) && !above.is_question());
+            || above.introduces()
+                && first.begins_line
+                && !first.text.starts_with('>')
+                && !above.has_label(&ANSWER_LABELS)
+                && !above.is_question());
     if !begins {
         return intro + 1;
     }
@@ -415,9 +507,14 @@ fn list_end(parts: &[Part], intro: usize) -> usize {
     let mut end = intro + 1;
     while let Some(part) = parts.get(end).filter(|part| !is_free(part)) {
         let continues = match has_marker {
-            true => part.is_list_item() || !part.begins_line || part.indent > first.indent && !part.begins_paragraph,
+            true => {
+                part.is_list_item()
+                    || !part.begins_line
+                    || part.indent > first.indent && !part.begins_paragraph
+            }
             false => {
-                let is_line = part.begins_line && !part.begins_paragraph && part.text.len() <= 2 * TITLE_BYTES_MAX;
+                let is_line =
+                    part.begins_line && !part.begins_paragraph && part.text.len() <= 2 * TITLE_BYTES_MAX;
                 (end == intro + 1 || is_line) && !part.introduces() || !part.begins_line
             }
         };
@@ -452,7 +549,8 @@ fn first_word(text: &str) -> String {
 fn refers(text: &str) -> bool {
     let begins = |phrase: &&str| {
         let is_it = |(a, b): (char, char)| a.to_lowercase().eq(std::iter::once(b));
-        text.chars().take(phrase.len()).zip(phrase.chars()).filter(|&pair| is_it(pair)).count() == phrase.len()
+        text.chars().take(phrase.len()).zip(phrase.chars()).filter(|&pair| is_it(pair)).count()
+            == phrase.len()
     };
     REFERRING.contains(&&*first_word(text)) || REFERRING_PHRASES.iter().any(|phrase| begins(&phrase))
 }
@@ -473,7 +571,8 @@ fn references(pieces: &mut Pieces, parts: &[Part]) {
             pieces.require(at, before);
         } else if SUBJECTS.contains(&&*word) {
             let subject = (at.saturating_sub(SUBJECT_REACH)..at).rev().take_while(|other| is_before(other));
-            let subject = subject.into_iter().find(|&other| !SUBJECTS.contains(&&*first_word(parts[other].bare())));
+            let subject =
+                subject.into_iter().find(|&other| !SUBJECTS.contains(&&*first_word(parts[other].bare())));
             pieces.require(at, subject.unwrap_or(before));
         }
     }
@@ -508,11 +607,7 @@ mod tests {
             "You must bring:\n- a towel\n- a key",
             &["1 You must bring:", "0,2 - a towel", "0 - a key"],
         );
-        check(
-            "one of a list",
-            "We sell:\n- towels\n- keys",
-            &["1 We sell:", "0 - towels", "0 - keys"],
-        );
+        check("one of a list", "We sell:\n- towels\n- keys", &["1 We sell:", "0 - towels", "0 - keys"]);
         check(
             "a label of a paragraph",
             "Refunds. The price is paid back.\n\nHelp with costs. Write to us.",

@@ -19,7 +19,7 @@ pub fn detect(text: &str) -> Kind {
     }
     let signs = Signs::of(&lines);
     // The order matters: a line of an early kind can look like one of a later kind.
-    let kinds: [(Kind, Test); 12] = [
+    let kinds: [(Kind, Test); 13] = [
         (Kind::Log, is_json_log),
         (Kind::Json, is_json),
         (Kind::Html, is_html),
@@ -28,6 +28,7 @@ pub fn detect(text: &str) -> Kind {
         (Kind::Chat, is_chat),
         (Kind::Log, is_log),
         (Kind::Pdf, is_pdf),
+        (Kind::Pdf, has_rows_and_prose),
         (Kind::Table, is_table),
         (Kind::Code, is_code),
         (Kind::Markdown, is_markdown),
@@ -116,6 +117,10 @@ fn is_log(found: &Found) -> bool {
     if signs.levels * 2 < lines && !log::begins_event(found.lines[0].text) && is_separated(found) {
         return false;
     }
+    let is_page = signs.headings > 0 || signs.fences > 0;
+    if log::is_trace(found.lines) || !is_page && log::has_diagnostics(found.lines) {
+        return true;
+    }
     let is_run = found.lines[0].text.starts_with("$ ") && lines >= 4 && signs.commands >= 2;
     let is_dense =
         signs.events >= 3 && signs.events * 2 >= lines || signs.events == 2 && lines <= 3 && begins;
@@ -129,6 +134,15 @@ fn is_separated(found: &Found) -> bool {
 
 fn is_pdf(found: &Found) -> bool {
     pdf::is_page(found.lines)
+}
+
+/// A table between paragraphs.
+fn has_rows_and_prose(found: &Found) -> bool {
+    let is_prose = |line: &&Line| {
+        let words = line.text.split_whitespace().count();
+        words > 8 && !line.text.trim().contains("   ") && !line.text.contains(['\t', '|'])
+    };
+    has_rows(found) && found.lines.iter().filter(is_prose).count() * 4 >= found.lines.len()
 }
 
 fn has_rows(found: &Found) -> bool {
@@ -157,11 +171,7 @@ fn is_code(found: &Found) -> bool {
 
 fn is_markdown(found: &Found) -> bool {
     let (signs, lines) = (&found.signs, found.lines.len());
-    lines >= 2
-        && (signs.front_matter
-            || signs.headings > 0
-            || signs.fences >= 2
-            || signs.bar_rows >= 3)
+    lines >= 2 && (signs.front_matter || signs.headings > 0 || signs.fences >= 2 || signs.bar_rows >= 3)
 }
 
 #[cfg(test)]

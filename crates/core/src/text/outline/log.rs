@@ -7,12 +7,15 @@
 //! - A first line that names columns is a frame that every event requires.
 
 mod related;
+mod trace;
 
 use super::{Pieces, line::Line, line::lines, line::span, stamp};
 use crate::domain::ByteRange;
 
 /// The longest piece of an event, in bytes.
 const EVENT_BYTES_MAX: usize = 2000;
+/// The most lines of a failed test that are not indented.
+const DIAGNOSTIC_LINES_MAX: usize = 6;
 /// How far into a line an access log has its point in time, in bytes.
 const ACCESS_BYTES: usize = 120;
 /// The levels that a line of a log can begin with.
@@ -41,34 +44,99 @@ pub(super) fn outline(text: &str) -> Pieces {
     let lines = lines(text);
     let starts = event_starts(&lines);
     let mut pieces = Pieces::default();
-    let mut header = None;
+    let (mut header, mut trace) = (None, trace::Trace::default());
     for (index, &start) in starts.iter().enumerate() {
         let end = starts.get(index + 1).copied().unwrap_or(lines.len());
         let range = span(&lines[start..end]);
         if index == 0 && starts.len() > 2 && is_header(lines[start].text) {
             header = Some(pieces.frame(range, &[]));
+        } else if trace::has_trace(&lines[start..end]) {
+            trace::event(&mut pieces, text, &lines[start..end], header, &mut trace);
         } else {
             event(&mut pieces, text, range, header);
         }
     }
+    notes(&mut pieces, text);
     related::link(&mut pieces, text);
     pieces
+}
+
+/// Returns whether a text consists mostly of stack traces.
+pub(super) fn is_trace(lines: &[Line]) -> bool {
+    trace::is_trace(lines)
 }
 
 /// Returns the indices of the lines that begin an event.
 fn event_starts(lines: &[Line]) -> Vec<usize> {
     let marks: Vec<bool> = lines.iter().map(|line| begins_event(line.text)).collect();
-    let (marked, visible) = (count(&marks), lines.iter().filter(|line| !line.is_blank()).count());
+    let frames: Vec<bool> = (0..lines.len()).map(|at| trace::is_frame(lines, at)).collect();
+    let visible = (0..lines.len()).filter(|&at| !lines[at].is_blank() && !frames[at]).count();
+    let marked = count(&marks);
     // Markers of a build, such as the command, divide it no more than any other line does.
     let is_stamped = marked * 4 >= visible && lines.iter().any(|line| is_stamped(line.text));
+    let is_whole = !is_stamped && trace::has_trace(lines);
+    let mut diagnostic = None;
     let mut starts = Vec::new();
     for (index, line) in lines.iter().enumerate() {
-        let begins = if is_stamped { marks[index] } else { !line.text.starts_with([' ', '\t']) };
+        let begins = match is_stamped {
+            true => marks[index],
+            // The messages of a trace are not indented.
+            false => !is_whole && !line.text.starts_with([' ', '\t']) && !goes_on(lines, index, diagnostic),
+        };
+        if is_diagnostic(line.text) {
+            diagnostic = Some(index);
+        } else if line.is_blank() {
+            diagnostic = None;
+        }
         if !line.is_blank() && (begins || starts.is_empty()) {
             starts.push(index);
         }
     }
     starts
+}
+
+/// Returns whether a line says where a compiler or a test found a fault: `src/a.c:3:1: error: …`.
+fn is_diagnostic(line: &str) -> bool {
+    let words = [": error", ": warning", ": note:", ": fatal error", ": Failure", " - error TS"];
+    let is_placed = words.iter().any(|word| {
+        line.split_once(word).is_some_and(|(place, _)| {
+            !place.contains(' ')
+                && place.ends_with(|c: char| c.is_ascii_digit() || c == ')')
+                && place.contains([':', '('])
+        })
+    });
+    is_placed
+        || ["error[E", "Failure/Error:", "--- FAIL: "]
+            .iter()
+            .any(|begin| line.trim_start().starts_with(begin))
+}
+
+/// Returns whether a text is what a compiler or a test prints.
+pub(super) fn has_diagnostics(lines: &[Line]) -> bool {
+    lines.len() > 2 && lines.iter().any(|line| is_diagnostic(line.text))
+}
+
+/// Returns whether a line that is not indented goes on what a diagnostic above it, at this index, says: code with its number, or
+/// what was expected.
+fn goes_on(lines: &[Line], at: usize, diagnostic: Option<usize>) -> bool {
+    let line = lines[at].text;
+    let is_code =
+        line.trim_start_matches(|c: char| c.is_ascii_digit() || c == ' ').starts_with('|') || line == "...";
+    let Some(first) = diagnostic.filter(|_| !is_diagnostic(line)) else { return false };
+    is_code || lines[first].text.ends_with(": Failure") && at - first <= DIAGNOSTIC_LINES_MAX
+}
+
+/// Lets notes require the error that they explain.
+fn notes(pieces: &mut Pieces, text: &str) {
+    let mut error = None;
+    for piece in 0..pieces.len() {
+        let first = pieces.list[piece].bytes.of(text).lines().next().unwrap_or_default();
+        if first.contains(": note:") {
+            error.into_iter().for_each(|error| pieces.require(piece, error));
+        } else if is_diagnostic(first) {
+            error = Some(piece);
+        }
+    }
 }
 
 fn count(marks: &[bool]) -> usize {

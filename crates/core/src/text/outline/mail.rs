@@ -20,15 +20,59 @@ const HEAD_LINES_MAX: usize = 30;
 
 /// What a line between two mails has.
 const SEPARATORS: [&str; 6] = [
-    "original message", "forwarded message", "begin forwarded", "ursprüngliche nachricht", "weitergeleitete nachricht", "message d'origine",
+    "original message",
+    "forwarded message",
+    "begin forwarded",
+    "ursprüngliche nachricht",
+    "weitergeleitete nachricht",
+    "message d'origine",
 ];
 
 /// Words that are a day only together with the date of the mail.
 const RELATIVE: [&str; 43] = [
-    "ago", "friday", "monday", "saturday", "sunday", "thursday", "today", "tomorrow", "tonight", "tuesday", "wednesday", "yesterday",
-    "next", "last", "weekend", "mon", "tue", "wed", "thu", "fri", "dienstag", "donnerstag", "freitag", "gestern", "heute", "kommende",
-    "kommenden", "letzte", "letzten", "mittwoch", "montag", "morgen", "nächste", "nächsten", "nächster", "samstag", "sonntag",
-    "vorgestern", "übermorgen", "demain", "hier", "mañana", "ayer",
+    "ago",
+    "friday",
+    "monday",
+    "saturday",
+    "sunday",
+    "thursday",
+    "today",
+    "tomorrow",
+    "tonight",
+    "tuesday",
+    "wednesday",
+    "yesterday",
+    "next",
+    "last",
+    "weekend",
+    "mon",
+    "tue",
+    "wed",
+    "thu",
+    "fri",
+    "dienstag",
+    "donnerstag",
+    "freitag",
+    "gestern",
+    "heute",
+    "kommende",
+    "kommenden",
+    "letzte",
+    "letzten",
+    "mittwoch",
+    "montag",
+    "morgen",
+    "nächste",
+    "nächsten",
+    "nächster",
+    "samstag",
+    "sonntag",
+    "vorgestern",
+    "übermorgen",
+    "demain",
+    "hier",
+    "mañana",
+    "ayer",
 ];
 
 /// The most lines of a line such as "On Tuesday, Ann wrote:".
@@ -72,7 +116,10 @@ fn head_end(contents: &[(usize, &str)], start: usize) -> usize {
         match field(content) {
             Some(name) => names.push(name),
             // A field can go on in the next line.
-            None if end > start && end + 1 < contents.len() && field(contents[end + 1].1).is_some() && !content.is_empty() => {}
+            None if end > start
+                && end + 1 < contents.len()
+                && field(contents[end + 1].1).is_some()
+                && !content.is_empty() => {}
             None => break,
         }
         end += 1;
@@ -103,8 +150,7 @@ struct Writer<'a, 'b> {
 pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
     let lines = lines(text);
     let contents: Vec<(usize, &str)> = lines.iter().map(|line| content(line.text)).collect();
-    let mut writer =
-        Writer { text, sentences, pieces: Pieces::default(), origins: Vec::new(), above: None };
+    let mut writer = Writer { text, sentences, pieces: Pieces::default(), origins: Vec::new(), above: None };
     let mut at = 0;
     while at < lines.len() {
         let (depth, first) = contents[at];
@@ -129,7 +175,8 @@ pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
             end += 1;
         }
         let next_depth = contents.get(end).map_or(0, |line| line.0);
-        let is_attribution = contents[end - 1].1.ends_with(':') && next_depth > depth && end - at <= ATTRIBUTION_LINES_MAX;
+        let is_attribution =
+            contents[end - 1].1.ends_with(':') && next_depth > depth && end - at <= ATTRIBUTION_LINES_MAX;
         let is_separator = SEPARATORS.iter().any(|name| first.to_lowercase().contains(name));
         if is_attribution {
             let piece = writer.pieces.push(range(text, &lines[at..end]), &[]);
@@ -161,7 +208,8 @@ impl Writer<'_, '_> {
         let mut at = 0;
         while at < lines.len() {
             let is_field = |line: &Line| field(content(line.text).1);
-            let end = (at + 1..lines.len()).find(|&end| is_field(&lines[end]).is_some()).unwrap_or(lines.len());
+            let end =
+                (at + 1..lines.len()).find(|&end| is_field(&lines[end]).is_some()).unwrap_or(lines.len());
             let piece = self.pieces.push(range(self.text, &lines[at..end]), &[]);
             match is_field(&lines[at]) {
                 Some(name) if SENDERS.contains(&&*name) => origin.sender = Some(piece),
@@ -193,7 +241,12 @@ impl Writer<'_, '_> {
         for piece in first..self.pieces.len() {
             let says = self.pieces.list[piece].bytes.of(self.text);
             let date = origin.date.filter(|_| is_relative(says));
-            origin.sender.into_iter().chain(date).chain(answered).for_each(|other| self.pieces.require(piece, other));
+            origin
+                .sender
+                .into_iter()
+                .chain(date)
+                .chain(answered)
+                .for_each(|other| self.pieces.require(piece, other));
         }
         // A greeting or a signature below a quotation answers nothing, but what follows it may.
         self.above = Some((depth, self.pieces.len() - 1));
@@ -235,7 +288,7 @@ mod tests {
                 "Subject: Crane",
                 "0,2 The crane comes tomorrow.",
                 "0 Bring gloves.",
-                "7 On Mon, Bob wrote:",
+                "On Mon, Bob wrote:",
                 "6 > When does it come? I have/> a lorry on Friday.",
                 "F >",
                 "6 > Bob",
@@ -245,7 +298,7 @@ mod tests {
             "answers between the lines",
             Kind::Mail,
             "Ann wrote:\n> May we smoke?\nOutside.\n> And inside?\nNo.",
-            &["1 Ann wrote:", "0 > May we smoke?", "1 Outside.", "0 > And inside?", "3 No."],
+            &["Ann wrote:", "0,2 > May we smoke?", "1 Outside.", "0,1,4 > And inside?", "3 No."],
         );
     }
 

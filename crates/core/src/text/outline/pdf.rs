@@ -29,6 +29,9 @@ const LABEL_LINES_MAX: usize = 4;
 /// The most lines above a row of years that belong to the header.
 const HEADER_LINES_MAX: usize = 4;
 
+/// The most lines directly above years that name other columns.
+const COLUMNS_NAMED_MAX: usize = 2;
+
 /// The least rows of a page, and the least share of its lines that are cells or rows.
 const ROWS_MIN: usize = 3;
 const CELLS_SHARE: f64 = 0.12;
@@ -175,12 +178,16 @@ impl Page<'_, '_> {
 
     /// Returns the first line of a header whose years begin at `at`: the lines above them that say what the numbers are.
     fn header_start(&self, open: usize, at: usize) -> usize {
-        let mut first = at;
+        let (mut first, mut names) = (at, 0);
         // As many blank lines may stand between them.
         for line in (open..at).rev().take(2 * HEADER_LINES_MAX) {
             match self.kinds[line] {
                 LineKind::Blank => {}
-                _ if names_columns(self.lines[line].text) || is_column_name(self.lines[line].text) => first = line,
+                _ if names_columns(self.lines[line].text) => (first, names) = (line, COLUMNS_NAMED_MAX),
+                // Names of columns that are no years: "Indicator", "Target".
+                _ if names < COLUMNS_NAMED_MAX && is_column_name(self.lines[line].text) => {
+                    (first, names) = (line, names + 1);
+                }
                 _ => break,
             }
         }
@@ -201,11 +208,13 @@ impl Page<'_, '_> {
                 .count(),
         };
         let is_text = |line: &usize| self.kinds[*line] == LineKind::Text;
-        let wide = (open..first).rev().take_while(is_text).take_while(|&line| columns(self.lines[line].text) > 1);
+        let wide =
+            (open..first).rev().take_while(is_text).take_while(|&line| columns(self.lines[line].text) > 1);
         if let Some(top) = wide.last() {
             return top;
         }
-        let names = (open..first).rev().take_while(is_text).take_while(|&line| is_column_name(self.lines[line].text));
+        let names =
+            (open..first).rev().take_while(is_text).take_while(|&line| is_column_name(self.lines[line].text));
         let count = names.clone().count();
         match count > 1 && (cells..=cells + 1).contains(&count) {
             true => first - count,
@@ -285,14 +294,23 @@ fn continues(line: &str, next: &str) -> bool {
 fn is_column_name(line: &str) -> bool {
     let line = line.trim();
     let is_named = line.starts_with(|c: char| c.is_uppercase() || c == '(' || c == '%' || c.is_ascii_digit());
-    is_named && line.len() <= COLUMN_BYTES_MAX && !line.ends_with(['.', ':', ';', ',', '!', '?']) && !is_caption(line)
+    is_named
+        && line.len() <= COLUMN_BYTES_MAX
+        && !line.ends_with(['.', ':', ';', ',', '!', '?'])
+        && !is_caption(line)
 }
 
 /// Returns whether a text names a table: "Table 2.1".
 fn is_caption(text: &str) -> bool {
     let mut words = text.split_whitespace();
-    let is_table = matches!(words.next(), Some("Table" | "Tabelle" | "Tab." | "Tableau" | "Tabla" | "Exhibit" | "Schedule"));
-    is_table && words.next().is_some_and(|number| number.starts_with(|c: char| c.is_ascii_digit() || c.is_ascii_uppercase()))
+    let is_table = matches!(
+        words.next(),
+        Some("Table" | "Tabelle" | "Tab." | "Tableau" | "Tabla" | "Exhibit" | "Schedule")
+    );
+    is_table
+        && words
+            .next()
+            .is_some_and(|number| number.starts_with(|c: char| c.is_ascii_digit() || c.is_ascii_uppercase()))
 }
 
 /// Returns how many parts a line has that wide gaps divide.
@@ -418,7 +436,9 @@ fn is_number(word: &str) -> bool {
 fn is_code(word: &str) -> bool {
     let letters = word.bytes().take_while(u8::is_ascii_uppercase).count();
     let digits = word.len() - letters;
-    (1..=2).contains(&letters) && (1..=3).contains(&digits) && word[letters..].bytes().all(|byte| byte.is_ascii_digit())
+    (1..=2).contains(&letters)
+        && (1..=3).contains(&digits)
+        && word[letters..].bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// Returns whether a word is a year: `2024`, `2022/23`, `FY2024`.

@@ -24,7 +24,8 @@ fn is_time(line: &str) -> bool {
     let is_point = |point: &str| {
         let point = point.trim();
         let end = point.find(' ').unwrap_or(point.len());
-        point[..end].contains(':') && point[..end].bytes().all(|byte| byte.is_ascii_digit() || b":.,".contains(&byte))
+        point[..end].contains(':')
+            && point[..end].bytes().all(|byte| byte.is_ascii_digit() || b":.,".contains(&byte))
     };
     line.split_once("-->").is_some_and(|(from, to)| is_point(from) && is_point(to))
 }
@@ -57,10 +58,13 @@ pub(super) fn outline(text: &str) -> Pieces {
         let range = ByteRange::new(blocks[first][0].start, span(blocks[at]).end);
         let piece = pieces.push(range, &[]);
         // An answer needs its question, and "They do not." what is said before.
-        let said = blocks[first].iter().skip_while(|line| !is_time(line.text)).nth(1).map_or("", |line| line.text);
+        let said =
+            blocks[first].iter().skip_while(|line| !is_time(line.text)).nth(1).map_or("", |line| line.text);
         let above = piece.checked_sub(1).filter(|&above| !pieces.list[above].is_frame);
         let is_answer = above.is_some_and(|above| pieces.list[above].bytes.of(text).ends_with('?'));
-        if let Some(above) = above.filter(|_| is_answer || bonds::is_dependent(said.trim_start_matches(['-', ' ']))) {
+        if let Some(above) =
+            above.filter(|_| is_answer || bonds::is_dependent(said.trim_start_matches(['-', ' '])))
+        {
             pieces.require(piece, above);
         }
         at += 1;
