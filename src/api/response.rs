@@ -77,7 +77,7 @@ struct PrefilterAnswer {
 #[schemars(rename = "Warning")]
 /// Something that the caller should know about the context, though it is not an error.
 struct WarningAnswer {
-    /// `rows_left_out`, `group_cut`, `kind_unfit`, `script_unknown` or `unread`.
+    /// `rows_left_out`, `group_cut`, `kind_unfit`, `script_unknown`, `question_shortened` or `unread`.
     code: &'static str,
     /// What it means, in words.
     message: Cow<'static, str>,
@@ -116,6 +116,13 @@ impl WarningAnswer {
                 "the model does not know the script of the question, so the scores say little".into(),
                 None,
             ),
+            Warning::QuestionShortened { tokens, max } => {
+                let message = format!(
+                    "the question has {tokens} tokens, and the model reads {max}: it read the sentences that end with a question \
+                     mark, and the last ones"
+                );
+                ("question_shortened", message.into(), None)
+            }
             Warning::Unread { chunks, of } => {
                 let message = format!(
                     "the deadline left no time to read {chunks} of {of} chunks, which are marked `unread`. Chunks that were read are \
@@ -333,6 +340,12 @@ impl CompressAnswer {
                 });
                 citations.push(CitationAnswer { marker, chunk: chunk.id.clone(), source, output: out, text });
             }
+            for repeat in &outcome.repeats {
+                let (source, out) = (sources[outcome.index].range(repeat.source), output.range(repeat.output));
+                let text = repeat.source.of(&chunk.text).to_owned();
+                let marker = marker_at(&compressed.chunks, repeat.output);
+                citations.push(CitationAnswer { marker, chunk: chunk.id.clone(), source, output: out, text });
+            }
             let text = match (outcome.spans.first(), outcome.spans.last()) {
                 (Some(first), Some(last)) => &compressed.context[first.output.start..last.output.end],
                 _ => "",
@@ -420,6 +433,13 @@ impl CompressAnswer {
     pub fn context(&self) -> &str {
         &self.context
     }
+}
+
+/// Returns the number of the chunk that holds a range of the context.
+fn marker_at(outcomes: &[ChunkOutcome], output: ByteRange) -> usize {
+    let kept = outcomes.iter().filter(|outcome| outcome.kept);
+    let ends_before = |outcome: &&ChunkOutcome| outcome.spans.last().is_some_and(|span| span.output.end <= output.start);
+    1 + kept.take_while(ends_before).count()
 }
 
 impl ChunkAnswer {

@@ -40,6 +40,7 @@ pub mod outcome;
 pub mod probe;
 pub mod question;
 pub mod reading;
+pub mod repeats;
 pub mod scan;
 pub mod score;
 pub mod select;
@@ -47,6 +48,7 @@ pub mod tokenize;
 pub mod units;
 pub mod validate;
 
+use std::borrow::Cow;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
@@ -298,19 +300,41 @@ impl Pipeline {
     pub fn compress(&self, request: &CompressRequest, cancel: &Cancel) -> Result<Compressed, PipelineError> {
         validate::check(request, &self.settings.limits)?;
         let mut clock = Clock::start();
-        match (request.deadline_policy, cancel.deadline()) {
+        let (request, shortened) = self.with_short_question(request)?;
+        let request = &*request;
+        let compressed = match (request.deadline_policy, cancel.deadline()) {
             (DeadlinePolicy::BestEffort, Some(deadline)) => {
                 let in_time = self.read_in_time(request, deadline, cancel, &mut clock)?;
                 let read = &in_time.request;
                 let reading = self.read_with(read, cancel, &mut clock, |_| Ok(in_time.blocks.clone()))?;
-                let compressed = self.compress_reading(read, &reading, cancel, clock)?;
-                Ok(in_time.result(compressed))
+                self.compress_reading(read, &reading, cancel, clock).map(|compressed| in_time.result(compressed))
             }
             _ => {
                 let reading = self.read(request, cancel, &mut clock)?;
                 self.compress_reading(request, &reading, cancel, clock)
             }
-        }
+        };
+        compressed.map(|mut compressed| {
+            compressed.warnings.extend(shortened);
+            compressed
+        })
+    }
+
+    /// Returns a request with a question that the limits allow, and a warning if that of the caller is longer: the model reads the
+    /// sentences of it that ask something, and its last ones.
+    fn with_short_question<'a>(
+        &self,
+        request: &'a CompressRequest,
+    ) -> Result<(Cow<'a, CompressRequest>, Option<Warning>), PipelineError> {
+        let of_model = question::tokens_max(self.model.info()).unwrap_or(usize::MAX);
+        let max = self.settings.limits.query_tokens_max.min(of_model);
+        Ok(match tokenize::shortened(&request.query, &self.tokenizer, max)? {
+            Some((query, tokens)) => {
+                let shortened = CompressRequest { query, ..request.clone() };
+                (Cow::Owned(shortened), Some(Warning::QuestionShortened { tokens, max }))
+            }
+            None => (Cow::Borrowed(request), None),
+        })
     }
 
     /// Finds or reads the blocks of a request's chunks, as long as there is time.
@@ -348,7 +372,7 @@ impl Pipeline {
         let warnings = self.warnings(request, reading, &fitted);
         Ok(Compressed {
             warnings,
-            chunks: chunk_outcomes(reading, &scores, fitted.spans, &fitted.order),
+            chunks: chunk_outcomes(reading, &scores, (fitted.spans, fitted.repeats), &fitted.order),
             context: fitted.context,
             usage: Some(fitted.usage),
             relevance: fitted.relevance,
@@ -582,6 +606,7 @@ impl Pipeline {
             ..CompressRequest::new(query, Vec::new())
         };
         validate::check(&request, &self.settings.limits)?;
+        let (request, _) = self.with_short_question(&request)?;
         let reading = self.read(&request, cancel, &mut Clock::start())?;
         let scores = score::all(&reading, self.settings.scoring, cancel)?;
         let answerable = self.answerable(&reading, &request, &scores, cancel)?;
@@ -672,22 +697,22 @@ impl Pipeline {
 }
 
 /// Returns one outcome per chunk, in the order of the result. `spans` `[chunk]` are the kept spans of each
-/// chunk in the order of the request; `order` lists the indices of all chunks.
+/// chunk in the order of the request, and `repeats` those that the context holds in another chunk; `order` lists the indices of all chunks.
 fn chunk_outcomes(
     reading: &Reading,
     scores: &Scores,
-    mut spans: Vec<Vec<KeptSpan>>,
+    (mut spans, mut repeats): (Vec<Vec<KeptSpan>>, Vec<Vec<KeptSpan>>),
     order: &[usize],
 ) -> Vec<ChunkOutcome> {
     let outcome = |&index: &usize| {
-        let spans = std::mem::take(&mut spans[index]);
+        let (spans, repeats) = (std::mem::take(&mut spans[index]), std::mem::take(&mut repeats[index]));
         let block = &reading.blocks.blocks[index];
         let empty = block.sentences().len() == 0;
         let score = (!empty).then(|| scores.chunks[index]);
         let kind = (reading.granularity == Granularity::Sentence && !empty)
             .then(|| reading.outlines.layouts()[index].kind);
         let (kept, lang) = (!spans.is_empty(), block.lang());
-        ChunkOutcome { index, kept, empty, unread: false, kind, lang, score, spans }
+        ChunkOutcome { index, kept, empty, unread: false, kind, lang, score, spans, repeats }
     };
     order.iter().map(outcome).collect()
 }

@@ -12,6 +12,7 @@ use super::assemble::{self, Style};
 use super::cancel::Cancel;
 use super::conformal::{self, Calibration};
 use super::count::{FrameCosts, TokenCounter};
+use super::repeats::{self, Repeats};
 use super::score::Scores;
 use super::select::{Auto, Selection, SelectionInput, Step};
 use super::units::Unit;
@@ -35,6 +36,8 @@ pub struct Fitted {
     pub order: Vec<usize>,
     /// `[chunk]`: the kept spans of each chunk of the request, in ascending order.
     pub spans: Vec<Vec<KeptSpan>>,
+    /// `[chunk]`: the spans of each chunk that the context holds where another chunk says the same, in ascending order.
+    pub repeats: Vec<Vec<KeptSpan>>,
     /// Whether any chunk is related to the question; `None` for models that do not tell.
     pub relevance: Option<Relevance>,
     /// The chunks of which some rows are left out although the question compares all rows.
@@ -81,17 +84,35 @@ pub fn budget(
     let limit = promised_limit(request.budget, fit.calibration)?;
     let is_related =
         !request.related_only || limit.is_some() || relevance.is_none_or(|relevance| relevance.related);
-    let fitter =
-        Fitter { request, reading, units, scores, fit, keep: &keep, order, relevance, compares_rows };
+    let mut fitter = Fitter {
+        request,
+        reading,
+        units,
+        scores,
+        fit,
+        keep: &keep,
+        order,
+        relevance,
+        compares_rows,
+        repeats: Repeats::default(),
+    };
+    let required = fitter.required();
+    // A ratio of 1 keeps everything.
+    if request.budget != Budget::Ratio(1.0) && reading.granularity != Granularity::Token {
+        fitter.repeats = Repeats::of(&request.chunks, units, &required);
+    }
+    let unit_scores = fitter.scores_of_firsts();
     let costs = fitter.unit_costs()?;
     let frame_costs = fitter.frame_costs()?;
     let input = SelectionInput {
         units,
-        scores: &scores.units,
+        scores: &unit_scores,
         costs: &costs,
         frame_costs: &frame_costs,
-        required: &fitter.required(),
+        required: &required,
         outlines: &reading.outlines,
+        repeats: &fitter.repeats,
+        leading: &fitter.leading_units(),
         compares_rows,
     };
     let tokens_in = fitter.tokens_in(&frame_costs)?;
@@ -154,6 +175,8 @@ pub fn steps(request: &CompressRequest, reading: &Reading, scores: &Scores) -> V
         frame_costs: &free,
         required: &required,
         outlines: &reading.outlines,
+        repeats: &Repeats::default(),
+        leading: &[],
         compares_rows: reading.outlines.has_rows() && text::compares_all(&request.query),
     };
     input.steps()
@@ -186,6 +209,8 @@ struct Fitter<'a> {
     order: Vec<usize>,
     relevance: Option<Relevance>,
     compares_rows: bool,
+    /// The units that say again what another one says.
+    repeats: Repeats,
 }
 
 /// A context as it is written, and the number of its tokens.
@@ -309,7 +334,9 @@ impl Fitter<'_> {
             tokens += self.frame_cost(&self.request.chunks[chunk], index)?;
             tokens += mark_tokens * (spans[chunk].len() - 1);
             for span in &spans[chunk] {
-                tokens += match is_between_blanks(text, span.source) {
+                // Divided words have fewer tokens in the block than in the context.
+                let is_divided = span.source.of(text).contains("-\n");
+                tokens += match is_between_blanks(text, span.source) && !is_divided {
                     true => span.tokens.len(),
                     false => counter.count(span.source.of(text))?,
                 };
@@ -415,10 +442,70 @@ impl Fitter<'_> {
         kept.filter(is_partial).map(|(chunk, _)| chunk).collect()
     }
 
+    /// Returns the best unit for each of several questions in one: that with the most RC for its words. Empty if the question asks
+    /// for one thing, or if RC does not score its tokens.
+    fn leading_units(&self) -> Vec<usize> {
+        let questions = text::questions(&self.request.query);
+        let (reading, rc) = (self.reading, &self.scores.unit_rc);
+        if questions.len() < 2 || reading.probe.is_some() || rc.nrows() != reading.tokens.ids.len() {
+            return Vec::new();
+        }
+        let words = text::terms(&self.request.query, &[]);
+        let is_content = |token: &ByteRange| {
+            words.iter().any(|word| word.bytes.overlaps(*token) && !word.is_function_word())
+        };
+        let best = |question: &ByteRange| {
+            let tokens = reading.tokens.offsets.iter().enumerate();
+            let own: Vec<usize> = tokens
+                .filter(|(_, token)| token.overlaps(*question) && is_content(token))
+                .map(|(token, _)| token)
+                .collect();
+            let score = |unit: &usize| own.iter().map(|&token| rc[[token, *unit]]).sum::<f32>();
+            let is_choosable = |unit: &usize| {
+                !reading.outlines.is_frame(*unit, self.units[*unit].chunk) && !self.repeats.is_repeat(*unit)
+            };
+            let units = (0..self.units.len()).filter(is_choosable);
+            units.rev().max_by(|a, b| score(a).total_cmp(&score(b)))
+        };
+        questions.iter().filter_map(best).collect()
+    }
+
+    /// Returns `[unit]`, the score of each unit, where one that others repeat has the best score of them all.
+    fn scores_of_firsts(&self) -> Vec<f32> {
+        let mut scores = self.scores.units.clone();
+        for unit in 0..scores.len() {
+            if let Some(first) = self.repeats.first(unit) {
+                scores[first] = scores[first].max(self.scores.units[unit]);
+            }
+        }
+        scores
+    }
+
+    /// Returns `[chunk]`, the spans of units that are not kept because a kept unit of another chunk says the same.
+    fn repeated_spans(&self, kept: &[Vec<KeptSpan>]) -> Vec<Vec<KeptSpan>> {
+        let holding = |chunk: usize, bytes: ByteRange| {
+            let at = kept[chunk].partition_point(|span| span.source.end < bytes.end);
+            kept[chunk].get(at).filter(|span| span.source.start <= bytes.start)
+        };
+        let mut found = vec![Vec::new(); kept.len()];
+        for (unit, first) in (0..self.units.len()).filter_map(|unit| Some((unit, self.repeats.first(unit)?))) {
+            let (unit, first) = (&self.units[unit], &self.units[first]);
+            let Some(place) = repeats::place(&self.request.chunks, unit, first) else { continue };
+            let is_kept = holding(unit.chunk, unit.bytes).is_some();
+            if let Some(span) = holding(first.chunk, place).filter(|_| !is_kept) {
+                let start = span.output.start + place.start - span.source.start;
+                let output = ByteRange::new(start, start + place.len());
+                found[unit.chunk].push(KeptSpan { output, ..KeptSpan::unscored(unit.chunk, unit.bytes) });
+            }
+        }
+        found
+    }
+
     fn finish(self, rendered: RenderedContext, tokens_in: usize) -> Fitted {
         // A tokenizer that merges tokens across the end of a chunk may count a token or two more or fewer in
         // the whole context than in its parts.
         let usage = Usage { tokens_in: tokens_in.max(rendered.tokens), tokens_out: rendered.tokens };
+        let repeats = self.repeated_spans(&rendered.spans);
         let rows_left_out = self.rows_left_out(&rendered.spans);
         let groups_cut = self.groups_cut(&rendered.spans);
         let (relevance, order) = (self.relevance, self.order);
@@ -427,6 +514,7 @@ impl Fitter<'_> {
             usage,
             order,
             spans: rendered.spans,
+            repeats,
             relevance,
             rows_left_out,
             groups_cut,

@@ -128,7 +128,7 @@ impl<'a> InTime<'a> {
         }
         for outcome in &mut compressed.chunks {
             outcome.index = self.indices[outcome.index];
-            outcome.spans.iter_mut().for_each(|span| span.chunk = outcome.index);
+            outcome.spans.iter_mut().chain(&mut outcome.repeats).for_each(|span| span.chunk = outcome.index);
         }
         if let Some(answerable) = &mut compressed.answerable {
             answerable.chunk = self.indices[answerable.chunk];
@@ -138,7 +138,7 @@ impl<'a> InTime<'a> {
                 Warning::RowsLeftOut { chunk }
                 | Warning::GroupCut { chunk }
                 | Warning::KindUnfit { chunk, .. } => *chunk = self.indices[*chunk],
-                Warning::ScriptUnknown | Warning::Unread { .. } => {}
+                Warning::ScriptUnknown | Warning::QuestionShortened { .. } | Warning::Unread { .. } => {}
             }
         }
         if let Some(explanation) = &mut compressed.explanation {
@@ -159,6 +159,7 @@ impl<'a> InTime<'a> {
             lang: None,
             score: None,
             spans: Vec::new(),
+            repeats: Vec::new(),
         }));
         if self.request.order == Order::Input {
             compressed.chunks.sort_by_key(|outcome| outcome.index);

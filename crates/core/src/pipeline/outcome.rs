@@ -72,6 +72,13 @@ pub enum Warning {
     },
     /// The decoder does not know the script of the question, so scores say little.
     ScriptUnknown,
+    /// The question is too long; the model read the sentences of it that ask something, and its last ones.
+    QuestionShortened {
+        /// The number of its tokens.
+        tokens: usize,
+        /// The number of tokens that the model reads.
+        max: usize,
+    },
     /// The deadline left no time to read some chunks.
     Unread {
         /// The number of these chunks.
@@ -102,6 +109,8 @@ pub struct ChunkOutcome {
     pub score: Option<f32>,
     /// The spans of the chunk's text that the context holds, in ascending order.
     pub spans: Vec<KeptSpan>,
+    /// The spans of the chunk's text that the context holds where another chunk says the same, in ascending order.
+    pub repeats: Vec<KeptSpan>,
 }
 
 /// The number of tokens before and after compression, counted with the request's tokenizer.
@@ -169,7 +178,7 @@ pub fn passthrough(request: &CompressRequest, total: Duration) -> Compressed {
         let all = kept.then(|| KeptSpan::unscored(index, ByteRange::new(0, chunk.text.len())));
         let empty = chunk.text.trim().is_empty();
         let spans = Vec::from_iter(all);
-        ChunkOutcome { index, kept, empty, unread: false, kind: None, lang: None, score: None, spans }
+        ChunkOutcome { index, kept, empty, unread: false, kind: None, lang: None, score: None, spans, repeats: Vec::new() }
     };
     let mut chunks: Vec<_> = request.chunks.iter().enumerate().map(whole).collect();
     let style = assemble::Style::of(request);

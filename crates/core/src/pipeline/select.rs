@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::answerable::Answerable;
 use super::conformal;
 use super::outcome::Relevance;
+use super::repeats::Repeats;
 use super::score::{Measured, Scores};
 use super::units::{Outlines, Unit};
 use crate::domain::{Chunk, CompressRequest};
@@ -45,6 +46,10 @@ pub struct SelectionInput<'a> {
     pub required: &'a [bool],
     /// How the units belong together.
     pub outlines: &'a Outlines,
+    /// The units that say again what another one says. They are not chosen for themselves.
+    pub repeats: &'a Repeats,
+    /// The best unit for each of several questions in one, which are chosen before all others.
+    pub leading: &'a [usize],
     /// Whether the question compares all rows of a table, so that a row is kept with all others of its table.
     pub compares_rows: bool,
 }
@@ -95,10 +100,9 @@ impl SelectionInput<'_> {
     /// far below the best one are left out, even if they fit.
     pub fn within(&self, tokens: usize) -> Selection {
         let mut ranked = self.ranked();
-        if let Some(&best) = ranked.first() {
-            let least = NOISE_SHARE * self.scores[best];
-            let is_noise = |unit: usize| self.scores[unit] < least;
-            ranked.truncate(ranked.partition_point(|&unit| !is_noise(unit)));
+        if let Some(best) = ranked.iter().map(|&unit| self.scores[unit]).max_by(f32::total_cmp) {
+            let is_noise = |unit: usize| self.scores[unit] < NOISE_SHARE * best && !self.leading.contains(&unit);
+            ranked.retain(|&unit| !is_noise(unit));
         }
         self.fill(tokens, &ranked)
     }
@@ -156,7 +160,8 @@ impl SelectionInput<'_> {
         let mut selection = self.filling(usize::MAX);
         let mut rest = vec![true; self.units.len()];
         selection.required.iter().chain(&selection.chosen).for_each(|&unit| rest[unit] = false);
-        let rest: Vec<usize> = (0..rest.len()).filter(|&unit| rest[unit]).collect();
+        let is_rest = |unit: &usize| rest[*unit] && !self.repeats.is_repeat(*unit);
+        let rest: Vec<usize> = (0..rest.len()).filter(is_rest).collect();
         if !rest.is_empty() {
             selection.add(rest);
         }
@@ -255,15 +260,18 @@ impl SelectionInput<'_> {
         group
     }
 
-    /// Returns the indices of the units that may be chosen and are not required, in descending order of score.
-    /// Equal scores keep the order of the text.
+    /// Returns the indices of the units that may be chosen and are not required: the leading ones, and all others in descending
+    /// order of score. Equal scores keep the order of the text.
     pub fn ranked(&self) -> Vec<usize> {
         let may_be_chosen = |&unit: &usize| {
             let chunk = self.units[unit].chunk;
-            !self.required[unit] && !self.outlines.is_frame(unit, chunk)
+            !self.required[unit] && !self.outlines.is_frame(unit, chunk) && !self.repeats.is_repeat(unit)
         };
         let mut order: Vec<usize> = (0..self.units.len()).filter(may_be_chosen).collect();
         order.par_sort_by(|&a, &b| self.scores[b].total_cmp(&self.scores[a]));
+        if !self.leading.is_empty() {
+            order.sort_by_key(|unit| !self.leading.contains(unit));
+        }
         order
     }
 
@@ -422,6 +430,8 @@ mod tests {
             frame_costs: &vec![2; keep.len()],
             required: &units.iter().map(|&(chunk, ..)| keep[chunk]).collect::<Vec<_>>(),
             outlines: &Outlines::of_prose(keep.len()),
+            repeats: &Repeats::default(),
+            leading: &[],
             compares_rows: false,
         };
         let found = input.within(tokens);
@@ -511,6 +521,8 @@ mod tests {
             frame_costs: &vec![0; units],
             required: &keep,
             outlines: &Outlines::of_prose(units),
+            repeats: &Repeats::default(),
+            leading: &[],
             compares_rows: false,
         };
         assert_eq!(

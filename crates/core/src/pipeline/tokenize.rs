@@ -84,6 +84,55 @@ pub fn question(
     }
 }
 
+/// Other sentences of a long question are read up to this number of tokens: the longer the text, the less its question counts.
+const CONTEXT_TOKENS_MAX: usize = 96;
+
+/// Returns the sentences of a question that the model reads if the question has more than `tokens_max` tokens, and how many it
+/// has: those that end with a question mark, the last ones first, and then other sentences from the end, in the order of the
+/// text. Of a single long sentence these are its last tokens. Returns `None` if the question is not too long.
+///
+/// # Errors
+/// Returns [`PipelineError::Model`] if the tokenizer fails.
+pub fn shortened(
+    query: &str,
+    tokenizer: &ModelTokenizer,
+    tokens_max: usize,
+) -> Result<Option<(String, usize)>, PipelineError> {
+    // No token is shorter than a byte.
+    if query.len() <= tokens_max {
+        return Ok(None);
+    }
+    let tokens = tokenizer.encode(query)?;
+    let found = tokens.ids.len();
+    if found <= tokens_max {
+        return Ok(None);
+    }
+    let sentences = text::sentences(query);
+    let asks = |sentence: &ByteRange| sentence.of(query).trim_end_matches(['"', '”', ')']).ends_with(['?', '？', '؟']);
+    let mut order: Vec<usize> = (0..sentences.len()).rev().collect();
+    order.sort_by_key(|&sentence| !asks(&sentences[sentence]));
+    let (mut kept, mut left) = (vec![false; sentences.len()], tokens_max);
+    for sentence in order {
+        if !asks(&sentences[sentence]) {
+            left = left.min(CONTEXT_TOKENS_MAX.saturating_sub(tokens_max - left));
+        }
+        // A token more than by itself, because what is beside a sentence can change its tokens.
+        let cost = tokens_under(&tokens.offsets, 0, sentences[sentence]).len() + 1;
+        if cost > left {
+            break;
+        }
+        (kept[sentence], left) = (true, left - cost);
+    }
+    let parts = sentences.iter().zip(kept).filter(|(_, kept)| *kept).map(|(sentence, _)| sentence.of(query));
+    let parts = parts.collect::<Vec<_>>().join(" ");
+    let short = match parts.is_empty() {
+        // Fewer tokens than fit, because the first one is cut off from the text before it.
+        true => query[tokens.offsets[found - tokens_max * 3 / 4].start..].to_owned(),
+        false => parts,
+    };
+    Ok(Some((short, found)))
+}
+
 /// The tokens of the turns that the model reads before a question.
 #[derive(Debug, Clone, Default)]
 pub struct HistoryText {
@@ -133,7 +182,10 @@ pub fn passage(chunk: &Chunk, tokenizer: &ModelTokenizer) -> Result<Passage, Pip
         _ => Vec::new(),
     };
     let title_tokens = ids.len();
-    let text = tokenizer.encode(&chunk.text)?;
+    // A word that the end of a line divides is read as one word.
+    let joined = text::joined_words(&chunk.text);
+    let mut text = tokenizer.encode(&joined.text)?;
+    text.offsets.iter_mut().for_each(|offset| *offset = joined.original(*offset));
     ids.extend(text.ids);
     let sentence = |bytes| Sentence { bytes, tokens: tokens_under(&text.offsets, title_tokens, bytes) };
     let sentences = text::sentences(&chunk.text).into_iter().map(sentence).collect();

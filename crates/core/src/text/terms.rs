@@ -4,7 +4,7 @@
 use unicode_segmentation::UnicodeSegmentation;
 
 use super::amounts::{self, Amount, Measure};
-use super::clock;
+use super::{clock, hyphens};
 use super::numbers::{self, Spelled};
 use crate::domain::ByteRange;
 
@@ -92,7 +92,20 @@ fn words(text: &str, cuts: &[usize]) -> Vec<ByteRange> {
             from = to;
         }
     }
+    join_divided(text, cuts, &mut found);
     found
+}
+
+/// Joins the halves of words that the ends of lines divide.
+fn join_divided(text: &str, cuts: &[usize], words: &mut Vec<ByteRange>) {
+    words.dedup_by(|second, first| {
+        let is_cut = cuts.get(cuts.partition_point(|&cut| cut < first.end)).is_some_and(|&cut| cut <= second.start);
+        let is_divided = !is_cut && hyphens::break_end(text, first.end) == Some(second.start);
+        if is_divided {
+            first.end = second.end;
+        }
+        is_divided
+    });
 }
 
 /// Appends a word, or multiplies the number before it if the word is a scale such as `million` or `dozen`.
@@ -152,6 +165,8 @@ fn folded(word: &str) -> String {
         c => c,
     };
     let lower: String = word.chars().flat_map(char::to_lowercase).map(straight).collect();
+    // A word that the end of a line divides.
+    let lower = if lower.contains('\n') { lower.replace(|c: char| c == '-' || c.is_whitespace(), "") } else { lower };
     if lower == "cannot" || lower.ends_with("n't") {
         return "not".to_owned();
     }
