@@ -341,7 +341,8 @@ impl CompressAnswer {
                 citations.push(CitationAnswer { marker, chunk: chunk.id.clone(), source, output: out, text });
             }
             for repeat in &outcome.repeats {
-                let (source, out) = (sources[outcome.index].range(repeat.source), output.range(repeat.output));
+                let (source, out) =
+                    (sources[outcome.index].range(repeat.source), output.range(repeat.output));
                 let text = repeat.source.of(&chunk.text).to_owned();
                 let marker = marker_at(&compressed.chunks, repeat.output);
                 citations.push(CitationAnswer { marker, chunk: chunk.id.clone(), source, output: out, text });
@@ -438,7 +439,8 @@ impl CompressAnswer {
 /// Returns the number of the chunk that holds a range of the context.
 fn marker_at(outcomes: &[ChunkOutcome], output: ByteRange) -> usize {
     let kept = outcomes.iter().filter(|outcome| outcome.kept);
-    let ends_before = |outcome: &&ChunkOutcome| outcome.spans.last().is_some_and(|span| span.output.end <= output.start);
+    let ends_before =
+        |outcome: &&ChunkOutcome| outcome.spans.last().is_some_and(|span| span.output.end <= output.start);
     1 + kept.take_while(ends_before).count()
 }
 

@@ -307,7 +307,8 @@ impl Pipeline {
                 let in_time = self.read_in_time(request, deadline, cancel, &mut clock)?;
                 let read = &in_time.request;
                 let reading = self.read_with(read, cancel, &mut clock, |_| Ok(in_time.blocks.clone()))?;
-                self.compress_reading(read, &reading, cancel, clock).map(|compressed| in_time.result(compressed))
+                self.compress_reading(read, &reading, cancel, clock)
+                    .map(|compressed| in_time.result(compressed))
             }
             _ => {
                 let reading = self.read(request, cancel, &mut clock)?;

@@ -488,7 +488,8 @@ impl Fitter<'_> {
             kept[chunk].get(at).filter(|span| span.source.start <= bytes.start)
         };
         let mut found = vec![Vec::new(); kept.len()];
-        for (unit, first) in (0..self.units.len()).filter_map(|unit| Some((unit, self.repeats.first(unit)?))) {
+        for (unit, first) in (0..self.units.len()).filter_map(|unit| Some((unit, self.repeats.first(unit)?)))
+        {
             let (unit, first) = (&self.units[unit], &self.units[first]);
             let Some(place) = repeats::place(&self.request.chunks, unit, first) else { continue };
             let is_kept = holding(unit.chunk, unit.bytes).is_some();

@@ -178,7 +178,17 @@ pub fn passthrough(request: &CompressRequest, total: Duration) -> Compressed {
         let all = kept.then(|| KeptSpan::unscored(index, ByteRange::new(0, chunk.text.len())));
         let empty = chunk.text.trim().is_empty();
         let spans = Vec::from_iter(all);
-        ChunkOutcome { index, kept, empty, unread: false, kind: None, lang: None, score: None, spans, repeats: Vec::new() }
+        ChunkOutcome {
+            index,
+            kept,
+            empty,
+            unread: false,
+            kind: None,
+            lang: None,
+            score: None,
+            spans,
+            repeats: Vec::new(),
+        }
     };
     let mut chunks: Vec<_> = request.chunks.iter().enumerate().map(whole).collect();
     let style = assemble::Style::of(request);

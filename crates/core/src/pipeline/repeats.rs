@@ -76,13 +76,18 @@ impl<'a> Finder<'a> {
     fn find(&mut self) {
         let mut known: HashMap<&str, Vec<usize>> = HashMap::new();
         let mut start = 0;
-        let of_chunks: Vec<usize> = self.units.chunk_by(|a, b| a.chunk == b.chunk).map(<[Unit]>::len).collect();
+        let of_chunks: Vec<usize> =
+            self.units.chunk_by(|a, b| a.chunk == b.chunk).map(<[Unit]>::len).collect();
         for count in of_chunks {
             let end = start + count;
             let mut unit = start;
             while unit < end {
                 let earlier = known.get(self.text(unit)).map_or(&[][..], Vec::as_slice);
-                let runs = earlier.iter().rev().take(CANDIDATES_MAX).map(|&other| (other, self.run(other, unit, end)));
+                let runs = earlier
+                    .iter()
+                    .rev()
+                    .take(CANDIDATES_MAX)
+                    .map(|&other| (other, self.run(other, unit, end)));
                 let longest = runs.max_by_key(|(_, length)| *length);
                 match longest.filter(|&(other, length)| self.is_repeat((other, unit, length), (start, end))) {
                     Some((other, length)) => {
@@ -110,7 +115,8 @@ impl<'a> Finder<'a> {
     /// Returns how many units from `unit` on are those from `other` on.
     fn run(&self, other: usize, unit: usize, end: usize) -> usize {
         let is_same = |at: &usize| {
-            self.units[other + at].chunk == self.units[other].chunk && self.text(other + at) == self.text(unit + at)
+            self.units[other + at].chunk == self.units[other].chunk
+                && self.text(other + at) == self.text(unit + at)
         };
         (0..end - unit).take_while(is_same).count()
     }
@@ -145,7 +151,9 @@ impl<'a> Finder<'a> {
 
     /// Adds the pieces of sentences at the edges of windows that the other window has whole.
     fn add_edges(&mut self, (other, unit, length): (usize, usize, usize), (start, end): (usize, usize)) {
-        let in_chunk = |unit: usize, of: usize| self.units.get(unit).is_some_and(|found| found.chunk == self.units[of].chunk);
+        let in_chunk = |unit: usize, of: usize| {
+            self.units.get(unit).is_some_and(|found| found.chunk == self.units[of].chunk)
+        };
         let mut found = Vec::new();
         if unit > start && other > 0 && in_chunk(other - 1, other) {
             found.push((unit - 1, other - 1, true));
@@ -154,10 +162,15 @@ impl<'a> Finder<'a> {
             found.push((unit + length, other + length, false));
         }
         for (one, two, is_before) in found {
-            let (short, long) = if self.text(one).len() < self.text(two).len() { (one, two) } else { (two, one) };
+            let (short, long) =
+                if self.text(one).len() < self.text(two).len() { (one, two) } else { (two, one) };
             let (part, whole) = (self.text(short), self.text(long));
             let is_part = if is_before { whole.ends_with(part) } else { whole.starts_with(part) };
-            if is_part && part.len() >= EDGE_BYTES_MIN && self.of[short].is_none() && self.of[long] != Some(short) {
+            if is_part
+                && part.len() >= EDGE_BYTES_MIN
+                && self.of[short].is_none()
+                && self.of[long] != Some(short)
+            {
                 self.of[short] = Some(self.of[long].unwrap_or(long));
             }
         }
@@ -201,7 +214,11 @@ mod tests {
         let (a, b, c) = ("The pump is red.", "The valve is blue.", "The hose is green.");
         check("equal chunks", &[("", &format!("{a} {b}")), ("", &format!("{a} {b}"))], &[(a, a), (b, b)]);
         check("windows", &[("", &format!("{a} {b}")), ("", &format!("{b} {c}"))], &[(b, b)]);
-        check("windows in the other order", &[("", &format!("{b} {c}")), ("", &format!("{a} {b}"))], &[(b, b)]);
+        check(
+            "windows in the other order",
+            &[("", &format!("{b} {c}")), ("", &format!("{a} {b}"))],
+            &[(b, b)],
+        );
         check(
             "windows that cut sentences",
             &[("", &format!("{a} {b} The hose is")), ("", &format!("pump is red. {b} {c}"))],
@@ -209,7 +226,10 @@ mod tests {
         );
         check(
             "one sentence in two documents",
-            &[("", &format!("Hotel A is old. {a} It has a bar.")), ("", &format!("Hotel B is new. {a} It has none."))],
+            &[
+                ("", &format!("Hotel A is old. {a} It has a bar.")),
+                ("", &format!("Hotel B is new. {a} It has none.")),
+            ],
             &[],
         );
         check("the same words under two titles", &[("A", a), ("B", a)], &[]);

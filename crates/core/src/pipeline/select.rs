@@ -101,7 +101,8 @@ impl SelectionInput<'_> {
     pub fn within(&self, tokens: usize) -> Selection {
         let mut ranked = self.ranked();
         if let Some(best) = ranked.iter().map(|&unit| self.scores[unit]).max_by(f32::total_cmp) {
-            let is_noise = |unit: usize| self.scores[unit] < NOISE_SHARE * best && !self.leading.contains(&unit);
+            let is_noise =
+                |unit: usize| self.scores[unit] < NOISE_SHARE * best && !self.leading.contains(&unit);
             ranked.retain(|&unit| !is_noise(unit));
         }
         self.fill(tokens, &ranked)

@@ -108,7 +108,9 @@ pub fn shortened(
         return Ok(None);
     }
     let sentences = text::sentences(query);
-    let asks = |sentence: &ByteRange| sentence.of(query).trim_end_matches(['"', '”', ')']).ends_with(['?', '？', '؟']);
+    let asks = |sentence: &ByteRange| {
+        sentence.of(query).trim_end_matches(['"', '”', ')']).ends_with(['?', '？', '؟'])
+    };
     let mut order: Vec<usize> = (0..sentences.len()).rev().collect();
     order.sort_by_key(|&sentence| !asks(&sentences[sentence]));
     let (mut kept, mut left) = (vec![false; sentences.len()], tokens_max);

@@ -7,8 +7,9 @@ use crate::domain::ByteRange;
 
 /// Words that stand before a hyphen of their own: `well-known` is no divided word, wherever its line ends.
 const COMPOUNDS: [&str; 33] = [
-    "all", "anti", "co", "cross", "ex", "five", "four", "full", "half", "high", "in", "long", "low", "mid", "multi", "non", "off", "on",
-    "one", "open", "part", "post", "pre", "re", "real", "self", "semi", "short", "so", "three", "two", "well", "year",
+    "all", "anti", "co", "cross", "ex", "five", "four", "full", "half", "high", "in", "long", "low", "mid",
+    "multi", "non", "off", "on", "one", "open", "part", "post", "pre", "re", "real", "self", "semi", "short",
+    "so", "three", "two", "well", "year",
 ];
 
 /// A text with its divided words joined.

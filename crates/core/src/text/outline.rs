@@ -137,8 +137,34 @@ fn outline(text: &str, kind: Kind, sentences: &Sentences) -> Option<Vec<Piece>> 
     if matches!(kind, Kind::Prose | Kind::Markdown | Kind::Pdf | Kind::Mail) {
         bonds::bind(&mut pieces, text, kind);
     }
-    let is_bound = kind != Kind::Prose || pieces.list.iter().any(|piece| !piece.requires.is_empty());
+    for piece in &mut pieces.list {
+        piece.is_frame |= is_encoded(piece.bytes.of(text));
+    }
+    let stands_alone = |piece: &Piece| piece.requires.is_empty() && !piece.is_frame;
+    let is_bound = kind != Kind::Prose || !pieces.list.iter().all(stands_alone);
     pieces.finish().filter(|_| is_bound)
+}
+
+/// The shortest run of characters without a blank that can be encoded data.
+const ENCODED_BYTES_MIN: usize = 200;
+
+/// Returns whether a text is mostly encoded data, such as the base64 of an image: no reader and no model can use it.
+fn is_encoded(text: &str) -> bool {
+    let is_data = |run: &&str| {
+        let bytes = run.as_bytes();
+        let is_one = |byte: &u8| byte.is_ascii_alphanumeric() || b"+/=_-".contains(byte);
+        let has = |is: fn(&u8) -> bool| bytes.iter().any(is);
+        bytes.iter().filter(|byte| is_one(byte)).count() * 50 >= bytes.len() * 49
+            && has(u8::is_ascii_digit)
+            && has(u8::is_ascii_uppercase)
+            && has(u8::is_ascii_lowercase)
+    };
+    if text.len() < ENCODED_BYTES_MIN {
+        return false;
+    }
+    let runs = text.split_whitespace().filter(|run| run.len() >= ENCODED_BYTES_MIN / 4).filter(is_data);
+    let encoded: usize = runs.map(str::len).sum();
+    encoded >= ENCODED_BYTES_MIN && encoded * 2 >= text.len()
 }
 
 /// The pieces of a text while it is read.

@@ -5,9 +5,10 @@ use crate::domain::ByteRange;
 
 /// Words with which a question begins. After a comma or `and`, they begin a further one.
 const STARTS: [&str; 44] = [
-    "are", "can", "could", "darf", "dürfen", "did", "do", "does", "gibt", "had", "has", "have", "how", "is", "ist", "kann", "können",
-    "kostet", "may", "must", "muss", "müssen", "should", "sind", "wann", "warum", "was", "welche", "welcher", "welches", "were", "what",
-    "when", "where", "which", "who", "why", "wie", "will", "wo", "would", "wer", "woher", "wohin",
+    "are", "can", "could", "darf", "dürfen", "did", "do", "does", "gibt", "had", "has", "have", "how", "is",
+    "ist", "kann", "können", "kostet", "may", "must", "muss", "müssen", "should", "sind", "wann", "warum",
+    "was", "welche", "welcher", "welches", "were", "what", "when", "where", "which", "who", "why", "wie",
+    "will", "wo", "would", "wer", "woher", "wohin",
 ];
 
 /// What divides questions in one sentence.
@@ -32,7 +33,9 @@ pub fn questions(text: &str) -> Vec<ByteRange> {
         let (part, mut start) = (sentence.of(text), 0);
         for at in 0..part.len() {
             let Some(rest) = part.get(at..).filter(|_| at > start) else { continue };
-            let Some(separator) = SEPARATORS.iter().find(|separator| rest.starts_with(**separator)) else { continue };
+            let Some(separator) = SEPARATORS.iter().find(|separator| rest.starts_with(**separator)) else {
+                continue;
+            };
             let next = at + separator.len();
             if begins(&part[next..]) && has_words(&part[start..at]) && has_words(&part[next..]) {
                 found.push(ByteRange::new(start, at).shifted(sentence.start));
@@ -65,7 +68,10 @@ mod tests {
         for (text, expect) in [
             ("Who built it?", &["Who built it?"][..]),
             ("What does it cost? And when is it open?", &["What does it cost?", "And when is it open?"]),
-            ("Wann öffnet das Bad und was kostet eine Karte?", &["Wann öffnet das Bad", "was kostet eine Karte?"]),
+            (
+                "Wann öffnet das Bad und was kostet eine Karte?",
+                &["Wann öffnet das Bad", "was kostet eine Karte?"],
+            ),
             ("Who wrote Emma and Persuasion?", &["Who wrote Emma and Persuasion?"]),
             ("Is it open, and why?", &["Is it open, and why?"]),
             ("opening hours", &[]),

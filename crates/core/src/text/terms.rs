@@ -4,8 +4,8 @@
 use unicode_segmentation::UnicodeSegmentation;
 
 use super::amounts::{self, Amount, Measure};
-use super::{clock, hyphens};
 use super::numbers::{self, Spelled};
+use super::{clock, hyphens};
 use crate::domain::ByteRange;
 
 /// A word of a text in normalized form.
@@ -99,7 +99,8 @@ fn words(text: &str, cuts: &[usize]) -> Vec<ByteRange> {
 /// Joins the halves of words that the ends of lines divide.
 fn join_divided(text: &str, cuts: &[usize], words: &mut Vec<ByteRange>) {
     words.dedup_by(|second, first| {
-        let is_cut = cuts.get(cuts.partition_point(|&cut| cut < first.end)).is_some_and(|&cut| cut <= second.start);
+        let is_cut =
+            cuts.get(cuts.partition_point(|&cut| cut < first.end)).is_some_and(|&cut| cut <= second.start);
         let is_divided = !is_cut && hyphens::break_end(text, first.end) == Some(second.start);
         if is_divided {
             first.end = second.end;
@@ -166,7 +167,8 @@ fn folded(word: &str) -> String {
     };
     let lower: String = word.chars().flat_map(char::to_lowercase).map(straight).collect();
     // A word that the end of a line divides.
-    let lower = if lower.contains('\n') { lower.replace(|c: char| c == '-' || c.is_whitespace(), "") } else { lower };
+    let lower =
+        if lower.contains('\n') { lower.replace(|c: char| c == '-' || c.is_whitespace(), "") } else { lower };
     if lower == "cannot" || lower.ends_with("n't") {
         return "not".to_owned();
     }

@@ -46,13 +46,15 @@ const ANSWER_LABELS: [&str; 9] =
     ["a", "answer", "antwort", "respuesta", "resposta", "réponse", "risposta", "r", "ans"];
 
 /// First words that refer to the sentence before, and those that refer to a subject further up.
-const REFERRING: [&str; 12] = [
+const REFERRING: [&str; 14] = [
     "that",
     "this",
     "these",
     "those",
     "such",
+    "then",
     "otherwise",
+    "dann",
     "das",
     "dies",
     "diese",
@@ -114,6 +116,7 @@ pub(super) fn bind(pieces: &mut Pieces, text: &str, kind: Kind) {
     }
     questions(pieces, &parts);
     lists(pieces, &parts);
+    steps(pieces, &parts);
     captions(pieces, &parts);
     interrupted(pieces, &parts);
     footnotes(pieces, &parts);
@@ -205,12 +208,17 @@ impl Part<'_> {
 
 /// Returns how many levels the number has with which a text begins: 1 for `2. Rent`, 2 for `4.3 Release` and `D.2 Extension`.
 fn levels(text: &str) -> Option<usize> {
-    let number = text.split_whitespace().next()?.trim_start_matches('§').trim_end_matches('.');
+    let mut words = text.split_whitespace();
+    let first = words.next()?;
+    let number = first.trim_start_matches('§').trim_end_matches('.');
+    // "140 g of butter" begins with an amount.
+    let is_marked = first.contains(['.', '§']) || words.next()?.starts_with(char::is_uppercase);
     let is_level = |level: &str| {
         matches!(level.len(), 1..=3) && level.bytes().all(|byte| byte.is_ascii_digit())
             || level.len() == 1 && level.starts_with(|c: char| c.is_ascii_uppercase())
     };
-    let is_number = number.contains(|c: char| c.is_ascii_digit()) && number.split('.').all(is_level);
+    let is_number =
+        is_marked && number.contains(|c: char| c.is_ascii_digit()) && number.split('.').all(is_level);
     is_number.then(|| number.split('.').count())
 }
 
@@ -319,9 +327,10 @@ fn interrupted(pieces: &mut Pieces, parts: &[Part]) {
             && part.ends_line
             && part.text.trim_end_matches(['-', ',']).ends_with(char::is_alphanumeric)
     };
-    let goes_on = |part: &Part| {
+    let goes_on = |part: &Part, is_apart: bool| {
         let (first, rest) = part.text.split_once('\n').unwrap_or((part.text, ""));
-        let begins = if is_running(first) { rest } else { first };
+        let begins =
+            if is_running(first) || is_apart && !rest.is_empty() && is_name(first) { rest } else { first };
         part.begins_line && begins.trim_start().starts_with(char::is_lowercase) && !part.is_item()
     };
     for at in 0..parts.len() {
@@ -334,25 +343,42 @@ fn interrupted(pieces: &mut Pieces, parts: &[Part]) {
             .take_while(|part| !part.is_frame && is_running(part.text))
             .count();
         let next = at + 1 + between;
-        if parts.get(next).is_some_and(goes_on) {
+        // Below the end of a page, a long line without a full stop goes on whatever it goes on with.
+        let is_cut = between > 0 && parts[at].words() > TITLE_WORDS_MAX;
+        let is_next =
+            |part: &Part| goes_on(part, between > 0) || is_cut && !part.is_item() && part.begins_line;
+        if parts.get(next).is_some_and(is_next) {
             pieces.require(at, next);
             pieces.require(next, at);
         }
     }
 }
 
-/// Returns whether a line is the head or the foot of a page: it has a number alone, a bar, wide gaps or capitals only.
-fn is_running(line: &str) -> bool {
+/// Returns whether a text is the head or the foot of a page: each line has a number alone or at its end, a bar, wide gaps or capitals
+/// only.
+fn is_running(text: &str) -> bool {
+    text.len() <= RUNNING_BYTES_MAX && text.lines().all(is_running_line)
+}
+
+fn is_running_line(line: &str) -> bool {
     let line = line.trim();
-    let letters = line.chars().filter(|c| c.is_alphabetic()).count();
-    let has_small = line.contains(char::is_lowercase);
-    !line.contains('\n')
-        && line.len() <= RUNNING_BYTES_MAX
-        && (letters == 0
-            || line.contains('|')
-            || line.contains("   ")
-            || !has_small
-            || line.split_whitespace().count() <= 6 && line.ends_with(|c: char| c.is_ascii_digit()))
+    let has = |is: fn(char) -> bool| line.contains(is);
+    let ends_with_number =
+        line.ends_with(|c: char| c.is_ascii_digit()) && line.split_whitespace().count() <= TITLE_WORDS_MAX;
+    !has(char::is_alphabetic)
+        || line.contains(['|', '\t'])
+        || line.contains("   ")
+        || !has(char::is_lowercase)
+        || ends_with_number
+}
+
+/// Returns whether all longer words of a line begin with a capital, as in the name of a document.
+fn is_name(line: &str) -> bool {
+    line.len() <= TITLE_BYTES_MAX
+        && line
+            .split_whitespace()
+            .filter(|word| word.len() > 3)
+            .all(|word| word.starts_with(char::is_uppercase))
 }
 
 /// Lets pieces require the footnotes whose marks they have, and footnotes the pieces with their marks.
@@ -417,7 +443,18 @@ fn questions(pieces: &mut Pieces, parts: &[Part]) {
         answer.clone().for_each(|part| pieces.require(part, question));
         pieces.require(question, question + 1);
         together(pieces, parts, question, answer, ANSWER_BYTES_WHOLE);
-        let refers = ["and", "und", "or", "oder", "then"].contains(&&*first_word(parts[question].bare()));
+        // "I moved. What then?"
+        let sentences = (0..question)
+            .rev()
+            .take_while(|&before| !parts[before + 1].begins_line && !parts[before].is_question());
+        sentences.for_each(|before| pieces.require(question, before));
+        let asks = parts[question].bare();
+        let asks = if parts[question].has_label(&QUESTION_LABELS) {
+            asks.split_once(':').map_or(asks, |(_, asks)| asks.trim())
+        } else {
+            asks
+        };
+        let refers = ["and", "und", "or", "oder", "then"].contains(&&*first_word(asks));
         if let Some(before) = index.checked_sub(1).map(|before| questions[before]).filter(|_| refers) {
             pieces.require(question, before);
         }
@@ -466,10 +503,20 @@ fn lists(pieces: &mut Pieces, parts: &[Part]) {
             let is_item = parts[part].is_item()
                 || part == at + 1
                 || !parts[at + 1].is_item() && parts[part].begins_line;
+            if is_running(parts[part].text) && !parts[part].is_item() {
+                continue;
+            }
             if is_item {
                 item = part;
                 parents.retain(|(_, indent)| *indent < parts[part].indent);
-                pieces.require(part, parents.last().map_or(at, |(parent, _)| *parent));
+                let parent = parents.last().map(|(parent, _)| *parent);
+                pieces.require(part, parent.unwrap_or(at));
+                // "Bicycles outside the home:" says nothing without the limits below it.
+                if let Some(parent) = parent.filter(|parent| parent + 1 == part) {
+                    let end = (part..end)
+                        .find(|&next| parts[next].begins_line && parts[next].indent <= parts[parent].indent);
+                    together(pieces, parts, parent, part..end.unwrap_or(part + 1), ANSWER_BYTES_WHOLE);
+                }
                 parents.push((part, parts[part].indent));
             } else {
                 pieces.require(part, item);
@@ -482,6 +529,21 @@ fn lists(pieces: &mut Pieces, parts: &[Part]) {
             together(pieces, parts, at, at + 1..end, LIST_BYTES_WHOLE);
         }
         at = end.max(at + 1);
+    }
+}
+
+/// Lets the steps "1. … 2. …" in one line require each other.
+fn steps(pieces: &mut Pieces, parts: &[Part]) {
+    let is_step = |part: &Part| part.is_list_item() && part.text.starts_with(|c: char| c.is_ascii_digit());
+    let mut at = 0;
+    while at + 1 < parts.len() {
+        let end = (at + 1..parts.len())
+            .find(|&next| parts[next].begins_line || !is_step(&parts[next]))
+            .unwrap_or(parts.len());
+        if is_step(&parts[at]) && end > at + 1 {
+            together(pieces, parts, at, at + 1..end, LIST_BYTES_WHOLE);
+        }
+        at = end;
     }
 }
 
@@ -520,7 +582,14 @@ fn list_end(parts: &[Part], intro: usize) -> usize {
         };
         let is_out = is_sub && part.begins_line && part.indent <= above.indent;
         if !continues || is_out {
-            break;
+            // A list can go on below the end of a page.
+            let rest = &parts[end..];
+            let between =
+                rest.iter().take(RUNNING_LINES_MAX).take_while(|part| is_running(part.text)).count();
+            match rest.get(between).filter(|next| between > 0 && has_marker && next.is_list_item()) {
+                Some(_) => end += between,
+                None => break,
+            }
         }
         end += 1;
     }

@@ -316,3 +316,19 @@ fn a_text_that_is_no_json_is_not_read_as_json() {
     check("[\"a\", \"b\"]", Kind::Json);
     check("{\"a\": 1, \"b\": [2", Kind::Json);
 }
+
+#[test]
+fn encoded_data_is_never_chosen() {
+    let data: String = (0..60).map(|n| format!("iVBORw0KGgo{n:03}Ax")).collect();
+    let text = format!("The logo is blue.\n\n![logo](data:image/png;base64,{data})\n\nIt was drawn in 1998.");
+    let frames = |text: &str, kind: Kind| -> Vec<bool> {
+        outline(text, kind, &sentences).unwrap_or_default().iter().map(|piece| piece.is_frame).collect()
+    };
+    let found = frames(&text, Kind::Prose);
+    assert!(
+        !found[0] && !found[found.len() - 1] && found[1..found.len() - 1].iter().all(|frame| *frame),
+        "{found:?}"
+    );
+    let url = "https://example.org/".to_owned() + &"a-long-path/".repeat(30);
+    assert_eq!(frames(&format!("See {url} for more. The rest is short."), Kind::Prose), [] as [bool; 0]);
+}
