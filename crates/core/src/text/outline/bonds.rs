@@ -34,6 +34,9 @@ const RUNNING_BYTES_MAX: usize = 120;
 const FOOTNOTE_REACH: usize = 60;
 const FOOTNOTE_MARKS_MAX: usize = 8;
 
+/// The longest first word that refers to something, in bytes.
+const FIRST_WORD_BYTES_MAX: usize = 12;
+
 /// How far back the subject of `It` is looked for, in pieces.
 const SUBJECT_REACH: usize = 4;
 
@@ -143,8 +146,9 @@ impl Part<'_> {
         self.text.trim_matches(|c: char| "*_#>\"“”'`+ ".contains(c) || c.is_whitespace())
     }
 
-    fn words(&self) -> usize {
-        self.text.split_whitespace().count()
+    /// Whether the text has at most so many words.
+    fn is_within(&self, words: usize) -> bool {
+        self.text.split_whitespace().nth(words).is_none()
     }
 
     fn is_question(&self) -> bool {
@@ -171,24 +175,31 @@ impl Part<'_> {
 
     /// Whether the text is a line of its own that is short enough for a heading.
     fn is_short_line(&self) -> bool {
-        let is_short = self.text.len() <= TITLE_BYTES_MAX && self.words() <= TITLE_WORDS_MAX;
-        let is_named = self.bare().starts_with(|c: char| c.is_uppercase() || c.is_ascii_digit())
-            && self.text.contains(char::is_lowercase) | (self.text.matches(char::is_alphabetic).count() > 2)
-            && !(self.text.contains('|') || self.text.contains("   "));
-        self.begins_line && self.ends_line && !self.text.contains('\n') && is_short && is_named
+        let is_named = || {
+            self.bare().starts_with(|c: char| c.is_uppercase() || c.is_ascii_digit())
+                && self.text.matches(char::is_alphabetic).nth(1).is_some()
+                && !(self.text.contains('|') || self.text.contains("   "))
+        };
+        // Most sentences fail the first tests, which cost least.
+        self.begins_line
+            && self.ends_line
+            && self.text.len() <= TITLE_BYTES_MAX
+            && !self.text.contains('\n')
+            && self.is_within(TITLE_WORDS_MAX)
+            && is_named()
     }
 
     /// Whether the text is a line that could name what stands below it.
     fn is_title(&self) -> bool {
-        let is_stopped = self.bare().ends_with(|c: char| ".!?:;,…)".contains(c));
-        self.is_short_line() && (!is_stopped || is_clause(self.bare())) && !self.is_list_item()
+        let is_stopped = |bare: &str| bare.ends_with(|c: char| ".!?:;,…)".contains(c));
+        self.is_short_line() && (!is_stopped(self.bare()) || is_clause(self.bare())) && !self.is_list_item()
     }
 
     /// Whether the text is such a line with a full stop: "Help with the cost."
     fn is_stopped_title(&self) -> bool {
         self.is_short_line()
             && self.text.ends_with('.')
-            && self.words() <= STOPPED_TITLE_WORDS_MAX
+            && self.is_within(STOPPED_TITLE_WORDS_MAX)
             && !self.is_item()
     }
 
@@ -197,7 +208,7 @@ impl Part<'_> {
         self.begins_paragraph
             && !self.ends_line
             && self.text.ends_with('.')
-            && self.words() <= STOPPED_TITLE_WORDS_MAX
+            && self.is_within(STOPPED_TITLE_WORDS_MAX)
     }
 
     /// Whether the text is an item of a list and no numbered heading.
@@ -254,7 +265,7 @@ fn titles(pieces: &mut Pieces, parts: &[Part]) {
     let is_stopped = |at: &usize| {
         let next = parts.get(at + 1);
         parts[*at].is_stopped_title()
-            && next.is_some_and(|next| next.begins_line && next.words() > parts[*at].words())
+            && next.is_some_and(|next| next.begins_line && next.text.len() > parts[*at].text.len())
     };
     let is_label =
         |at: &usize| parts[*at].is_label() && parts.get(at + 1).is_some_and(|next| !next.begins_line);
@@ -323,9 +334,9 @@ fn captions(pieces: &mut Pieces, parts: &[Part]) {
 /// Lets the two halves of a sentence require each other that the end of a page divides: a line such as its number is between them.
 fn interrupted(pieces: &mut Pieces, parts: &[Part]) {
     let is_open = |part: &Part| {
-        !(part.is_frame || part.is_row || part.is_item() || is_running(part.text))
-            && part.ends_line
+        part.ends_line
             && part.text.trim_end_matches(['-', ',']).ends_with(char::is_alphanumeric)
+            && !(part.is_frame || part.is_row || part.is_item() || is_running(part.text))
     };
     let goes_on = |part: &Part, is_apart: bool| {
         let (first, rest) = part.text.split_once('\n').unwrap_or((part.text, ""));
@@ -344,7 +355,7 @@ fn interrupted(pieces: &mut Pieces, parts: &[Part]) {
             .count();
         let next = at + 1 + between;
         // Below the end of a page, a long line without a full stop goes on whatever it goes on with.
-        let is_cut = between > 0 && parts[at].words() > TITLE_WORDS_MAX;
+        let is_cut = between > 0 && !parts[at].is_within(TITLE_WORDS_MAX);
         let is_next =
             |part: &Part| goes_on(part, between > 0) || is_cut && !part.is_item() && part.begins_line;
         if parts.get(next).is_some_and(is_next) {
@@ -435,7 +446,7 @@ fn questions(pieces: &mut Pieces, parts: &[Part]) {
         }
         if !is_list {
             // A question among other sentences needs no answer, but "No." needs its question.
-            if parts[question + 1].words() <= SHORT_ANSWER_WORDS_MAX {
+            if parts[question + 1].is_within(SHORT_ANSWER_WORDS_MAX) {
                 pieces.require(question + 1, question);
             }
             continue;
@@ -610,17 +621,14 @@ fn says_all(intro: &str) -> bool {
 }
 
 fn first_word(text: &str) -> String {
-    let word = text.split(|c: char| !(c.is_alphanumeric() || c == '\'' || c == '’')).next();
-    word.unwrap_or_default().to_lowercase().replace('’', "'")
+    let end = text.find(|c: char| !(c.is_alphanumeric() || c == '\'' || c == '’')).unwrap_or(text.len());
+    // No word that is looked for is longer.
+    if end > FIRST_WORD_BYTES_MAX { String::new() } else { text[..end].to_lowercase().replace('’', "'") }
 }
 
 /// Returns whether a sentence begins with words that refer to the sentence before it.
 fn refers(text: &str) -> bool {
-    let begins = |phrase: &&str| {
-        let is_it = |(a, b): (char, char)| a.to_lowercase().eq(std::iter::once(b));
-        text.chars().take(phrase.len()).zip(phrase.chars()).filter(|&pair| is_it(pair)).count()
-            == phrase.len()
-    };
+    let begins = |phrase: &&str| text.get(..phrase.len()).is_some_and(|start| start.eq_ignore_ascii_case(phrase));
     REFERRING.contains(&&*first_word(text)) || REFERRING_PHRASES.iter().any(|phrase| begins(&phrase))
 }
 
