@@ -496,7 +496,19 @@ impl Fitter<'_> {
             if let Some(span) = holding(first.chunk, place).filter(|_| !is_kept) {
                 let start = span.output.start + place.start - span.source.start;
                 let output = ByteRange::new(start, start + place.len());
-                found[unit.chunk].push(KeptSpan { output, ..KeptSpan::unscored(unit.chunk, unit.bytes) });
+                let repeat = KeptSpan { output, ..KeptSpan::unscored(unit.chunk, unit.bytes) };
+                let spans: &mut Vec<KeptSpan> = &mut found[unit.chunk];
+                // Neighbours are one span, as they are where they are kept.
+                let text = &self.request.chunks[unit.chunk].text;
+                let goes_on = |last: &&mut KeptSpan| {
+                    let gap = repeat.output.start.checked_sub(last.output.end);
+                    gap == Some(unit.bytes.start - last.source.end)
+                        && text[last.source.end..unit.bytes.start].trim().is_empty()
+                };
+                match spans.last_mut().filter(goes_on) {
+                    Some(last) => (last.source.end, last.output.end) = (unit.bytes.end, repeat.output.end),
+                    None => spans.push(repeat),
+                }
             }
         }
         found

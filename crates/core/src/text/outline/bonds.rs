@@ -628,7 +628,8 @@ fn first_word(text: &str) -> String {
 
 /// Returns whether a sentence begins with words that refer to the sentence before it.
 fn refers(text: &str) -> bool {
-    let begins = |phrase: &&str| text.get(..phrase.len()).is_some_and(|start| start.eq_ignore_ascii_case(phrase));
+    let begins =
+        |phrase: &&str| text.get(..phrase.len()).is_some_and(|start| start.eq_ignore_ascii_case(phrase));
     REFERRING.contains(&&*first_word(text)) || REFERRING_PHRASES.iter().any(|phrase| begins(&phrase))
 }
 
