@@ -150,7 +150,7 @@ const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
     ("outcome", &["answerable", "assemble", "clock", "explain"]),
     ("probe", &["cancel", "units"]),
     ("question", &["blocks", "cancel", "validate"]),
-    ("reading", &["blocks", "lexical", "neighbours", "question", "scan", "units"]),
+    ("reading", &["blocks", "lexical", "neighbours", "question", "repeats", "scan", "units"]),
     ("scan", &["blocks", "cancel", "question", "units"]),
     ("score", &["cancel", "neighbours", "probe", "scan", "units"]),
     ("repeats", &["units"]),

@@ -73,6 +73,7 @@ pub use self::outcome::{
 pub use self::question::Placement;
 use self::question::{EncodeContext, EncodedHeads, QuestionViews};
 pub use self::reading::Reading;
+use self::repeats::Repeats;
 use self::scan::ScanBy;
 use self::score::{Scores, Scoring};
 use self::select::Auto;
@@ -460,6 +461,10 @@ impl Pipeline {
         let blocks = blocks(clock)?;
         cancel.check()?;
         let (units, outlines) = units::of(request.granularity, &request.chunks, &blocks);
+        let repeats = match request.granularity {
+            Granularity::Token => Repeats::default(),
+            Granularity::Sentence | Granularity::Chunk => Repeats::of(&request.chunks, &units),
+        };
         let needs_all_logits = request.explain || probe.is_some() || self.settings.scan == ScanBy::Onnx;
         let columns = if needs_all_logits { blocks.tokens() } else { units.len() + request.chunks.len() };
         limits.check_logits(tokens.ids.len(), columns)?;
@@ -506,6 +511,7 @@ impl Pipeline {
             granularity: request.granularity,
             units: units.into(),
             outlines: Arc::new(outlines),
+            repeats: Arc::new(repeats),
             mentions: Arc::new(mentions),
             neighbours: Arc::new(neighbours),
             graph_logits,
@@ -609,6 +615,8 @@ impl Pipeline {
         validate::check(&request, &self.settings.limits)?;
         let (request, _) = self.with_short_question(&request)?;
         let reading = self.read(&request, cancel, &mut Clock::start())?;
+        // Each document has its own rank, whatever the others say.
+        let reading = Reading { repeats: Arc::default(), ..reading };
         let scores = score::all(&reading, self.settings.scoring, cancel)?;
         let answerable = self.answerable(&reading, &request, &scores, cancel)?;
         let sentences = match granularity {

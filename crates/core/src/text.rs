@@ -50,6 +50,7 @@ pub use contrasts::{Contrast, contrasts, is_denied_form};
 pub use grams::{Gram, GramWord, gram_words, is_compared_by_characters, script_of};
 pub use hyphens::{Joined, joined_words};
 pub use lang::lang_of;
+pub use lines::is_item as is_list_item;
 pub use markers::markers;
 pub use mentions::Mentions;
 pub use names::Names;
@@ -64,7 +65,7 @@ pub const SENTENCE_BYTES_MAX: usize = 2000;
 
 /// The version of the segmentation rules. It changes whenever [`sentences`] may cut a text differently, so
 /// that caches of sentences built with older rules are not used.
-pub const RULES_VERSION: u32 = 4;
+pub const RULES_VERSION: u32 = 5;
 
 /// Returns the sentences of `text` in order.
 ///

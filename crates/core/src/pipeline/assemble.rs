@@ -6,7 +6,10 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use crate::domain::{ByteRange, Chunk, CompressRequest, Format, KeptSpan, Kind, Omissions};
-use crate::text::outline::{Joint, Layout};
+use crate::text::{
+    self,
+    outline::{Joint, Layout},
+};
 
 /// The text between two chunks in every format.
 pub const BETWEEN_CHUNKS: &str = "\n\n";
@@ -205,7 +208,9 @@ impl<'a> Gaps<'a> {
     /// Returns the mark for the beginning or the end of the text, if it was left out and it is not obvious from the text
     /// that something is missing. A part that is shorter than its mark has none.
     fn mark_at_end(&self, gap: ByteRange) -> Option<String> {
-        let is_marked = self.omissions != Omissions::Auto || has_lines(self.layout.kind);
+        let is_marked = self.omissions != Omissions::Auto
+            || has_lines(self.layout.kind)
+            || gap.start > 0 && self.items_left_out(gap) > 0;
         // A mark with its two separators is never longer than what it stands for.
         self.mark(gap).filter(|mark| is_marked && mark.len() + 2 <= gap.len())
     }
@@ -218,7 +223,15 @@ impl<'a> Gaps<'a> {
         let counts = match omissions {
             _ if is_json || gap.of(text).trim().is_empty() => return None,
             Omissions::None => return None,
-            Omissions::Auto if !has_lines(layout.kind) => return Some(MARK.to_owned()),
+            Omissions::Auto if !has_lines(layout.kind) => {
+                // A list of which some items are missing says how many.
+                let mark = match self.items_left_out(gap) {
+                    0 => return Some(MARK.to_owned()),
+                    1 => "[… 1 item]".to_owned(),
+                    items => format!("[… {items} items]"),
+                };
+                return Some(if mark.len() + 2 <= gap.len() { mark } else { MARK.to_owned() });
+            }
             Omissions::Ellipsis => false,
             Omissions::Auto | Omissions::Range => true,
         };
@@ -240,6 +253,17 @@ impl<'a> Gaps<'a> {
         // Code and HTML stay what they are. Elsewhere, a mark is not longer than what it stands for.
         let stays = matches!(layout.kind, Kind::Code | Kind::Html) || mark.len() + 2 <= gap.len();
         Some(if stays { mark } else { MARK.to_owned() })
+    }
+}
+
+impl Gaps<'_> {
+    /// Returns with how many items of a list a part that was left out begins.
+    fn items_left_out(&self, gap: ByteRange) -> usize {
+        if self.layout.pieces.is_empty() {
+            return 0;
+        }
+        let lines = gap.of(self.text).lines().map(str::trim).filter(|line| !line.is_empty());
+        lines.take_while(|line| text::is_list_item(line)).count()
     }
 }
 
@@ -418,11 +442,8 @@ mod tests {
                 part
             } else {
                 let rest = part.trim_start_matches(|c: char| c.is_ascii_digit());
-                let rest = if rest.starts_with(" line") {
-                    rest.trim_start_matches(" line").trim_start_matches('s')
-                } else {
-                    part
-                };
+                let what = [" line", " item"].into_iter().find_map(|what| rest.strip_prefix(what));
+                let rest = what.map_or(part, |rest| rest.trim_start_matches('s'));
                 rest.trim_start().trim_start_matches([']']).trim_start_matches("-->").trim()
             };
             if at + 1 < parts.len() {

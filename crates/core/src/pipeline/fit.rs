@@ -99,7 +99,7 @@ pub fn budget(
     let required = fitter.required();
     // A ratio of 1 keeps everything.
     if request.budget != Budget::Ratio(1.0) && reading.granularity != Granularity::Token {
-        fitter.repeats = Repeats::of(&request.chunks, units, &required);
+        fitter.repeats = reading.repeats.preferring(&request.chunks, units, &required);
     }
     let unit_scores = fitter.scores_of_firsts();
     let costs = fitter.unit_costs()?;
@@ -324,7 +324,7 @@ impl Fitter<'_> {
             Omissions::None => 0,
             _ => counter.count(assemble::MARK)?,
         };
-        if !counter.splits_at_blanks() || has_marks || !self.reading.outlines.is_prose() {
+        if !counter.splits_at_blanks() || has_marks || self.reading.outlines.has_groups() {
             return counter.count(context);
         }
         let mut tokens = 0;
@@ -335,7 +335,8 @@ impl Fitter<'_> {
             tokens += mark_tokens * (spans[chunk].len() - 1);
             for span in &spans[chunk] {
                 // Divided words have fewer tokens in the block than in the context.
-                let is_divided = span.source.of(text).contains("-\n");
+                let is_divided = span.source.of(text).contains(['-'])
+                    && crate::text::joined_words(span.source.of(text)).text.len() < span.source.len();
                 tokens += match is_between_blanks(text, span.source) && !is_divided {
                     true => span.tokens.len(),
                     false => counter.count(span.source.of(text))?,

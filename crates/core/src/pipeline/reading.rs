@@ -11,6 +11,7 @@ use super::blocks::Blocks;
 use super::lexical::LexicalRc;
 use super::neighbours::Neighbours;
 use super::question::QuestionViews;
+use super::repeats::Repeats;
 use super::scan;
 use super::units::{Outlines, Unit};
 use crate::domain::{Granularity, TokenSpan};
@@ -44,6 +45,8 @@ pub struct Reading {
     pub units: Arc<[Unit]>,
     /// How the units belong together.
     pub outlines: Arc<Outlines>,
+    /// The units that say again what another one says. They are no rivals of it. Empty for the sentences of an answer.
+    pub repeats: Arc<Repeats>,
     /// Which chunks name the titles of which others. Empty for decoders and for the sentences of
     /// an answer.
     pub mentions: Arc<Mentions>,

@@ -26,19 +26,32 @@ const CANDIDATES_MAX: usize = 4;
 pub struct Repeats(Vec<Option<usize>>);
 
 impl Repeats {
-    /// Finds the repeats among the units of `chunks`. Of equal units the first one stays, or one that is `required`.
-    pub fn of(chunks: &[Arc<Chunk>], units: &[Unit], required: &[bool]) -> Self {
+    /// Finds the repeats among the units of `chunks`. Of equal units the first one stays.
+    pub fn of(chunks: &[Arc<Chunk>], units: &[Unit]) -> Self {
         let mut finder = Finder { chunks, units, of: vec![None; units.len()] };
         finder.find();
-        let mut repeats = Self(finder.of);
+        Self(finder.of)
+    }
+
+    /// Returns the repeats where of equal units one stays that is `required`, if there is one.
+    pub fn preferring(&self, chunks: &[Arc<Chunk>], units: &[Unit], required: &[bool]) -> Self {
+        let mut repeats = self.clone();
+        // The required unit that takes the place of each first one.
+        let mut instead: HashMap<usize, usize> = HashMap::new();
         for unit in (0..units.len()).filter(|&unit| required[unit]) {
-            let Some(first) = repeats.first(unit).filter(|&first| !required[first]) else { continue };
-            for other in &mut repeats.0 {
-                if *other == Some(first) {
-                    *other = Some(unit);
-                }
+            let first = repeats.first(unit).filter(|&first| !required[first]);
+            if let Some(first) =
+                first.filter(|&first| text_of(chunks, &units[first]) == text_of(chunks, &units[unit]))
+            {
+                instead.entry(first).or_insert(unit);
             }
-            (repeats.0[first], repeats.0[unit]) = (Some(unit), None);
+        }
+        if !instead.is_empty() {
+            for unit in 0..units.len() {
+                let first = repeats.first(unit).unwrap_or(unit);
+                let stays = instead.get(&first).copied();
+                repeats.0[unit] = stays.or(repeats.first(unit)).filter(|&stays| stays != unit);
+            }
         }
         repeats
     }
@@ -46,6 +59,11 @@ impl Repeats {
     /// Returns the unit that says what a unit repeats.
     pub fn first(&self, unit: usize) -> Option<usize> {
         self.0.get(unit).copied().flatten()
+    }
+
+    /// Returns the units that repeat another one.
+    pub fn all(&self) -> impl Iterator<Item = usize> {
+        (0..self.0.len()).filter(|&unit| self.is_repeat(unit))
     }
 
     /// Returns whether a unit repeats another one.
@@ -61,6 +79,10 @@ pub fn place(chunks: &[Arc<Chunk>], unit: &Unit, other: &Unit) -> Option<ByteRan
     Some(ByteRange::new(other.bytes.start + at, other.bytes.start + at + text.len()))
 }
 
+fn text_of<'a>(chunks: &'a [Arc<Chunk>], unit: &Unit) -> &'a str {
+    unit.bytes.of(&chunks[unit.chunk].text)
+}
+
 struct Finder<'a> {
     chunks: &'a [Arc<Chunk>],
     units: &'a [Unit],
@@ -69,8 +91,7 @@ struct Finder<'a> {
 
 impl<'a> Finder<'a> {
     fn text(&self, unit: usize) -> &'a str {
-        let Unit { chunk, bytes, .. } = self.units[unit];
-        bytes.of(&self.chunks[chunk].text)
+        text_of(self.chunks, &self.units[unit])
     }
 
     fn find(&mut self) {
@@ -143,10 +164,9 @@ impl<'a> Finder<'a> {
             begins(unit, other) && ends(other_last, last) || begins(other, unit) && ends(last, other_last);
         let title = |unit: usize| self.chunks[self.units[unit].chunk].title.as_deref().unwrap_or_default();
         // The same words under two titles may speak of two things.
-        let is_long = bytes >= RUN_BYTES_MIN;
-        let is_one_document = title(unit) == title(other) || is_long;
-        is_one_document
-            && (bytes >= OVERLAP_BYTES_MIN && (is_whole || overlaps) || is_long && length >= RUN_UNITS_MIN)
+        let is_one_document = title(unit) == title(other);
+        let is_long = bytes >= RUN_BYTES_MIN && length >= RUN_UNITS_MIN;
+        is_one_document && (bytes >= OVERLAP_BYTES_MIN && (is_whole || overlaps) || is_long)
     }
 
     /// Adds the pieces of sentences at the edges of windows that the other window has whole.
@@ -202,7 +222,7 @@ mod tests {
                 units.push(Unit { chunk: index, bytes, tokens: TokenSpan::new(0, 1), sentence });
             }
         }
-        let repeats = Repeats::of(&chunks, &units, &vec![false; units.len()]);
+        let repeats = Repeats::of(&chunks, &units);
         let text = |unit: usize| units[unit].bytes.of(&chunks[units[unit].chunk].text);
         let found: Vec<_> =
             (0..units.len()).filter_map(|unit| Some((text(unit), text(repeats.first(unit)?)))).collect();

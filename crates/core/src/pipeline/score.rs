@@ -112,9 +112,10 @@ pub fn ranked_rc(reading: &Reading, cancel: &Cancel) -> Result<RankedRc, Pipelin
     let context = UnitContext::of(reading);
     for heads in reading.head_groups(columns) {
         let mut peaks = scan::peaks(reading, heads.clone(), cancel)?;
+        let own_peaks = own_chunk_peaks(reading, &peaks.chunks, &peaks.units);
         context.add_to(&mut peaks.units);
         let rc_of = |peaks: &Array3<f32>| rc_of_peaks(peaks, || reading.question.self_logits(heads.clone()));
-        chunks.add(rc_of(&peaks.chunks));
+        chunks.add(rc_of(own_peaks.as_ref().unwrap_or(&peaks.chunks)));
         if reading.granularity != Granularity::Chunk {
             units.add(rc_of(&peaks.units));
         }
@@ -143,6 +144,29 @@ pub fn ranked_rc(reading: &Reading, cancel: &Cancel) -> Result<RankedRc, Pipelin
     })
 }
 
+/// Returns `[head, question_token, chunk]`, the peaks of each chunk without what it repeats of another one, which would be its own
+/// rival; `None` if no chunk repeats anything.
+fn own_chunk_peaks(reading: &Reading, chunks: &Array3<f32>, units: &Array3<f32>) -> Option<Array3<f32>> {
+    let mut repeating: Vec<usize> = reading.repeats.all().map(|unit| reading.units[unit].chunk).collect();
+    repeating.dedup();
+    if repeating.is_empty() {
+        return None;
+    }
+    let mut own = chunks.clone();
+    own.rows_mut().into_iter().for_each(|mut row| repeating.iter().for_each(|&chunk| row[chunk] = rc::EMPTY));
+    if reading.granularity != Granularity::Chunk {
+        let of_chunk = |(unit, found): (usize, &Unit)| {
+            let is_own = repeating.binary_search(&found.chunk).is_ok() && !reading.repeats.is_repeat(unit);
+            is_own.then_some((unit, found.chunk))
+        };
+        let others: Vec<(usize, usize)> = reading.units.iter().enumerate().filter_map(of_chunk).collect();
+        for (mut own, units) in own.rows_mut().into_iter().zip(units.rows()) {
+            others.iter().for_each(|&(unit, chunk)| own[chunk] = own[chunk].max(units[unit]));
+        }
+    }
+    Some(own)
+}
+
 /// Computes the scores of the default method:
 ///
 /// - A chunk's score is its mean RC over the question's tokens, in which tokens that better chunks answer
@@ -155,7 +179,17 @@ pub fn ranked_rc(reading: &Reading, cancel: &Cancel) -> Result<RankedRc, Pipelin
 pub fn ranked_coverage(reading: &Reading, ranked: RankedRc) -> Scores {
     let units = &reading.units;
     let own = reading.neighbours.smoothed(rc::with_coverage(&ranked.chunks));
-    let chunks = with_mentioned(own, &reading.mentions);
+    let mut chunks = with_mentioned(own, &reading.mentions);
+    // A chunk that says nothing of its own has the score of the chunk that it repeats.
+    let mut start = 0;
+    for of_chunk in units.chunk_by(|a, b| a.chunk == b.chunk) {
+        let firsts = (start..start + of_chunk.len()).map(|unit| reading.repeats.first(unit));
+        start += of_chunk.len();
+        if let Some(firsts) = firsts.collect::<Option<Vec<usize>>>() {
+            let best = firsts.iter().map(|&first| chunks[units[first].chunk]).fold(0.0, f32::max);
+            chunks[of_chunk[0].chunk] = chunks[of_chunk[0].chunk].max(best);
+        }
+    }
     let weighted_by_chunk = |(unit, rc): (&Unit, f32)| rc * chunks[unit.chunk].sqrt();
     let (scores, unit_rc) = match reading.granularity {
         Granularity::Chunk => {
@@ -189,7 +223,7 @@ pub fn ranked_coverage(reading: &Reading, ranked: RankedRc) -> Scores {
 struct UnitContext {
     /// `(unit, other)`: the unit has the peaks of the other one, too, which stands before it. Ascending.
     shared: Vec<(usize, usize)>,
-    /// The units that are not chosen for themselves. They are not rivals.
+    /// The units that are not chosen for themselves, or that repeat another one. They are not rivals.
     frames: Vec<usize>,
 }
 
@@ -198,18 +232,14 @@ impl UnitContext {
         let (mut shared, mut frames) = (Vec::new(), Vec::new());
         if !reading.outlines.is_prose() {
             for (index, unit) in reading.units.iter().enumerate() {
-                // The rows of a page have their label, and dozens of rows share one header.
-                let kind = reading.outlines.layouts()[unit.chunk].kind;
-                if !matches!(kind, Kind::Prose | Kind::Pdf) {
-                    let before =
-                        reading.outlines.required_by(index, unit.chunk).filter(|other| *other < index);
-                    shared.extend(before.map(|other| (index, other)));
-                }
+                let before = reading.outlines.contexts_of(index, unit.chunk).filter(|other| *other < index);
+                shared.extend(before.map(|other| (index, other)));
                 if reading.outlines.is_frame(index, unit.chunk) {
                     frames.push(index);
                 }
             }
         }
+        frames.extend(reading.repeats.all());
         Self { shared, frames }
     }
 

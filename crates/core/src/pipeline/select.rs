@@ -138,6 +138,7 @@ impl SelectionInput<'_> {
                     |group: &[usize]| frame_cost + group.iter().map(|&unit| self.costs[unit]).sum::<usize>();
                 // The best unit without a part of its group is better than a worse one with all of it.
                 if cost_of(&group) > tokens_left
+                    && !compares_rows
                     && selection.chosen.is_empty()
                     && self.outlines.may_be_cut(chunk)
                 {
@@ -248,9 +249,12 @@ impl SelectionInput<'_> {
         group.into_iter().collect()
     }
 
-    /// Returns a unit with as many others of its group, the nearest first, as fit into a number of tokens.
+    /// Returns a unit with as many others of its group as fit into a number of tokens: first those above that it requires itself,
+    /// such as its introduction, and then the nearest.
     fn cut_group(&self, unit: usize, mut group: Vec<usize>, tokens: usize) -> Vec<usize> {
-        group.sort_by_key(|&other| unit.abs_diff(other));
+        let direct: Vec<usize> = self.outlines.required_by(unit, self.units[unit].chunk).collect();
+        let is_above = |other: usize| other < unit && direct.contains(&other);
+        group.sort_by_key(|&other| (other != unit, !is_above(other), unit.abs_diff(other)));
         let mut tokens_left = tokens;
         group.retain(|&other| {
             let fits = self.costs[other] <= tokens_left;

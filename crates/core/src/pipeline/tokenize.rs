@@ -113,23 +113,21 @@ pub fn shortened(
     };
     let mut order: Vec<usize> = (0..sentences.len()).rev().collect();
     order.sort_by_key(|&sentence| !asks(&sentences[sentence]));
-    let (mut kept, mut left) = (vec![false; sentences.len()], tokens_max);
+    let (mut kept, mut used) = (vec![false; sentences.len()], 0);
     for sentence in order {
-        if !asks(&sentences[sentence]) {
-            left = left.min(CONTEXT_TOKENS_MAX.saturating_sub(tokens_max - left));
-        }
+        let max = if asks(&sentences[sentence]) { tokens_max } else { tokens_max.min(CONTEXT_TOKENS_MAX) };
         // A token more than by itself, because what is beside a sentence can change its tokens.
         let cost = tokens_under(&tokens.offsets, 0, sentences[sentence]).len() + 1;
-        if cost > left {
+        if used + cost > max {
             break;
         }
-        (kept[sentence], left) = (true, left - cost);
+        (kept[sentence], used) = (true, used + cost);
     }
     let parts = sentences.iter().zip(kept).filter(|(_, kept)| *kept).map(|(sentence, _)| sentence.of(query));
     let parts = parts.collect::<Vec<_>>().join(" ");
     let short = match parts.is_empty() {
         // Fewer tokens than fit, because the first one is cut off from the text before it.
-        true => query[tokens.offsets[found - tokens_max * 3 / 4].start..].to_owned(),
+        true => query[tokens.offsets[found - (tokens_max * 3 / 4).max(1)].start..].to_owned(),
         false => parts,
     };
     Ok(Some((short, found)))

@@ -62,6 +62,11 @@ impl Outlines {
         !self.has_structure
     }
 
+    /// Returns whether some unit belongs together with another one, so that a mark can be longer than the shortest one.
+    pub fn has_groups(&self) -> bool {
+        self.has_structure || self.layouts.iter().any(|layout| !layout.pieces.is_empty())
+    }
+
     /// Returns whether a unit of a chunk may be kept without all that it requires: what is left is still a text of its kind.
     pub fn may_be_cut(&self, chunk: usize) -> bool {
         !self.layouts.get(chunk).is_some_and(|layout| matches!(layout.kind, Kind::Json | Kind::Html))
@@ -99,6 +104,12 @@ impl Outlines {
         self.piece(unit, chunk)
             .into_iter()
             .flat_map(move |piece| piece.requires.iter().map(move |at| first + at))
+    }
+
+    /// Returns the units that `unit` is scored with: those that it requires for its structure, such as its heading.
+    pub fn contexts_of(&self, unit: usize, chunk: usize) -> impl Iterator<Item = usize> {
+        let contexts = self.piece(unit, chunk).map_or(0, |piece| piece.contexts);
+        self.required_by(unit, chunk).take(contexts)
     }
 
     /// Returns the units that share an identifier with `unit`, such as the events of a log about one request.

@@ -22,76 +22,90 @@ const GREETINGS: [&str; 14] = [
 const GREETING_WORDS_MAX: usize = 3;
 
 /// Beginnings of sentences by which an answer thanks or offers more.
-const COURTESIES: [&str; 9] = [
-    "feel free to",
+const COURTESIES: [&str; 11] = [
+    "feel free to ask",
+    "feel free to reach",
     "i hope that helps",
     "i hope this helps",
-    "if you have any",
-    "let me know",
+    "if you have any other",
+    "if you have any questions",
+    "let me know if",
     "please let me know",
     "thank you for",
     "thanks for",
     "you're welcome",
 ];
 
-/// What a sentence says of the sources if it finds nothing in them: a subject, and a denial of finding.
-const SOURCES: [&str; 16] = [
-    "i ",
-    "i'm ",
-    "i’m ",
-    "we ",
-    "the document",
-    "the provided",
-    "the context",
-    "the source",
-    "the text",
-    "the passage",
-    "the excerpt",
-    "the information",
-    "the chunks",
-    "there is no information",
-    "unfortunately",
-    "based on",
+/// What an answer calls its sources, and what it says of them if it finds nothing there.
+const SOURCES: [&str; 13] = [
+    "chunks",
+    "context",
+    "document",
+    "documents",
+    "excerpt",
+    "excerpts",
+    "information",
+    "passage",
+    "passages",
+    "source",
+    "sources",
+    "text",
+    "texts",
 ];
-const ABSTENTIONS: [&str; 26] = [
-    "could not find",
-    "couldn't find",
-    "couldn’t find",
-    "cannot find",
+const ABSTENTIONS: [&str; 31] = [
+    "am not able to find",
+    "am unable to find",
     "can't find",
-    "can’t find",
-    "did not find",
-    "didn't find",
-    "not able to find",
-    "unable to find",
-    "do not have enough",
-    "don't have enough",
-    "don’t have enough",
-    "do not have information",
-    "don't have information",
-    "no information",
-    "not mentioned",
-    "does not mention",
-    "do not mention",
-    "does not contain",
-    "do not contain",
-    "does not specify",
-    "do not specify",
     "cannot answer",
     "can't answer",
+    "cannot find",
+    "could not find",
+    "couldn't find",
+    "did not find",
+    "didn't find",
+    "do not contain",
+    "do not have enough",
+    "do not have information",
+    "do not mention",
+    "do not say",
+    "do not specify",
+    "do not state",
+    "does not contain",
+    "does not include",
+    "does not mention",
+    "does not say",
+    "does not specify",
+    "does not state",
+    "don't have enough",
+    "don't have information",
     "don't know",
+    "have no information",
+    "say nothing",
+    "says nothing",
+    "was not able to find",
+    "was unable to find",
 ];
 
 /// The longest heading, in words.
 const HEADING_WORDS_MAX: usize = 8;
 
-/// Returns whether a sentence of an answer says nothing that needs evidence: a greeting, a question, a heading or the header of a
-/// table, or that the sources have no answer. Knows English, and questions and headings of any language.
+/// The longest label, in words.
+const LABEL_WORDS_MAX: usize = 4;
+
+/// Returns whether a sentence of an answer says nothing that needs evidence: a greeting, a question, a heading or the
+/// header of a table, or that the sources have no answer. Knows English, and questions and headings of any language.
 pub fn needs_no_evidence(sentence: &str) -> bool {
     let text = sentence.trim();
-    let bare = text.trim_end_matches(|c: char| "\"'”’)*_ ".contains(c));
-    let is_question = bare.ends_with(['?', '？', '؟']);
-    is_question || is_heading(text) || is_table_head(text) || is_courtesy(text) || finds_nothing(text)
+    is_question(text) || is_heading(text) || is_table_head(text) || is_courtesy(text) || finds_nothing(text)
+}
+
+/// Returns whether a text asks something. A question mark in a quotation at its end, such as a title, asks nothing.
+fn is_question(text: &str) -> bool {
+    let bare = text.trim_matches(['*', '_', ' ']);
+    let quotes = ['"', '“', '„', '«', '\''];
+    let inside =
+        if bare.starts_with(quotes) { bare.trim_end_matches(['"', '”', '“', '»', '\'']) } else { bare };
+    inside.trim_end_matches([')', ' ']).ends_with(['?', '？', '؟'])
 }
 
 /// Returns whether a text ends with the rule below the header of a table of Markdown.
@@ -100,17 +114,19 @@ fn is_table_head(text: &str) -> bool {
     last.contains("--") && last.contains('|') && last.chars().all(|c| "|-: ".contains(c))
 }
 
-/// Returns whether a text is a heading of Markdown, or a short introduction without a verb, such as `Opening hours:`.
+/// Returns whether a text is a heading of Markdown, or a label such as `Opening hours:` or `**Fees**`.
 fn is_heading(text: &str) -> bool {
-    let is_short = |text: &str| text.split_whitespace().nth(HEADING_WORDS_MAX).is_none();
-    let has_number = |text: &str| text.contains(|c: char| c.is_ascii_digit());
+    let is_within = |text: &str, words: usize| text.split_whitespace().nth(words).is_none();
     let heading = text.trim_start_matches('#');
-    let is_marked = heading.len() < text.len() && heading.starts_with(' ');
+    let is_marked =
+        heading.len() < text.len() && heading.starts_with(' ') && is_within(heading, HEADING_WORDS_MAX);
     let strong = text.trim_end_matches(':').strip_prefix("**").and_then(|text| text.strip_suffix("**"));
-    let label = strong.map(|text| text.trim_end_matches(':'));
-    let label = label.or_else(|| text.strip_suffix(':').map(|text| text.trim_matches('*')));
-    let is_label = label.is_some_and(|label| !label.contains("**") && is_short(label) && !has_number(label));
-    is_marked && is_short(heading) || is_label
+    let label = strong.or_else(|| text.strip_suffix(':')).map(|text| text.trim_matches(['*', ':']));
+    let is_label = |label: &str| {
+        let says = label.contains(['.', ',', '!']) || label.contains(|c: char| c.is_ascii_digit());
+        !label.contains("**") && !says && is_within(label, LABEL_WORDS_MAX)
+    };
+    is_marked || label.is_some_and(is_label)
 }
 
 fn is_courtesy(text: &str) -> bool {
@@ -123,12 +139,31 @@ fn is_courtesy(text: &str) -> bool {
         || COURTESIES.iter().any(|courtesy| lower.starts_with(courtesy))
 }
 
-/// Returns whether a sentence says that the sources do not have what was asked for.
+/// Returns whether a sentence says that the sources do not have what was asked for, and nothing else.
 fn finds_nothing(text: &str) -> bool {
-    let lower = text.to_lowercase();
-    let bare = lower.trim_start_matches(|c: char| !c.is_alphanumeric());
-    SOURCES.iter().any(|source| bare.starts_with(source))
-        && ABSTENTIONS.iter().any(|denial| bare.contains(denial))
+    let lower = text.to_lowercase().replace('’', "'");
+    if lower.contains(|c: char| c.is_ascii_digit())
+        || [" but ", "however", ", so "].iter().any(|word| lower.contains(word))
+    {
+        return false;
+    }
+    let leads = ["unfortunately", "based on", "sorry", "i'm sorry"];
+    let bare = match lower.split_once(',') {
+        Some((lead, rest)) if leads.iter().any(|begin| lead.starts_with(begin)) => rest.trim_start(),
+        _ => &lower,
+    };
+    let mut words = bare.split_inclusive(' ');
+    let subject = match words.next().map(str::trim) {
+        Some("i" | "we") => 1,
+        // "The documents", "the provided context".
+        Some("the") => {
+            let noun = words.take(2).position(|word| SOURCES.contains(&word.trim()));
+            noun.map_or(0, |noun| noun + 2)
+        }
+        _ => return bare.starts_with("there is no information"),
+    };
+    let said: String = bare.split_inclusive(' ').skip(subject).collect();
+    subject > 0 && ABSTENTIONS.iter().any(|denial| said.starts_with(denial))
 }
 
 #[cfg(test)]
@@ -162,6 +197,13 @@ mod tests {
             "**Note:** the pool is closed.",
             "Welcome drinks are free.",
             "I never charge the document fee.",
+            "I could not find the date, but the bridge was built in May.",
+            "If you have any kidney disease, do not take ibuprofen.",
+            "The source code does not contain telemetry.",
+            "Unfortunately, the warranty does not contain water damage.",
+            "**No, smoking is not allowed.**",
+            "He wrote \"Who Moved My Cheese?\"",
+            "The capital of Australia is Sydney:",
         ] {
             assert!(!needs_no_evidence(text), "{text}");
         }

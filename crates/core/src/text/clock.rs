@@ -11,6 +11,10 @@ const NAMED: [(&str, u16); 3] = [("noon", 12 * 60), ("midday", 12 * 60), ("midni
 /// What may be between a time and `am` or `Uhr`.
 const SPACES: [&str; 4] = ["", " ", "\u{a0}", "\u{202f}"];
 
+/// Words before a time in the morning, where another word follows it.
+const BEFORE_TIMES: [&str; 12] =
+    ["about", "after", "and", "around", "at", "before", "between", "by", "from", "till", "to", "until"];
+
 /// A day and half a day, in minutes.
 const DAY: u16 = 24 * 60;
 const HALF_DAY: u16 = DAY / 2;
@@ -98,6 +102,15 @@ fn read(text: &str, terms: &[Term]) -> Option<Time> {
     let next =
         terms.get(count).filter(|next| SPACES.contains(&&text[terms[count - 1].bytes.end..next.bytes.start]));
     let half = next.map_or("", |next| &*next.folded);
+    // "Gleis 7 am Montag" is no time: in German, "am" is a preposition.
+    let is_spaced_am = half == "am"
+        && !is_time
+        && next.is_some_and(|next| {
+            next.bytes.start > terms[count - 1].bytes.end
+                && text[next.bytes.end..].trim_start().starts_with(char::is_alphabetic)
+        });
+    let before = text[..first.bytes.start].trim_end().rsplit(' ').next().unwrap_or_default().to_lowercase();
+    let half = if is_spaced_am && !BEFORE_TIMES.contains(&&*before) { "" } else { half };
     let is_half = matches!(half, "am" | "pm" | "a.m" | "p.m");
     if is_half || matches!(half, "uhr" | "o'clock") {
         (is_time, count) = (true, count + 1);
@@ -148,6 +161,7 @@ mod tests {
             ("25:00, 9:75, 1:2:03", &["25", "00", "9", "75", "1", "2", "03"]),
             ("19.30 euros, 8 amps, 24h", &["19.3", "euros", "8", "amps", "24", "h"]),
             ("13 pm", &["13", "pm"]),
+            ("Gleis 7 am Montag", &["gleis", "7", "am", "montag"]),
         ] {
             let found: Vec<String> = terms(text, &[]).into_iter().map(|term| term.folded).collect();
             assert_eq!(found, expect, "{text}");

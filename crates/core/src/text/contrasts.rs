@@ -44,14 +44,15 @@ pub fn contrasts(term: &Term, word: &str) -> &'static [Contrast] {
 /// Returns whether one of two words is the other one with a prefix that denies it, such as `paid` and `unpaid`.
 pub fn is_denied_form(one: &str, other: &str) -> bool {
     let (short, long) = if one.len() < other.len() { (one, other) } else { (other, one) };
-    let Some(prefix) = long.strip_suffix(short).filter(|_| short.len() >= DENIED_BYTES_MIN) else {
+    let could_be = short.len() >= DENIED_BYTES_MIN && !NOT_DENIED.contains(&short);
+    let Some(prefix) = long.strip_suffix(short).filter(|_| could_be) else {
         return false;
     };
     let ends = |endings: &[&str]| endings.iter().any(|ending| short.ends_with(ending));
     match prefix {
         "un" | "non" => true,
         // "Inform" is no denial of "form": only adjectives are denied so.
-        "in" | "im" | "il" | "ir" => ends(&ADJECTIVES) && !NOT_DENIED.contains(&short),
+        "in" | "im" | "il" | "ir" => ends(&ADJECTIVES),
         "dis" => DENIED_BY_DIS.iter().any(|stem| short.starts_with(stem)),
         _ => false,
     }
@@ -66,8 +67,23 @@ const ADJECTIVES: [&str; 16] = [
     "ular", "ure",
 ];
 
-/// Words that have such an ending and that `in-` does not deny.
-const NOT_DENIED: [&str; 6] = ["formative", "habitable", "tent", "valuable", "vent", "stalment"];
+/// Words that are other words with such a prefix, and not denied.
+const NOT_DENIED: [&str; 14] = [
+    "cite",
+    "different",
+    "fall",
+    "formative",
+    "habitable",
+    "kosten",
+    "less",
+    "mate",
+    "migrate",
+    "plant",
+    "stalment",
+    "sure",
+    "valuable",
+    "vent",
+];
 
 /// Stems of the words that `dis-` denies.
 const DENIED_BY_DIS: [&str; 24] = [

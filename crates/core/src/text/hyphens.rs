@@ -68,7 +68,9 @@ pub(super) fn break_end(text: &str, hyphen: usize) -> Option<usize> {
         && second.chars().count() >= 2
         && first.ends_with(char::is_lowercase)
         && second.starts_with(char::is_lowercase)
-        && !COMPOUNDS.contains(&&*first.to_lowercase());
+        && !COMPOUNDS.contains(&&*first.to_lowercase())
+        // "Ein- und Ausgang"
+        && !["and", "bis", "oder", "or", "und"].contains(&second);
     is_divided.then(|| text.len() - rest.len())
 }
 

@@ -15,6 +15,12 @@ const CODE_BYTES_WHOLE: usize = 600;
 /// program; wider lines were not wrapped.
 const WRAP_COLUMNS: std::ops::RangeInclusive<usize> = 40..=160;
 
+/// Words with which no sentence and no heading ends.
+const OPEN_WORDS: [&str; 30] = [
+    "a", "an", "and", "at", "auf", "by", "der", "des", "die", "du", "durch", "een", "ein", "eine", "et",
+    "for", "from", "im", "les", "mit", "of", "or", "the", "to", "und", "van", "von", "with", "y", "zu",
+];
+
 /// Whether a group of lines can contain several sentences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GroupKind {
@@ -178,7 +184,12 @@ fn wraps(above: &str, below: &str, run_columns: usize) -> bool {
     let below = below.trim_start_matches(|c: char| c == '>' || c.is_whitespace());
     let first = below.chars().next();
     let above = above.trim_end();
-    if first.is_some_and(char::is_lowercase) || above.ends_with([',', '،', '，', '、']) {
+    // No sentence ends with "the autumn of".
+    let last = above.rsplit(' ').next().unwrap_or_default();
+    if first.is_some_and(char::is_lowercase)
+        || above.ends_with([',', '،', '，', '、'])
+        || above.contains(' ') && OPEN_WORDS.contains(&last)
+    {
         return true;
     }
     let width = columns(above);
@@ -246,7 +257,7 @@ fn is_underline(line: &str) -> bool {
 }
 
 /// Returns whether the line is a list item: `- x`, `* x`, `• x`, `1. x`, `12) x`, `(3) x`, `a) x`.
-pub(super) fn is_item(line: &str) -> bool {
+pub fn is_item(line: &str) -> bool {
     let marker = line.split_whitespace().next().unwrap_or("");
     if marker.len() == line.len() || marker.len() > 6 {
         return false;

@@ -62,7 +62,13 @@ fn item_number(text: &str) -> Option<ByteRange> {
         text.len() - text.trim_start_matches(|c: char| c.is_whitespace() || "*_#>(".contains(c)).len();
     let digits = text[start..].bytes().take_while(u8::is_ascii_digit).count();
     let item = text[start + digits..].strip_prefix(['.', ')']).unwrap_or_default();
-    let is_item = (1..=DIGITS_MAX).contains(&digits)
+    // "4. Oktober 1990" is a day.
+    let is_day = item.split_whitespace().nth(1).is_some_and(|year| {
+        let year = year.trim_end_matches(|c: char| ",.;".contains(c));
+        year.len() == 4 && year.bytes().all(|byte| byte.is_ascii_digit())
+    });
+    let is_item = !is_day
+        && (1..=DIGITS_MAX).contains(&digits)
         && item.starts_with(char::is_whitespace)
         && !item.trim().is_empty();
     is_item.then(|| ByteRange::new(start, start + digits + 1))
@@ -91,7 +97,19 @@ fn author_and_year(text: &str) -> Option<ByteRange> {
     let end = text.trim_end_matches(|c: char| c.is_whitespace() || ".!?".contains(c)).len();
     let rest = text[..end].strip_suffix(')')?;
     let open = rest.rfind('(')?;
-    rest[open + 1..].split(';').all(is_work).then(|| ByteRange::new(open, end))
+    let inside = &rest[open + 1..];
+    (is_place(inside) || inside.split(';').all(is_work)).then(|| ByteRange::new(open, end))
+}
+
+/// Returns whether a text says where something stands in a source: `p. 12`, `source: ferry`, `see Table 3`.
+fn is_place(text: &str) -> bool {
+    let lower = text.to_lowercase();
+    let is_page = lower.strip_prefix("pp. ").or(lower.strip_prefix("p. ")).or(lower.strip_prefix("page "));
+    let is_page = is_page.is_some_and(|page| page.starts_with(|c: char| c.is_ascii_digit()));
+    is_page
+        || ["source: ", "see table", "see figure", "see section", "ibid"]
+            .iter()
+            .any(|begin| lower.starts_with(begin))
 }
 
 /// Returns whether a text is the name of one or several authors and a year: `Smith 2020`, `Smith and Li, 2020b, p. 7`.
@@ -130,6 +148,7 @@ mod tests {
         check("(3) x[^1]", &["3)", "[^1]"]);
         check("1998. It [sic] was [ ", &[]);
         check("42.", &[]);
+        check("4. Oktober 1990", &[]);
         check("in [1999] on [2024-11-05]", &[]);
         check("here【4:0†source】 [1-3]", &["【4:0†source】", "[1-3]"]);
         check("3.5 m", &[]);
@@ -146,5 +165,6 @@ mod tests {
         );
         check("The games (Berlin 1936) were held.", &[]);
         check("It opened (in 1936).", &[]);
+        check("It is red (p. 12).", &["(p. 12)"]);
     }
 }

@@ -66,6 +66,8 @@ pub struct Piece {
     /// The pieces, as indices into the same list, that the context must hold if it holds this one. Only the
     /// direct ones: the caller follows them further. They may form cycles.
     pub requires: Vec<usize>,
+    /// How many of `requires`, from the first on, are the context that the piece is scored with, such as its heading.
+    pub contexts: usize,
     /// Whether the piece only ever comes with others: a heading, the header of a table, a closing brace.
     pub is_frame: bool,
     /// Whether the piece is a row of a table that can be compared with its other rows.
@@ -186,6 +188,7 @@ impl Pieces {
         let piece = Piece {
             bytes,
             requires: requires.to_vec(),
+            contexts: usize::MAX,
             is_frame: false,
             is_row: false,
             joint: Joint::Gap,

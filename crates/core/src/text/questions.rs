@@ -37,7 +37,13 @@ pub fn questions(text: &str) -> Vec<ByteRange> {
                 continue;
             };
             let next = at + separator.len();
-            if begins(&part[next..]) && has_words(&part[start..at]) && has_words(&part[next..]) {
+            let is_relative =
+                separator.starts_with(", ") && separator.len() == 2 && is_relative(&part[next..]);
+            if begins(&part[next..])
+                && !is_relative
+                && has_words(&part[start..at])
+                && has_words(&part[next..])
+            {
                 found.push(ByteRange::new(start, at).shifted(sentence.start));
                 start = next;
             }
@@ -52,6 +58,11 @@ pub fn questions(text: &str) -> Vec<ByteRange> {
 fn begins(text: &str) -> bool {
     let word = text.split(|c: char| !c.is_alphabetic()).next().unwrap_or_default().to_lowercase();
     STARTS.contains(&&*word)
+}
+
+/// Returns whether a text after a comma begins as a relative clause does: "the river, which flows through Paris".
+fn is_relative(text: &str) -> bool {
+    ["which ", "who ", "where ", "was ", "when ", "wo ", "wer "].iter().any(|word| text.starts_with(word))
 }
 
 /// Returns whether a text has a word besides those with which questions begin.
@@ -73,6 +84,10 @@ mod tests {
                 &["Wann öffnet das Bad", "was kostet eine Karte?"],
             ),
             ("Who wrote Emma and Persuasion?", &["Who wrote Emma and Persuasion?"]),
+            (
+                "What is the river, which flows through Paris?",
+                &["What is the river, which flows through Paris?"],
+            ),
             ("Is it open, and why?", &["Is it open, and why?"]),
             ("opening hours", &[]),
         ] {

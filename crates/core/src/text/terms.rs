@@ -140,8 +140,6 @@ fn push(found: &mut Vec<Term>, (text, cuts): (&str, &[usize]), bytes: ByteRange)
         match &*folded {
             // A "no-hitter" is not the absence of a hitter.
             "no" if !compound.starts_with("one") => folded.push('-'),
-            // "Non-refundable" is "not refundable".
-            "non" => "not".clone_into(&mut folded),
             _ => {}
         }
     }
@@ -250,15 +248,20 @@ impl Term {
     }
 
     /// Returns whether this negation, as the word `own` of a sentence, can deny the word `other`: `without` denies only
-    /// what follows it.
+    /// what follows it, and `non-` only the next word.
     pub fn reaches(&self, own: usize, other: usize) -> bool {
-        self.folded != "without" || own < other
+        match &*self.folded {
+            "without" => own < other,
+            "non" => own + 1 == other,
+            _ => true,
+        }
     }
 
     /// Returns whether the term is an English negation, such as `not` or `without`.
     pub fn is_negation(&self) -> bool {
-        const WORDS: [&str; 10] =
-            ["not", "no", "never", "none", "neither", "nor", "without", "nobody", "nothing", "nowhere"];
+        const WORDS: [&str; 11] = [
+            "not", "no", "never", "non", "none", "neither", "nor", "without", "nobody", "nothing", "nowhere",
+        ];
         WORDS.contains(&&*self.folded)
     }
 

@@ -196,6 +196,9 @@ impl<'a> RowFile<'a> {
     }
 }
 
+/// What all questions of a line share: the chunks, and which parts of them mislead a reader.
+const SHARED: [&str; 3] = ["chunks", "whole", "pairs"];
+
 /// Returns the questions of a line as one row each. A line with `questions` has several about the same chunks;
 /// every other line is a row itself.
 fn questions(line: Value) -> Vec<Value> {
@@ -203,9 +206,10 @@ fn questions(line: Value) -> Vec<Value> {
     let Some(Value::Array(mut questions)) = group.remove("questions") else {
         return vec![Value::Object(group)];
     };
-    let chunks = group.remove("chunks").unwrap_or_default();
     for question in questions.iter_mut().filter_map(Value::as_object_mut) {
-        question.insert("chunks".to_owned(), chunks.clone());
+        for (name, value) in group.iter().filter(|(name, _)| SHARED.contains(&name.as_str())) {
+            question.insert(name.clone(), value.clone());
+        }
     }
     questions
 }

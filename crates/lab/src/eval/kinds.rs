@@ -274,9 +274,9 @@ impl Row {
         Ok(f64::from(u8::from(misleads)))
     }
 
-    /// Returns whether two spans of a chunk that is not JSON stand side by side without a mark for what is between them.
+    /// Returns whether two spans of a chunk that is not JSON, whole or cut off, stand side by side without a mark for what is between them.
     fn joins_silently(&self, fitted: &Fitted) -> bool {
-        self.chunks.iter().zip(&fitted.spans).filter(|(chunk, _)| !is_json(&chunk.text)).any(
+        self.chunks.iter().zip(&fitted.spans).filter(|(chunk, _)| !has_json(&chunk.text)).any(
             |(chunk, spans)| {
                 spans.windows(2).any(|pair| {
                     let is_gap = !chunk.text[pair[0].source.end..pair[1].source.start].trim().is_empty();
@@ -367,6 +367,11 @@ fn parses(row: &Row, fitted: &Fitted) -> Vec<f64> {
         is_json(&chunk.text).then(|| f64::from(u8::from(is_json(kept))))
     };
     row.chunks.iter().zip(&fitted.spans).filter_map(kept).collect()
+}
+
+/// Returns whether a text is JSON, or a part of it, in which a mark would be a mistake.
+fn has_json(text: &str) -> bool {
+    text.trim_start().starts_with(['{', '[']) || text.trim_end().ends_with(['}', ']'])
 }
 
 /// Returns whether a text is one or several JSON objects or arrays.

@@ -162,6 +162,7 @@ pub(super) fn score(
         granularity: Granularity::Sentence,
         units: Arc::clone(&candidates.units),
         outlines: Arc::default(),
+        repeats: Arc::default(),
         mentions: Arc::default(),
         neighbours: Arc::default(),
         graph_logits,

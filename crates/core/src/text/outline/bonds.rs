@@ -37,6 +37,12 @@ const FOOTNOTE_MARKS_MAX: usize = 8;
 /// The longest first word that refers to something, in bytes.
 const FIRST_WORD_BYTES_MAX: usize = 12;
 
+/// The longest name of a field of a record, in bytes.
+const FIELD_BYTES_MAX: usize = 40;
+
+/// The most sentences in a row that refer each to the one before it, or questions that go on with the one before.
+const CHAIN_MAX: usize = 4;
+
 /// How far back the subject of `It` is looked for, in pieces.
 const SUBJECT_REACH: usize = 4;
 
@@ -112,6 +118,10 @@ const ALL_OF: [&str; 28] = [
 
 /// Lets the pieces of running text require what they need to be understood. The pieces must be in the order of the text.
 pub(super) fn bind(pieces: &mut Pieces, text: &str, kind: Kind) {
+    // A sentence is not scored as the one that it refers to.
+    for piece in &mut pieces.list {
+        piece.contexts = if matches!(kind, Kind::Prose | Kind::Pdf) { 0 } else { piece.requires.len() };
+    }
     let parts = parts(pieces, text);
     // The readers of other kinds know their headings.
     if kind == Kind::Prose {
@@ -120,6 +130,7 @@ pub(super) fn bind(pieces: &mut Pieces, text: &str, kind: Kind) {
     questions(pieces, &parts);
     lists(pieces, &parts);
     steps(pieces, &parts);
+    records(pieces, &parts);
     captions(pieces, &parts);
     interrupted(pieces, &parts);
     footnotes(pieces, &parts);
@@ -161,7 +172,9 @@ impl Part<'_> {
         let letters = bare.find(|c: char| !c.is_alphabetic()).unwrap_or(bare.len());
         let (label, rest) = bare.split_at(letters);
         let rest = rest.trim_start_matches(|c: char| c.is_ascii_digit() || c == ' ' || c == '*');
-        let has_colon = rest.starts_with([':', ')']) || rest.starts_with('.') && letters == 1;
+        // "a)" and "F." number items and shorten names.
+        let is_numbered = bare[letters..].starts_with(|c: char| c.is_ascii_digit());
+        let has_colon = rest.starts_with(':') || is_numbered && rest.starts_with(['.', ')']);
         has_colon && labels.contains(&&*label.to_lowercase())
     }
 
@@ -236,7 +249,10 @@ fn levels(text: &str) -> Option<usize> {
 /// Returns whether a text is the number of a clause and its name: "4.3 Early release."
 fn is_clause(text: &str) -> bool {
     let is_short = text.split_whitespace().count() <= TITLE_WORDS_MAX && text.len() <= TITLE_BYTES_MAX;
-    is_short && levels(text).is_some_and(|levels| levels > 1)
+    // "1.5 cups of flour" begins with an amount.
+    let is_named =
+        text.split_whitespace().nth(1).is_none_or(|word| word.starts_with(|c: char| c.is_uppercase()));
+    is_short && is_named && levels(text).is_some_and(|levels| levels > 1)
 }
 
 fn parts<'a>(pieces: &Pieces, text: &'a str) -> Vec<Part<'a>> {
@@ -279,10 +295,11 @@ fn titles(pieces: &mut Pieces, parts: &[Part]) {
             label = None;
         }
         let own = levels(part.bare());
-        let next = parts.get(at + 1).filter(|next| next.begins_line && list_end(parts, at) == at + 1);
         let could_be = part.is_title()
             || has_stopped && is_stopped(&at)
             || own == Some(1) && part.is_short_line() && !part.bare().ends_with(['.', ';', ',']);
+        let next =
+            parts.get(at + 1).filter(|next| could_be && next.begins_line && list_end(parts, at) == at + 1);
         let names = next.is_some_and(|next| {
             let deeper = levels(next.bare()).is_none_or(|levels| own.is_some_and(|own| levels > own));
             // Of several short lines in a row, none names the others.
@@ -344,6 +361,7 @@ fn interrupted(pieces: &mut Pieces, parts: &[Part]) {
             if is_running(first) || is_apart && !rest.is_empty() && is_name(first) { rest } else { first };
         part.begins_line && begins.trim_start().starts_with(char::is_lowercase) && !part.is_item()
     };
+    let mut joined = vec![0; parts.len()];
     for at in 0..parts.len() {
         if !is_open(&parts[at]) {
             continue;
@@ -358,9 +376,10 @@ fn interrupted(pieces: &mut Pieces, parts: &[Part]) {
         let is_cut = between > 0 && !parts[at].is_within(TITLE_WORDS_MAX);
         let is_next =
             |part: &Part| goes_on(part, between > 0) || is_cut && !part.is_item() && part.begins_line;
-        if parts.get(next).is_some_and(is_next) {
+        if parts.get(next).is_some_and(is_next) && joined[at] < CHAIN_MAX {
             pieces.require(at, next);
             pieces.require(next, at);
+            joined[next] = joined[at] + 1;
         }
     }
 }
@@ -431,6 +450,7 @@ fn questions(pieces: &mut Pieces, parts: &[Part]) {
     let lines = questions.iter().filter(|&&at| parts[at].begins_line).count();
     let is_dense = questions.len() * PIECES_PER_QUESTION_MAX >= parts.len();
     let is_list = has_labels || is_dense && (lines >= 2 || questions.len() >= 3);
+    let mut follows = 0;
     for (index, &question) in questions.iter().enumerate() {
         let next = questions.get(index + 1).copied().unwrap_or(parts.len());
         // "Frage:" on a line of its own.
@@ -466,7 +486,12 @@ fn questions(pieces: &mut Pieces, parts: &[Part]) {
             asks
         };
         let refers = ["and", "und", "or", "oder", "then"].contains(&&*first_word(asks));
-        if let Some(before) = index.checked_sub(1).map(|before| questions[before]).filter(|_| refers) {
+        follows = if refers { follows + 1 } else { 0 };
+        if let Some(before) = index
+            .checked_sub(1)
+            .map(|before| questions[before])
+            .filter(|_| (1..=CHAIN_MAX).contains(&follows))
+        {
             pieces.require(question, before);
         }
     }
@@ -558,6 +583,38 @@ fn steps(pieces: &mut Pieces, parts: &[Part]) {
     }
 }
 
+/// Lets the fields of a record require its first field, which mostly says whose they are: "Name: Ann", "Born: 1988". There are several
+/// records whose first fields have the same name.
+fn records(pieces: &mut Pieces, parts: &[Part]) {
+    let field = |at: usize| {
+        let part = &parts[at];
+        let (name, value) = part.text.split_once(": ")?;
+        let is_field =
+            part.begins_line && part.ends_line && !part.text.contains('\n') && name.len() <= FIELD_BYTES_MAX;
+        (is_field && !value.trim().is_empty() && !part.is_frame && !part.is_row && !part.is_item())
+            .then_some(name)
+    };
+    // The first field of each run of fields without a blank line, and the end of the run.
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    let mut at = 0;
+    while at < parts.len() {
+        let is_next = |next: usize| field(next).is_some() && (next == at || !parts[next].begins_paragraph);
+        let end = (at..parts.len()).find(|&next| !is_next(next)).unwrap_or(parts.len());
+        if end > at + 1 {
+            runs.push((at, end));
+        }
+        at = end.max(at + 1);
+    }
+    let names: Vec<Option<&str>> = runs.iter().map(|&(first, _)| field(first)).collect();
+    for (run, &(first, end)) in runs.iter().enumerate() {
+        let is_record = run.checked_sub(1).is_some_and(|before| names[before] == names[run])
+            || names.get(run + 1).is_some_and(|next| *next == names[run]);
+        if is_record {
+            (first + 1..end).for_each(|field| pieces.require(field, first));
+        }
+    }
+}
+
 /// Returns where the list ends that a piece introduces; the index behind the piece if it introduces none.
 fn list_end(parts: &[Part], intro: usize) -> usize {
     let (first, above) = (&parts[intro + 1], &parts[intro]);
@@ -626,32 +683,46 @@ fn first_word(text: &str) -> String {
     if end > FIRST_WORD_BYTES_MAX { String::new() } else { text[..end].to_lowercase().replace('’', "'") }
 }
 
-/// Returns whether a sentence begins with words that refer to the sentence before it.
-fn refers(text: &str) -> bool {
-    let begins =
-        |phrase: &&str| text.get(..phrase.len()).is_some_and(|start| start.eq_ignore_ascii_case(phrase));
-    REFERRING.contains(&&*first_word(text)) || REFERRING_PHRASES.iter().any(|phrase| begins(&phrase))
+/// Returns whether a sentence begins with words that refer to the sentence before it. "This agreement" at the start of a paragraph
+/// does not, nor does the German article in "Das Wasser".
+fn refers(text: &str, begins_paragraph: bool) -> bool {
+    let word = first_word(text);
+    let next = text[word.len().min(text.len())..].trim_start();
+    let is_article = word == "das" && next.starts_with(char::is_uppercase);
+    let has_noun =
+        begins_paragraph && ["this", "these", "those", "such", "diese", "dieser", "dieses"].contains(&&*word);
+    let begins = |phrase: &&str| {
+        let is_whole = !text[phrase.len()..].starts_with(char::is_alphanumeric);
+        is_whole && text[..phrase.len()].eq_ignore_ascii_case(phrase)
+    };
+    let phrases = REFERRING_PHRASES
+        .iter()
+        .filter(|phrase| text.is_char_boundary(phrase.len()) && text.len() >= phrase.len());
+    REFERRING.contains(&&*word) && !is_article && !has_noun
+        || phrases.into_iter().any(|phrase| begins(&phrase))
 }
 
 /// Returns whether a sentence begins with words that refer to something before it.
 pub(super) fn is_dependent(text: &str) -> bool {
-    refers(text) || SUBJECTS.contains(&&*first_word(text))
+    refers(text, false) || SUBJECTS.contains(&&*first_word(text))
 }
 
 /// Lets a sentence that begins with `That` or `It` require the sentence that it refers to.
 fn references(pieces: &mut Pieces, parts: &[Part]) {
     let is_before = |at: &usize| !(parts[*at].is_frame || parts[*at].is_row);
+    // `[part]`: how many sentences in a row refer to the one before them.
+    let mut chain = vec![0; parts.len()];
     for at in 1..parts.len() {
-        let word = first_word(parts[at].bare());
         let is_plain = !parts[at].is_frame && !parts[at].is_row && !parts[at].is_item();
         let Some(before) = Some(at - 1).filter(is_before).filter(|_| is_plain) else { continue };
-        if refers(parts[at].bare()) {
-            pieces.require(at, before);
-        } else if SUBJECTS.contains(&&*word) {
-            let subject = (at.saturating_sub(SUBJECT_REACH)..at).rev().take_while(|other| is_before(other));
+        if SUBJECTS.contains(&&*first_word(parts[at].bare())) {
+            let subject = (at.saturating_sub(SUBJECT_REACH)..at).rev().take_while(is_before);
             let subject =
                 subject.into_iter().find(|&other| !SUBJECTS.contains(&&*first_word(parts[other].bare())));
             pieces.require(at, subject.unwrap_or(before));
+        } else if refers(parts[at].bare(), parts[at].begins_paragraph) && chain[before] < CHAIN_MAX {
+            chain[at] = chain[before] + 1;
+            pieces.require(at, before);
         }
     }
 }

@@ -118,7 +118,7 @@ fn is_log(found: &Found) -> bool {
         return false;
     }
     let is_page = signs.headings > 0 || signs.fences > 0;
-    if log::is_trace(found.lines) || !is_page && log::has_diagnostics(found.lines) {
+    if !is_page && (log::is_trace(found.lines) || log::has_diagnostics(found.lines)) {
         return true;
     }
     let is_run = found.lines[0].text.starts_with("$ ") && lines >= 4 && signs.commands >= 2;

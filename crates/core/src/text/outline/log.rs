@@ -113,7 +113,12 @@ fn is_diagnostic(line: &str) -> bool {
 
 /// Returns whether a text is what a compiler or a test prints.
 pub(super) fn has_diagnostics(lines: &[Line]) -> bool {
-    lines.len() > 2 && lines.iter().any(|line| is_diagnostic(line.text))
+    let is_followed = |at: usize| {
+        lines
+            .get(at + 1)
+            .is_some_and(|next| next.text.starts_with([' ', '\t', '|']) || is_diagnostic(next.text))
+    };
+    lines.len() > 2 && (0..lines.len()).any(|at| is_diagnostic(lines[at].text) && is_followed(at))
 }
 
 /// Returns whether a line that is not indented goes on what a diagnostic above it, at this index, says: code with its number, or

@@ -144,13 +144,28 @@ struct Writer<'a, 'b> {
     origins: Vec<Origin>,
     /// The depth and the last piece of the paragraph above.
     above: Option<(usize, usize)>,
+    /// `[depth]`: the first sentence of the mail at this depth that is longer than a greeting.
+    says: Vec<Option<usize>>,
+    /// The quoted questions that nothing below them has answered, with their depths.
+    questions: Vec<(usize, usize)>,
 }
+
+/// The longest greeting, in words.
+const GREETING_WORDS_MAX: usize = 4;
 
 /// Returns the pieces of a mail.
 pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
     let lines = lines(text);
     let contents: Vec<(usize, &str)> = lines.iter().map(|line| content(line.text)).collect();
-    let mut writer = Writer { text, sentences, pieces: Pieces::default(), origins: Vec::new(), above: None };
+    let mut writer = Writer {
+        text,
+        sentences,
+        pieces: Pieces::default(),
+        origins: Vec::new(),
+        above: None,
+        says: Vec::new(),
+        questions: Vec::new(),
+    };
     let mut at = 0;
     while at < lines.len() {
         let (depth, first) = contents[at];
@@ -193,6 +208,11 @@ pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
         }
         at = end;
     }
+    // What is quoted below a mail is mostly what the mail answers.
+    for (piece, depth) in std::mem::take(&mut writer.questions) {
+        let says = writer.says.get(depth - 1).copied().flatten();
+        says.into_iter().for_each(|says| writer.pieces.require(piece, says));
+    }
     writer.pieces
 }
 
@@ -219,6 +239,7 @@ impl Writer<'_, '_> {
             at = end;
         }
         self.set_origin(depth, origin);
+        self.says.truncate(depth);
         self.above = None;
     }
 
@@ -248,7 +269,22 @@ impl Writer<'_, '_> {
                 .chain(answered)
                 .for_each(|other| self.pieces.require(piece, other));
         }
-        // A greeting or a signature below a quotation answers nothing, but what follows it may.
+        if self.above.is_some_and(|(above, _)| above > depth) {
+            // The deepest questions are the last ones.
+            while let Some((question, _)) = self.questions.pop_if(|(_, of)| *of > depth) {
+                self.pieces.require(question, first);
+            }
+        }
+        self.says.resize(self.says.len().max(depth + 1), None);
+        for piece in first..self.pieces.len() {
+            let text = self.pieces.list[piece].bytes.of(self.text);
+            if depth > 0 && text.contains('?') {
+                self.questions.push((piece, depth));
+            }
+            if self.says[depth].is_none() && text.split_whitespace().nth(GREETING_WORDS_MAX).is_some() {
+                self.says[depth] = Some(piece);
+            }
+        }
         self.above = Some((depth, self.pieces.len() - 1));
     }
 }

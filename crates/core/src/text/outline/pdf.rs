@@ -141,7 +141,7 @@ struct Page<'a, 'b> {
     /// The header of the table, and the heading in it, that rows require.
     header: Option<usize>,
     heading: Option<usize>,
-    /// The line that names the table: "Table 2.1 Applications by kind".
+    /// The last piece of the caption of the table, "Table 2.1 Applications by kind", which requires the ones before it.
     caption: Option<usize>,
     /// Whether the next row may be the first one of a table.
     begins_table: bool,
@@ -300,17 +300,17 @@ fn is_column_name(line: &str) -> bool {
         && !is_caption(line)
 }
 
-/// Returns whether a text names a table: "Table 2.1".
+/// Returns whether a text names a table: "Table 2.1 Applications", and not "Table 2 shows".
 fn is_caption(text: &str) -> bool {
     let mut words = text.split_whitespace();
     let is_table = matches!(
         words.next(),
         Some("Table" | "Tabelle" | "Tab." | "Tableau" | "Tabla" | "Exhibit" | "Schedule")
     );
-    is_table
-        && words
-            .next()
-            .is_some_and(|number| number.starts_with(|c: char| c.is_ascii_digit() || c.is_ascii_uppercase()))
+    let is_numbered = words
+        .next()
+        .is_some_and(|number| number.starts_with(|c: char| c.is_ascii_digit() || c.is_ascii_uppercase()));
+    is_table && is_numbered && words.next().is_none_or(|word| !word.starts_with(char::is_lowercase))
 }
 
 /// Returns how many parts a line has that wide gaps divide.

@@ -99,20 +99,32 @@ pub(in super::super) fn format(lines: &[Line]) -> Option<Format> {
     all.into_iter().find(|format| is_chat(*format, &lines))
 }
 
+/// The fewest different names that make turns in a fixed order the fields of records.
+const RECORD_FIELDS_MIN: usize = 3;
+
 /// Returns whether the lines are a chat in a format: at least two speakers who speak again and again.
 fn is_chat(format: Format, lines: &[&str]) -> bool {
     let (mut speakers, mut turns, mut roles): (Vec<(&str, usize)>, usize, usize) = (Vec::new(), 0, 0);
+    // The fields of records come in the same order again and again, as no speakers do.
+    let (mut last, mut records, mut is_ordered) = (0, 1, true);
     for line in lines {
         let Some(speaker) = format.head(line).map(|head| head.speaker).filter(|name| !name.is_empty()) else {
             continue;
         };
         turns += 1;
+        let at = speakers.iter().position(|(name, _)| *name == speaker).unwrap_or(speakers.len());
+        is_ordered &= turns == 1 || at > last || at == 0;
+        records += usize::from(turns > 1 && at == 0);
+        last = at;
         match speakers.iter().position(|(name, _)| *name == speaker) {
             Some(at) => speakers[at].1 += 1,
             None if speakers.len() < SPEAKERS_MAX => speakers.push((speaker, 1)),
             None => return false,
         }
         roles += usize::from(is_role(speaker));
+    }
+    if is_ordered && records > 1 && speakers.len() >= RECORD_FIELDS_MIN {
+        return false;
     }
     let again: usize = speakers.iter().filter(|(_, count)| *count > 1).map(|(_, count)| count).sum();
     let is_dense = match format {

@@ -26,14 +26,14 @@ const FRAMES_MIN: usize = 2;
 /// Returns whether lines have a stack trace.
 pub(super) fn has_trace(lines: &[Line]) -> bool {
     let frames = (0..lines.len()).filter(|&at| is_frame(lines, at)).count();
-    frames >= FRAMES_MIN || frames > 0 && lines.iter().any(|line| is_python(line.text))
+    let is_raised = || (0..lines.len()).any(|at| !is_frame(lines, at) && raises(lines[at].text));
+    frames >= FRAMES_MIN && is_raised() || frames > 0 && lines.iter().any(|line| is_python(line.text))
 }
 
 /// Returns whether a text consists mostly of stack traces.
 pub(super) fn is_trace(lines: &[Line]) -> bool {
     let frames = (0..lines.len()).filter(|&at| is_frame(lines, at)).count();
-    frames >= FRAMES_MIN && frames * 5 >= lines.len()
-        || frames > 0 && lines.iter().any(|line| is_python(line.text))
+    has_trace(lines) && (frames * 5 >= lines.len() || lines.iter().any(|line| is_python(line.text)))
 }
 
 /// Returns whether the line at an index is a frame.
@@ -47,7 +47,7 @@ pub(super) fn is_frame(lines: &[Line], at: usize) -> bool {
             && text[digits..].starts_with(": ")
             && text.len() > digits + 2
     };
-    text.starts_with("at ") && text.contains(['(', ':', '.'])
+    is_indented && text.starts_with("at ") && has_place(text)
         || text.starts_with("File \"") && text.contains(", line ")
         || text.contains(":in ") && (text.starts_with("from ") || text.contains(".rb:"))
         || text.starts_with("... ") && text.ends_with(" more")
@@ -57,6 +57,16 @@ pub(super) fn is_frame(lines: &[Line], at: usize) -> bool {
         || !is_indented
             && text.ends_with(')')
             && lines.get(at + 1).is_some_and(|next| next.text.starts_with('\t') && next.text.contains(".go:"))
+}
+
+/// Returns whether a frame says where it is: in brackets, or as the number of a line.
+fn has_place(text: &str) -> bool {
+    let has_number = text.rsplit(':').next().is_some_and(|end| end.starts_with(|c: char| c.is_ascii_digit()));
+    text.contains('(') && text.contains(')') || text.contains(':') && has_number || text.contains(":line ")
+}
+
+fn raises(line: &str) -> bool {
+    RAISED.iter().any(|word| line.contains(word)) || line.starts_with("goroutine ")
 }
 
 fn is_python(line: &str) -> bool {
@@ -82,7 +92,6 @@ pub(super) fn event(
     let is_reversed = lines.iter().any(|line| is_python(line.text));
     let (mut messages, mut frames): (Vec<usize>, Vec<usize>) = (Vec::new(), Vec::new());
     let mut root = None;
-    let requires: Vec<usize> = header.into_iter().collect();
     for part in parts(lines) {
         let first = lines[part.start];
         let range = span(&lines[part.clone()]);
@@ -90,7 +99,9 @@ pub(super) fn event(
         if range.is_empty() {
             continue;
         }
-        let piece = pieces.push(range, &requires);
+        // A message can be as long as any event.
+        let piece = pieces.len();
+        super::event(pieces, text, range, header);
         if is_frame(lines, part.start) || is_python(first.text) {
             frames.push(piece);
             if !is_reversed && let Some(&message) = messages.last() {
@@ -111,7 +122,7 @@ pub(super) fn event(
         frames.iter().for_each(|&frame| trace.head.into_iter().for_each(|head| pieces.require(frame, head)));
         return;
     };
-    let is_raised = |bytes: ByteRange| RAISED.iter().any(|word| bytes.of(text).contains(word));
+    let is_raised = |bytes: ByteRange| raises(bytes.of(text));
     let begins_with_cause = is_cause(pieces.list[first].bytes.of(text));
     let begins = is_raised(pieces.list[first].bytes) && !begins_with_cause;
     let head = match trace.head.filter(|_| !is_reversed && !begins) {
