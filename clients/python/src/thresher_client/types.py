@@ -222,7 +222,8 @@ class Answerable(Extensible):
 class CompressionWarning(Extensible):
     """Something to know about a compression, though it is not an error: `code`, `message`, and the id of the `chunk`, if any.
 
-    Codes are `rows_left_out`, `group_cut`, `kind_unfit`, `script_unknown` and `unread`.
+    Codes are `rows_left_out`, `group_cut`, `kind_unfit`, `script_unknown`, `question_shortened` and
+    `unread`.
     """
 
     code: str

@@ -131,11 +131,11 @@ fn is_heading(text: &str) -> bool {
 
 fn is_courtesy(text: &str) -> bool {
     let lower = text.to_lowercase();
-    let is_alone = |greeting: &&str| {
-        lower.strip_prefix(*greeting).is_some_and(|rest| rest.is_empty() || rest.starts_with(['!', ',', '.']))
+    let is_alone = |greeting: &str| {
+        lower.strip_prefix(greeting).is_some_and(|rest| rest.is_empty() || rest.starts_with(['!', ',', '.']))
     };
     let is_short = lower.split_whitespace().count() <= GREETING_WORDS_MAX;
-    is_short && GREETINGS.iter().any(|greeting| is_alone(&greeting))
+    is_short && GREETINGS.iter().any(|greeting| is_alone(greeting))
         || COURTESIES.iter().any(|courtesy| lower.starts_with(courtesy))
 }
 

@@ -61,7 +61,7 @@ fn term(bytes: ByteRange, time: &Time) -> Term {
     let other = if time.is_ambiguous { (time.minutes + HALF_DAY) % DAY } else { time.minutes };
     let amount = Amount { measure: Measure::Clock, low: f64::from(time.minutes), high: f64::from(other) };
     let folded = format!("{hours}:{minutes:02}{seconds}");
-    Term { bytes, folded, amount: Some(amount), is_unit: false }
+    Term { bytes, folded, amount: Some(amount), is_unit: false, is_prefix: false }
 }
 
 /// Returns the time with which a list of terms begins.
@@ -142,7 +142,6 @@ fn digits(text: &str, count: std::ops::RangeInclusive<usize>) -> Option<u16> {
 #[cfg(test)]
 mod tests {
     use super::super::terms;
-    use super::*;
 
     #[test]
     fn times_of_day_are_one_term() {

@@ -21,6 +21,8 @@ pub struct Term {
     pub amount: Option<Amount>,
     /// Whether the term is the unit of the number before it.
     pub is_unit: bool,
+    /// Whether the term is the `non` of `non-refundable`, which denies the next word only.
+    pub is_prefix: bool,
 }
 
 /// Returns the words of `text` in order, by the word boundaries of UAX #29. `1,000`, `3.5`, `-4`, `2 million`
@@ -140,6 +142,10 @@ fn push(found: &mut Vec<Term>, (text, cuts): (&str, &[usize]), bytes: ByteRange)
         match &*folded {
             // A "no-hitter" is not the absence of a hitter.
             "no" if !compound.starts_with("one") => folded.push('-'),
+            "non" => {
+                found.push(Term { is_prefix: true, ..Term::new(bytes, "not".to_owned()) });
+                return;
+            }
             _ => {}
         }
     }
@@ -176,7 +182,7 @@ fn folded(word: &str) -> String {
 
 impl Term {
     fn new(bytes: ByteRange, folded: String) -> Self {
-        Self { bytes, folded, amount: None, is_unit: false }
+        Self { bytes, folded, amount: None, is_unit: false, is_prefix: false }
     }
 
     /// Returns whether the term is an English function word, which has little meaning by itself, such as
@@ -251,17 +257,16 @@ impl Term {
     /// what follows it, and `non-` only the next word.
     pub fn reaches(&self, own: usize, other: usize) -> bool {
         match &*self.folded {
+            _ if self.is_prefix => own + 1 == other,
             "without" => own < other,
-            "non" => own + 1 == other,
             _ => true,
         }
     }
 
     /// Returns whether the term is an English negation, such as `not` or `without`.
     pub fn is_negation(&self) -> bool {
-        const WORDS: [&str; 11] = [
-            "not", "no", "never", "non", "none", "neither", "nor", "without", "nobody", "nothing", "nowhere",
-        ];
+        const WORDS: [&str; 10] =
+            ["not", "no", "never", "none", "neither", "nor", "without", "nobody", "nothing", "nowhere"];
         WORDS.contains(&&*self.folded)
     }
 

@@ -687,11 +687,12 @@ fn first_word(text: &str) -> String {
 /// does not, nor does the German article in "Das Wasser".
 fn refers(text: &str, begins_paragraph: bool) -> bool {
     let word = first_word(text);
-    let next = text[word.len().min(text.len())..].trim_start();
+    // The words that are looked for are ASCII, so their length is that in the text.
+    let next = text.get(word.len()..).unwrap_or_default().trim_start();
     let is_article = word == "das" && next.starts_with(char::is_uppercase);
     let has_noun =
         begins_paragraph && ["this", "these", "those", "such", "diese", "dieser", "dieses"].contains(&&*word);
-    let begins = |phrase: &&str| {
+    let begins = |phrase: &str| {
         let is_whole = !text[phrase.len()..].starts_with(char::is_alphanumeric);
         is_whole && text[..phrase.len()].eq_ignore_ascii_case(phrase)
     };
@@ -699,7 +700,7 @@ fn refers(text: &str, begins_paragraph: bool) -> bool {
         .iter()
         .filter(|phrase| text.is_char_boundary(phrase.len()) && text.len() >= phrase.len());
     REFERRING.contains(&&*word) && !is_article && !has_noun
-        || phrases.into_iter().any(|phrase| begins(&phrase))
+        || phrases.into_iter().any(|phrase| begins(phrase))
 }
 
 /// Returns whether a sentence begins with words that refer to something before it.
