@@ -242,6 +242,7 @@ fn kind_of(line: &str) -> LineKind {
         [b'-' | b'=' | b'|' | b':' | b'+', ..] if is_underline(line) => LineKind::Underline,
         [b'|', ..] => LineKind::Row,
         _ if line.match_indices(" | ").nth(1).is_some() => LineKind::Row,
+        _ if has_leader(line) => LineKind::Row,
         _ if is_item(line) => LineKind::Item,
         _ => LineKind::Text,
     }
@@ -250,6 +251,12 @@ fn kind_of(line: &str) -> LineKind {
 fn is_heading(line: &str) -> bool {
     let level = line.bytes().take_while(|&b| b == b'#').count();
     level <= 6 && line[level..].starts_with([' ', '\t'])
+}
+
+/// Returns whether points lead from a name to a number at the end of the line: `Storage ........ 19`.
+pub(super) fn has_leader(line: &str) -> bool {
+    let is_led = line.contains("....") || line.contains(". . . .");
+    is_led && line.ends_with(|c: char| c.is_ascii_digit() || c == '%') && line.contains(char::is_alphabetic)
 }
 
 fn is_underline(line: &str) -> bool {

@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use super::{Pieces, markdown::is_item};
 use crate::domain::Kind;
+use crate::text::lines::has_leader;
 
 /// The longest heading without a mark of its own, in bytes and words.
 const TITLE_BYTES_MAX: usize = 80;
@@ -122,6 +123,7 @@ pub(super) fn bind(pieces: &mut Pieces, text: &str, kind: Kind) {
     for piece in &mut pieces.list {
         piece.contexts = if matches!(kind, Kind::Prose | Kind::Pdf) { 0 } else { piece.requires.len() };
     }
+    contents(pieces, text);
     let parts = parts(pieces, text);
     // The readers of other kinds know their headings.
     if kind == Kind::Prose {
@@ -276,6 +278,26 @@ fn parts<'a>(pieces: &Pieces, text: &'a str) -> Vec<Part<'a>> {
     found
 }
 
+/// Makes the lines of a table of contents frames, which are never chosen: the section itself says what a reader looks for.
+fn contents(pieces: &mut Pieces, text: &str) {
+    const LINES_MIN: usize = 3;
+    let page = |piece: &super::Piece| {
+        let line = piece.bytes.of(text);
+        let number = line.rsplit([' ', '.']).next().filter(|_| has_leader(line))?;
+        number.parse::<u32>().ok()
+    };
+    let pages: Vec<Option<u32>> = pieces.list.iter().map(page).collect();
+    let mut at = 0;
+    while at < pages.len() {
+        let rises = |next: usize| pages[next].is_some() && (next == at || pages[next] >= pages[next - 1]);
+        let end = (at..pages.len()).find(|&next| !rises(next)).unwrap_or(pages.len());
+        if end - at >= LINES_MIN {
+            pieces.list[at..end].iter_mut().for_each(|piece| piece.is_frame = true);
+        }
+        at = end.max(at + 1);
+    }
+}
+
 /// Lets sentences require the line above them that names them.
 fn titles(pieces: &mut Pieces, parts: &[Part]) {
     let is_stopped = |at: &usize| {
@@ -293,6 +315,10 @@ fn titles(pieces: &mut Pieces, parts: &[Part]) {
     for (at, part) in parts.iter().enumerate() {
         if part.begins_paragraph {
             label = None;
+        }
+        if part.is_frame || part.is_row {
+            above.clear();
+            continue;
         }
         let own = levels(part.bare());
         let could_be = part.is_title()
@@ -735,6 +761,11 @@ mod tests {
     #[test]
     fn what_needs_another_piece_requires_it() {
         let check = |name: &str, text: &str, expect: &[&str]| check(name, Kind::Prose, text, expect);
+        check(
+            "a table of contents",
+            "1 Use ........ 3\n2 Storage ........ 7\n3 Repair ........ 9\nThe pump is red.",
+            &["F 1 Use ........ 3", "F 2 Storage ........ 7", "F 3 Repair ........ 9", "The pump is red."],
+        );
         check("sentences alone", "The tide rises. The moon pulls.", &[]);
         check("a reference", "Rust is a fungus. That is wrong.", &["Rust is a fungus.", "0 That is wrong."]);
         check(

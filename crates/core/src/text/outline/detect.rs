@@ -206,6 +206,7 @@ mod tests {
         check("a heading", "# A\n\nSome text.", Kind::Markdown);
         check("headings and comments", "# A\n\nText.\n\n```sh\n# b\nrun x\n```\n\nMore.", Kind::Markdown);
         check("separated", "a;b;c\n1;2;3\n4;5;6", Kind::Table);
+        check("a line break in a cell", "id,\"a\nb\",c\n1,\"2\n3\",4\n5,\"6\",7\n8,9,10", Kind::Table);
         check(
             "points in time in a table",
             "when,who,what\n2025-01-01 10:00,ann,x\n2025-01-01 11:00,bob,y",

@@ -32,8 +32,30 @@ pub(in super::super) fn form(lines: &[Line]) -> Option<Form> {
     if bars >= 2 && bars * 2 >= lines.len() {
         return Some(Form::Pipes);
     }
-    let separated = ['\t', ';', ','].into_iter().find(|&separator| is_separated(lines, separator));
+    let records = with_quoted_breaks(lines);
+    let records: Vec<&str> = records.iter().map(String::as_str).collect();
+    let separated = ['\t', ';', ','].into_iter().find(|&separator| is_separated(&records, separator));
     separated.map(Form::Separated).or_else(|| is_columns(lines).then_some(Form::Columns))
+}
+
+/// Joins the lines of cells that have a line break between their quotes. A quote without its other half joins nothing.
+fn with_quoted_breaks(lines: &[&str]) -> Vec<String> {
+    const LINES_MAX: usize = 10;
+    let is_open = |text: &str| text.matches('"').count() % 2 == 1;
+    let (mut found, mut at) = (Vec::with_capacity(lines.len()), 0);
+    while at < lines.len() {
+        let mut record = lines[at].to_owned();
+        let rest = lines[at + 1..].iter().take(LINES_MAX);
+        let close = rest.clone().position(|line| is_open(line)).filter(|_| is_open(&record));
+        let joined = close.map_or(0, |close| close + 1);
+        for line in rest.take(joined) {
+            record.push('\n');
+            record.push_str(line);
+        }
+        found.push(record);
+        at += 1 + joined;
+    }
+    found
 }
 
 /// Returns whether a line is a row of a table with bars.
