@@ -324,7 +324,7 @@ impl Fitter<'_> {
             Omissions::None => 0,
             _ => counter.count(assemble::MARK)?,
         };
-        if !counter.splits_at_blanks() || has_marks || self.reading.outlines.has_groups() {
+        if !counter.splits_at_blanks() || has_marks || self.reading.outlines.has_long_marks() {
             return counter.count(context);
         }
         let mut tokens = 0;

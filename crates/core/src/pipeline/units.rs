@@ -42,6 +42,8 @@ pub struct Outlines {
     first_units: Vec<usize>,
     /// Whether some chunk is not prose, also where units are chunks or words.
     has_structure: bool,
+    /// Whether some chunk of prose has a list.
+    has_items: bool,
     /// Whether some chunk has rows of a table, also where units are chunks or words.
     has_rows: bool,
 }
@@ -62,9 +64,9 @@ impl Outlines {
         !self.has_structure
     }
 
-    /// Returns whether some unit belongs together with another one, so that a mark can be longer than the shortest one.
-    pub fn has_groups(&self) -> bool {
-        self.has_structure || self.layouts.iter().any(|layout| !layout.pieces.is_empty())
+    /// Returns whether a mark can be longer than the shortest one: it counts lines or items of a list.
+    pub fn has_long_marks(&self) -> bool {
+        self.has_structure || self.has_items
     }
 
     /// Returns whether a unit of a chunk may be kept without all that it requires: what is left is still a text of its kind.
@@ -136,6 +138,8 @@ pub fn of(granularity: Granularity, chunks: &[Arc<Chunk>], blocks: &Blocks) -> (
         };
         let layout = Layout::with_sentences(&chunk.text, chunk.kind, &sentences);
         outlines.has_structure |= layout.kind != Kind::Prose;
+        outlines.has_items |=
+            layout.pieces.iter().any(|piece| text::is_list_item(piece.bytes.of(&chunk.text)));
         outlines.has_rows |= layout.pieces.iter().any(|piece| piece.is_row);
         let layout = match granularity {
             Granularity::Sentence => layout,

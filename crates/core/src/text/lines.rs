@@ -255,8 +255,9 @@ fn is_heading(line: &str) -> bool {
 
 /// Returns whether points lead from a name to a number at the end of the line: `Storage ........ 19`.
 pub(super) fn has_leader(line: &str) -> bool {
-    let is_led = line.contains("....") || line.contains(". . . .");
-    is_led && line.ends_with(|c: char| c.is_ascii_digit() || c == '%') && line.contains(char::is_alphabetic)
+    line.ends_with(|c: char| c.is_ascii_digit() || c == '%')
+        && (line.contains("....") || line.contains(". . . ."))
+        && line.contains(char::is_alphabetic)
 }
 
 fn is_underline(line: &str) -> bool {

@@ -32,21 +32,27 @@ pub(in super::super) fn form(lines: &[Line]) -> Option<Form> {
     if bars >= 2 && bars * 2 >= lines.len() {
         return Some(Form::Pipes);
     }
-    let records = with_quoted_breaks(lines);
+    // Most texts have no cell with a line break.
+    let records =
+        if lines.iter().any(|line| has_open_quote(line)) { with_quoted_breaks(lines) } else { Vec::new() };
     let records: Vec<&str> = records.iter().map(String::as_str).collect();
-    let separated = ['\t', ';', ','].into_iter().find(|&separator| is_separated(&records, separator));
+    let records = if records.is_empty() { lines } else { &records };
+    let separated = ['\t', ';', ','].into_iter().find(|&separator| is_separated(records, separator));
     separated.map(Form::Separated).or_else(|| is_columns(lines).then_some(Form::Columns))
+}
+
+fn has_open_quote(text: &str) -> bool {
+    text.matches('"').count() % 2 == 1
 }
 
 /// Joins the lines of cells that have a line break between their quotes. A quote without its other half joins nothing.
 fn with_quoted_breaks(lines: &[&str]) -> Vec<String> {
     const LINES_MAX: usize = 10;
-    let is_open = |text: &str| text.matches('"').count() % 2 == 1;
     let (mut found, mut at) = (Vec::with_capacity(lines.len()), 0);
     while at < lines.len() {
         let mut record = lines[at].to_owned();
         let rest = lines[at + 1..].iter().take(LINES_MAX);
-        let close = rest.clone().position(|line| is_open(line)).filter(|_| is_open(&record));
+        let close = rest.clone().position(|line| has_open_quote(line)).filter(|_| has_open_quote(&record));
         let joined = close.map_or(0, |close| close + 1);
         for line in rest.take(joined) {
             record.push('\n');

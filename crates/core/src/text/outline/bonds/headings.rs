@@ -1,0 +1,90 @@
+//! Headings: the lines and labels that name the sentences below them.
+
+use super::lists::list_end;
+use super::{Part, Pieces, TITLE_BYTES_MAX, TITLE_WORDS_MAX};
+
+/// Returns how many levels the number has with which a text begins: 1 for `2. Rent`, 2 for `4.3 Release` and `D.2 Extension`.
+pub(super) fn levels(text: &str) -> Option<usize> {
+    let mut words = text.split_whitespace();
+    let first = words.next()?;
+    let number = first.trim_start_matches('§').trim_end_matches('.');
+    // "140 g of butter" begins with an amount.
+    let is_marked = first.contains(['.', '§']) || words.next()?.starts_with(char::is_uppercase);
+    let is_level = |level: &str| {
+        matches!(level.len(), 1..=3) && level.bytes().all(|byte| byte.is_ascii_digit())
+            || level.len() == 1 && level.starts_with(|c: char| c.is_ascii_uppercase())
+    };
+    let is_number =
+        is_marked && number.contains(|c: char| c.is_ascii_digit()) && number.split('.').all(is_level);
+    is_number.then(|| number.split('.').count())
+}
+
+/// Returns whether a text is the number of a clause and its name: "4.3 Early release."
+pub(super) fn is_clause(text: &str) -> bool {
+    let is_short = text.split_whitespace().count() <= TITLE_WORDS_MAX && text.len() <= TITLE_BYTES_MAX;
+    // "1.5 cups of flour" begins with an amount.
+    let is_named =
+        text.split_whitespace().nth(1).is_none_or(|word| word.starts_with(|c: char| c.is_uppercase()));
+    is_short && is_named && levels(text).is_some_and(|levels| levels > 1)
+}
+
+/// Lets sentences require the line above them that names them.
+pub(super) fn titles(pieces: &mut Pieces, parts: &[Part]) {
+    let is_stopped = |at: &usize| {
+        let next = parts.get(at + 1);
+        parts[*at].is_stopped_title()
+            && next.is_some_and(|next| next.begins_line && next.text.len() > parts[*at].text.len())
+    };
+    let is_label =
+        |at: &usize| parts[*at].is_label() && parts.get(at + 1).is_some_and(|next| !next.begins_line);
+    let has_labels = (0..parts.len()).filter(is_label).nth(1).is_some();
+    let has_stopped = (0..parts.len()).filter(is_stopped).nth(1).is_some();
+    // The headings above, each with its levels; one without a number has none.
+    let mut above: Vec<(usize, usize)> = Vec::new();
+    let mut label: Option<usize> = None;
+    for (at, part) in parts.iter().enumerate() {
+        if part.begins_paragraph {
+            label = None;
+        }
+        if part.is_frame || part.is_row {
+            above.clear();
+            continue;
+        }
+        let own = levels(part.bare());
+        let could_be = part.is_title()
+            || has_stopped && is_stopped(&at)
+            || own == Some(1) && part.is_short_line() && !part.bare().ends_with(['.', ';', ',']);
+        let next =
+            parts.get(at + 1).filter(|next| could_be && next.begins_line && list_end(parts, at) == at + 1);
+        let names = next.is_some_and(|next| {
+            let deeper = levels(next.bare()).is_none_or(|levels| own.is_some_and(|own| levels > own));
+            // Of several short lines in a row, none names the others.
+            deeper
+                && (own.is_some() || !next.is_title())
+                && next.indent >= part.indent
+                && !(next.is_list_item() && own.is_none())
+        });
+        if could_be && names {
+            above.retain(|(_, levels)| own.is_some_and(|own| *levels < own));
+            if let Some((heading, _)) = above.last() {
+                pieces.require(at, *heading);
+            }
+            pieces.require(at, at + 1);
+            above.push((at, own.unwrap_or(0)));
+            continue;
+        }
+        if part.is_title() && own.is_none() {
+            above.clear();
+        }
+        if let Some((heading, _)) = above.last() {
+            pieces.require(at, *heading);
+        }
+        if let Some(label) = label {
+            pieces.require(at, label);
+        }
+        if has_labels && is_label(&at) {
+            label = Some(at);
+            pieces.require(at, at + 1);
+        }
+    }
+}
