@@ -27,7 +27,7 @@ test("a part's verdict counts its citations", () => {
   assert.equal(partVerdict(part("partly", 2)), "Supported in part by 2 chunks.");
   assert.match(partVerdict(part("contradicted")), /^Contradicted/);
   assert.match(partVerdict(part("not_found")), /^Not found/);
-  assert.match(partVerdict(part(null)), /no claim/);
+  assert.match(partVerdict(part("no_claim")), /no claim/);
   assert.equal(otherVerdicts([part("supported"), part("not_found"), part("partly"), part("not_found")]), ", 1 in part, 2 not found");
   assert.equal(otherVerdicts([part("supported")]), "");
 });
