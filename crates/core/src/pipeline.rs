@@ -328,8 +328,7 @@ impl Pipeline {
         &self,
         request: &'a CompressRequest,
     ) -> Result<(Cow<'a, CompressRequest>, Option<Warning>), PipelineError> {
-        let of_model = question::tokens_max(self.model.info()).unwrap_or(usize::MAX);
-        let max = self.settings.limits.query_tokens_max.min(of_model);
+        let max = self.settings.limits.query_tokens_max;
         Ok(match tokenize::shortened(&request.query, &self.tokenizer, max)? {
             Some((query, tokens)) => {
                 let shortened = CompressRequest { query, ..request.clone() };
