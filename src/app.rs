@@ -98,7 +98,6 @@ fn pipeline_settings(config: &Config) -> Settings {
         codec: blocks.codec,
         salt: blocks.salt.clone(),
         scan: blocks.scan,
-        placement: config.model.placement,
         scoring: config.rc.estimator,
     }
 }

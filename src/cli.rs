@@ -104,12 +104,10 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
         Some(_) => named.map(Path::to_owned),
         None => config::settings_file(),
     };
-    let load = || Config::load(file.as_deref(), environment());
-    let config =
-        || load().inspect(|config| config.warnings.iter().for_each(|text| eprintln!("warning: {text}")));
+    let config = || Config::load(file.as_deref(), environment());
     match args.command {
         Command::Init(args) => init::run(&args, named),
-        Command::Serve => serve::run(load()?),
+        Command::Serve => serve::run(config()?),
         Command::Compress(args) => request::compress(&config()?, &args),
         Command::Attribute(args) => request::attribute(&config()?, &args),
         #[cfg(feature = "mcp")]
@@ -121,7 +119,7 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Eval(args) => eval::run(&config()?, &args),
         Command::Bench(args) => bench::run(&config()?, &args),
         Command::Report(args) => report::run(&config()?, &args),
-        Command::Doctor => doctor::run(load()),
+        Command::Doctor => doctor::run(config()),
         Command::Health => health::run(&config()?),
         Command::Completions(args) => pages::completions(&args),
         Command::Man(args) => pages::man(&args),

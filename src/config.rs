@@ -36,10 +36,6 @@ const ENV_PREFIX: &str = "THRESHER__";
 /// Short name of `THRESHER__MODEL__RUNTIME_LIB`, which wins if both are set.
 const ENV_RUNTIME_LIB: &str = "THRESHER_RUNTIME_LIB";
 
-/// Sections and settings that are understood under an old name, with a warning: the old name, then the current one.
-const RENAMED: [(&str, &str); 3] =
-    [("kv", "blocks"), ("handover", "kv_export"), ("auto.reach_min", "auto.max_sim_min")];
-
 /// All settings. A test checks that `config/thresher.toml` lists every one of them with its default.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -88,10 +84,6 @@ pub struct Config {
     pub shared: SharedSettings,
     /// `[telemetry]`: logs and traces.
     pub telemetry: Telemetry,
-    /// Warnings of [`Config::load`] for the operator, one sentence each: settings that were given under an old name. Empty by default;
-    /// not a setting.
-    #[serde(skip)]
-    pub warnings: Vec<String>,
 }
 
 /// Why the settings cannot be used.
@@ -113,7 +105,7 @@ pub enum ConfigError {
         /// The line and the reason.
         source: Box<toml::de::Error>,
     },
-    /// A setting does not exist, has the wrong type, or is given under its old and its current name.
+    /// A setting does not exist or has the wrong type.
     #[error("{location}: {reason}")]
     Setting {
         /// The file or environment variable, and the setting.
@@ -134,7 +126,7 @@ impl Config {
     }
 
     /// Reads the settings: the defaults, overridden by the file at `path` if there is one, overridden by the variables of `environment`
-    /// that begin with `THRESHER__`. Settings that were given under an old name are listed in [`Config::warnings`].
+    /// that begin with `THRESHER__`.
     ///
     /// Relative paths of the file and relative defaults beside it are relative to `root`, and that to the folder of the file. Relative
     /// paths of variables, and without a file all paths, are relative to the current directory.
@@ -146,21 +138,16 @@ impl Config {
         path: Option<&Path>,
         environment: impl Iterator<Item = (String, String)>,
     ) -> Result<Self, ConfigError> {
-        let mut warnings = Vec::new();
-        let mut table = Table::new();
-        if let Some(path) = path {
-            table = read(path)?;
-            rename_settings(&mut table, path, &mut warnings)?;
-        }
-        let variables = apply_environment(&mut table, environment, &mut warnings)?;
+        let mut table = path.map_or_else(|| Ok(Table::new()), read)?;
+        let variables = apply_environment(&mut table, environment)?;
         let mut config: Self = serde_path_to_error::deserialize(Value::Table(table)).map_err(|error| {
             let setting = error.path().to_string();
             // If a section does not exist, the path is that of the section, but the variable sets one of its settings.
-            let is_inside = |(name, _): &(&String, &Variable)| name.starts_with(&format!("{setting}."));
+            let is_inside = |(name, _): &(&String, &String)| name.starts_with(&format!("{setting}."));
             let variable =
                 variables.get(&setting).or_else(|| variables.iter().find(is_inside).map(|(_, found)| found));
             let location = match (variable, path) {
-                (Some(variable), _) => format!("environment variable {}: {setting}", variable.name),
+                (Some(variable), _) => format!("environment variable {variable}: {setting}"),
                 (None, Some(path)) => format!("{}: {setting}", path.display()),
                 (None, None) => setting,
             };
@@ -168,7 +155,7 @@ impl Config {
         })?;
         places::resolve(&mut config, path, &variables);
         config.check()?;
-        Ok(Self { warnings, ..config })
+        Ok(config)
     }
 }
 
@@ -189,62 +176,18 @@ fn read(path: &Path) -> Result<Table, ConfigError> {
     text.parse().map_err(|source| ConfigError::Parse { path: path.into(), source: Box::new(source) })
 }
 
-/// Moves the sections and settings of a file that have an old name to their current name.
-fn rename_settings(table: &mut Table, path: &Path, warnings: &mut Vec<String>) -> Result<(), ConfigError> {
-    for (old, current) in RENAMED {
-        let (old_name, current_name) = match old.contains('.') {
-            true => (old.to_owned(), current.to_owned()),
-            false => (format!("[{old}]"), format!("[{current}]")),
-        };
-        let ((old_section, old_key), (section, key)) = (split(old), split(current));
-        let value = match old_section {
-            "" => table.remove(old_key),
-            name => table.get_mut(name).and_then(Value::as_table_mut).and_then(|table| table.remove(old_key)),
-        };
-        let Some(value) = value else { continue };
-        let target = match section {
-            "" => &mut *table,
-            name => {
-                let section = table.entry(name).or_insert_with(|| Value::Table(Table::new()));
-                section.as_table_mut().expect("a renamed setting stays in its section, which was a table")
-            }
-        };
-        if target.contains_key(key) {
-            return Err(ConfigError::Setting {
-                location: path.display().to_string(),
-                reason: format!(
-                    "{old_name} and {current_name} are both given; {old_name} is the old name of {current_name}: keep only \
-                     {current_name}"
-                ),
-            });
-        }
-        target.insert(key.to_owned(), value);
-        let file = path.display();
-        warnings.push(format!("{file}: {old_name} is the old name of {current_name}; rename it"));
-    }
-    Ok(())
-}
-
-/// An environment variable that gave a setting.
-struct Variable {
-    name: String,
-    /// Whether the variable has an old name of the setting.
-    is_old: bool,
-}
-
 /// Overrides `table` with environment variables. Returns the variable that gave each setting, by the setting's name.
 fn apply_environment(
     table: &mut Table,
     environment: impl Iterator<Item = (String, String)>,
-    warnings: &mut Vec<String>,
-) -> Result<HashMap<String, Variable>, ConfigError> {
+) -> Result<HashMap<String, String>, ConfigError> {
     let mut environment: Vec<_> = environment.filter(|(name, _)| name.starts_with("THRESHER_")).collect();
     // The short name comes first, so that the long name wins if both are set.
     environment.sort_by_key(|(name, _)| name != ENV_RUNTIME_LIB);
-    let mut variables: HashMap<String, Variable> = HashMap::new();
+    let mut variables = HashMap::new();
     for (name, value) in environment {
         let location = || format!("environment variable {name}");
-        let given = match name.strip_prefix(ENV_PREFIX) {
+        let setting = match name.strip_prefix(ENV_PREFIX) {
             Some(setting) => setting.to_ascii_lowercase().replace("__", "."),
             None if name == ENV_RUNTIME_LIB => "model.runtime_lib".to_owned(),
             None => match intended(&name) {
@@ -256,23 +199,8 @@ fn apply_environment(
                 None => continue,
             },
         };
-        let renamed = current_name(&given);
-        let is_old = renamed.is_some();
-        let setting = renamed.unwrap_or_else(|| given.clone());
         set(table, &location(), &setting, &value)?;
-        if is_old {
-            let current = variable_name(&setting);
-            warnings.push(format!("{}: {given} is the old name of {setting}; set {current}", location()));
-        }
-        if let Some(other) = variables.get(&setting).filter(|other| is_old || other.is_old) {
-            let reason = format!(
-                "{} is also set, and both set {setting}; keep only the current name, {}",
-                other.name,
-                variable_name(&setting)
-            );
-            return Err(ConfigError::Setting { location: location(), reason });
-        }
-        variables.insert(setting, Variable { name, is_old });
+        variables.insert(setting, name);
     }
     Ok(variables)
 }
@@ -299,14 +227,6 @@ fn split(setting: &str) -> (&str, &str) {
     setting.rsplit_once('.').unwrap_or(("", setting))
 }
 
-/// The current name of a setting, if `setting` is an old one.
-fn current_name(setting: &str) -> Option<String> {
-    RENAMED.iter().find_map(|(old, current)| {
-        let rest = setting.strip_prefix(old)?;
-        (rest.is_empty() || rest.starts_with('.')).then(|| format!("{current}{rest}"))
-    })
-}
-
 /// The environment variable that sets `setting`.
 fn variable_name(setting: &str) -> String {
     format!("{ENV_PREFIX}{}", setting.to_ascii_uppercase().replace('.', "__"))
@@ -316,16 +236,10 @@ fn variable_name(setting: &str) -> String {
 fn intended(name: &str) -> Option<String> {
     let words = |setting: &str| setting.to_ascii_uppercase().replace('.', "_");
     let given = name.strip_prefix("THRESHER_")?.replace("__", "_");
-    let renamed = RENAMED.iter().find_map(|(old, current)| {
-        let rest = given.strip_prefix(&words(old)).filter(|rest| rest.is_empty() || rest.starts_with('_'))?;
-        Some(words(current) + rest)
-    });
-    // Both are tried: `KV_EXPORT_BYTES_MAX` begins with the old name of a section, and names a current one.
-    let is_intended = |setting: &str| words(setting) == given || Some(words(setting)) == renamed;
     let settings = Table::try_from(Config::default()).ok()?;
     let sections = settings.iter().filter_map(|(section, values)| Some((section, values.as_table()?)));
     let in_sections =
         sections.flat_map(|(section, values)| values.keys().map(move |key| format!("{section}.{key}")));
     let mut names = in_sections.chain(["root".to_owned()]);
-    names.find(|setting| is_intended(setting)).map(|setting| variable_name(&setting))
+    names.find(|setting| words(setting) == given).map(|setting| variable_name(&setting))
 }

@@ -116,9 +116,6 @@ fn judges_pairs(contract: &Contract) -> anyhow::Result<()> {
 
 fn check(config: Result<Config, ConfigError>, report: &mut Report) {
     let Some(config) = report.value("settings", config, |_| "read and consistent".to_owned()) else { return };
-    for text in &config.warnings {
-        report.line("settings", Ok::<_, anyhow::Error>(Warning(text.clone())));
-    }
     let lib = config.model.runtime_lib();
     let runtime = report.value("runtime", runtime_version(&lib), |version| {
         format!("ONNX Runtime {version} from {}", lib.display())

@@ -101,9 +101,6 @@ pub fn run(args: &Args, settings: Option<&Path>) -> anyhow::Result<ExitCode> {
         true => Some(Config::load(Some(&file), super::environment())?),
         false => None,
     };
-    for warning in older.iter().flat_map(|older| &older.warnings) {
-        eprintln!("warning: {warning}");
-    }
     let root = root_of(args, &file, older.as_ref())?;
     // The runtime of an older settings file that names a GPU stays one for GPUs.
     let gpu = args.gpu || older.as_ref().is_some_and(|older| older.model.device != DeviceChoice::Cpu);

@@ -21,7 +21,6 @@ pub fn run(config: Config) -> anyhow::Result<ExitCode> {
     if traces.is_exporting() {
         http::traces::start();
     }
-    config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     // Work with a permit occupies a thread while it waits for the model.
     let threads = config.admission.concurrency_max() + THREADS_WITHOUT_PERMIT;
     let runtime =

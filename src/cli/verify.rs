@@ -75,7 +75,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         return report(&Report { verified: false, signed_by, receipt_error: None, differences });
     }
     let mut config = config.clone();
-    (config.blocks.codec, config.model.placement) = statement.settings();
+    config.blocks.codec = statement.codec();
     let pipeline = app::pipeline(&config)?;
     let values = match statement.is_of_values() {
         true => api::json_values(&request.answer, &limits)?,

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use etcetera::BaseStrategy as _;
 
-use super::{Config, RUNTIME_FILE, Variable};
+use super::{Config, RUNTIME_FILE};
 
 /// The name of the settings file in its folder, which is `thresher` in every place.
 const FILE: &str = "thresher/thresher.toml";
@@ -34,7 +34,7 @@ pub fn root_of_user() -> Option<PathBuf> {
 
 /// Makes relative paths absolute or relative to the current directory. A path from the settings file at `file`, or a default beside it, is
 /// relative to `root`, which is itself relative to the folder of the file. A path from an environment variable stays as it is.
-pub(super) fn resolve(config: &mut Config, file: Option<&Path>, variables: &HashMap<String, Variable>) {
+pub(super) fn resolve(config: &mut Config, file: Option<&Path>, variables: &HashMap<String, String>) {
     // A variable can give a setting or, as a table, its whole section.
     let is_of_variable = |setting: &str| {
         let section = setting.split('.').next().unwrap_or_default();

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use thresher_core::kv::codec::Codec;
 use thresher_core::model::device::DeviceChoice;
-use thresher_core::pipeline::Placement;
 use thresher_core::pipeline::scan::ScanBy;
 use thresher_core::pipeline::score::Scoring;
 
@@ -75,8 +74,6 @@ pub struct Model {
     pub tf32: bool,
     /// Whether the CPU computes what the GPU fails to compute. If not, the request fails.
     pub device_fallback: bool,
-    /// The positions of a decoder's blocks before the question.
-    pub placement: Placement,
     /// The layers of a decoder that are run and cached.
     pub layers: LayersRead,
     /// Folder of the decoder whose keys and values are exported, in full. Empty: those of the model in `dir`, if it is a decoder.
@@ -238,7 +235,6 @@ impl Default for Model {
             device_memory_bytes_max: 0,
             tf32: false,
             device_fallback: true,
-            placement: Placement::default(),
             layers: LayersRead::default(),
             kv_dir: PathBuf::new(),
         }

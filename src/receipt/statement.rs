@@ -8,7 +8,7 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use thresher_core::domain::{AttributeRequest, ByteRange, Chunk, Parts};
 use thresher_core::pipeline::attribute::{Attributed, ESTIMATOR, PartOutcome, Source, UnsupportedKind};
-use thresher_core::pipeline::{Codec, Pipeline, Placement};
+use thresher_core::pipeline::{Codec, Pipeline};
 
 /// How much the scores of two processors may differ: relative to the larger score, and in any case.
 const SCORE_TOLERANCE_RELATIVE: f64 = 1e-3;
@@ -32,7 +32,6 @@ pub struct Statement {
     verdict_model: Option<String>,
     estimator: String,
     codec: Codec,
-    placement: Placement,
     answer: Hashed,
     chunks: Vec<HashedChunk>,
     granularity: Granularity,
@@ -125,7 +124,6 @@ impl Statement {
             verdict_model: by.verdict_model().map(|model| model.fingerprint().to_owned()),
             estimator: ESTIMATOR.to_owned(),
             codec: by.settings().codec,
-            placement: by.settings().placement,
             answer: Hashed::of(&request.answer),
             chunks: request.chunks.iter().enumerate().map(chunk).collect(),
             granularity: match request.parts {
@@ -139,9 +137,9 @@ impl Statement {
         }
     }
 
-    /// Returns the number format of stored keys and the placement of a decoder's chunks, which a replay must use as well.
-    pub fn settings(&self) -> (Codec, Placement) {
-        (self.codec, self.placement)
+    /// Returns the number format of stored keys, which a replay must use as well.
+    pub fn codec(&self) -> Codec {
+        self.codec
     }
 
     /// Returns whether the parts are the values of a JSON answer.

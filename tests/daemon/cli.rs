@@ -317,12 +317,6 @@ fn doctor_warns_of_problems_that_do_not_stop_the_daemon() {
     check(command, &[&format!("  warning http.listen: {taken} is taken")], "1 warning");
 
     let mut command = doctor(folder.path());
-    command.env("THRESHER__KV__SALT", "s");
-    let renamed =
-        "  warning settings: environment variable THRESHER__KV__SALT: kv.salt is the old name of blocks.salt";
-    check(command, &[renamed], "1 warning");
-
-    let mut command = doctor(folder.path());
     command.env("THRESHER__ORIGINALS__DIR", "/dev/null/originals");
     command.env("THRESHER__RECEIPTS__KEY_FILE", "/dev/null/receipts.pem");
     let expect = [

@@ -19,7 +19,7 @@ use thresher_core::model::tokenizer::ModelTokenizer;
 use thresher_core::model::{KeyMask, ModelInfo, ModelRuntime, RawLogits};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
-use thresher_core::pipeline::{Pipeline, Placement, Reading, Settings};
+use thresher_core::pipeline::{Pipeline, Reading, Settings};
 use thresher_export::{ExportOptions, export};
 
 /// The largest allowed difference of a raw attention logit.
@@ -64,9 +64,9 @@ impl Model {
         Self { contract, decoder, runtime, tokenizer, whole, _out: out }
     }
 
-    fn pipeline(&self, placement: Placement) -> Pipeline {
+    fn pipeline(&self) -> Pipeline {
         let store = Arc::new(KvStore::without_tiers());
-        let settings = Settings { codec: Codec::F32, placement, ..Settings::default() };
+        let settings = Settings { codec: Codec::F32, ..Settings::default() };
         Pipeline::new(
             Arc::clone(&self.runtime) as Arc<dyn ModelRuntime>,
             Arc::clone(&self.tokenizer),
@@ -189,10 +189,10 @@ fn text(seed: usize, words: usize) -> String {
     (0..words).map(word).collect::<Vec<_>>().join(" ")
 }
 
-fn read(model: &Model, texts: &[String], question: &str, placement: Placement) -> Reading {
+fn read(model: &Model, texts: &[String], question: &str) -> Reading {
     let chunks = texts.iter().enumerate().map(|(i, text)| chunk(i, text)).collect();
     let request = CompressRequest::new(question, chunks);
-    model.pipeline(placement).read(&request, &Cancel::default(), &mut Clock::start()).unwrap()
+    model.pipeline().read(&request, &Cancel::default(), &mut Clock::start()).unwrap()
 }
 
 /// Raw attention logits of every head of every layer, over all cached keys and over the question's own keys.
@@ -205,7 +205,6 @@ fn logits_of_whole_graph(
     model: &mut Model,
     groups: &[Vec<Vec<u32>>],
     question: &[u32],
-    placement: Placement,
 ) -> RawLogits {
     let mut own = None;
     let prefix = model.prefix().len() as i64;
@@ -214,19 +213,10 @@ fn logits_of_whole_graph(
     for group in groups {
         let longest = group.iter().map(Vec::len).max().unwrap() as i64;
         let total: i64 = group.iter().map(|ids| ids.len() as i64).sum();
-        let mut before = 0;
-        let position = |ids: &Vec<u32>| {
-            let moved = match placement {
-                _ if !is_movable => 0,
-                Placement::Parallel => longest - ids.len() as i64,
-                Placement::Sequence => before,
-            };
-            before += ids.len() as i64;
-            prefix + moved
-        };
-        let positions: Vec<i64> = group.iter().map(position).collect();
-        let at = prefix + if is_movable && placement == Placement::Sequence { total } else { longest };
-        let windows: Vec<(&[u32], i64)> = group.iter().map(Vec::as_slice).zip(positions).collect();
+        // Every window ends where the question begins.
+        let first = |ids: &Vec<u32>| prefix + if is_movable { longest - ids.len() as i64 } else { 0 };
+        let at = prefix + longest;
+        let windows: Vec<(&[u32], i64)> = group.iter().map(|ids| (&ids[..], first(ids))).collect();
         let seen = model.past_keys(&windows);
         let logits = model.run((question, at), &seen).attention;
         let heads: Vec<ArrayView3<f32>> = logits.iter().map(|layer| layer.view()).collect();
@@ -271,27 +261,20 @@ fn worst(a: &Array3<f32>, b: &Array3<f32>) -> f32 {
 fn check_moved_blocks(device: DeviceChoice) {
     for name in MODELS {
         let mut model = Model::new(name, device);
-        for placement in [Placement::Parallel, Placement::Sequence] {
-            for (case, texts, question) in [
-                ("one chunk", vec![text(1, 6)], text(9, 3)),
-                ("three chunks", vec![text(1, 5), text(2, 2), text(3, 4)], text(9, 3)),
-                ("long chunks, several groups", vec![text(1, 30), text(2, 4), text(3, 12)], text(9, 4)),
-            ] {
-                let ids = model.ids(&question);
-                let info = model.info().decoder.clone().unwrap();
-                let tokens_max = info.context_tokens_max - info.prefix_tokens() - ids.len();
-                let groups = groups(&model, &texts, tokens_max);
-                assert!(
-                    case != "long chunks, several groups" || groups.len() > 1,
-                    "{name}: {}",
-                    groups.len()
-                );
-                let found = logits(&read(&model, &texts, &question, placement));
-                let expect = logits_of_whole_graph(&mut model, &groups, &ids, placement);
-                let off =
-                    worst(&found.cross, &expect.cross).max(worst(&found.self_logits, &expect.self_logits));
-                assert!(off < TOLERANCE, "{name}, {placement:?}, {case}: off by {off}");
-            }
+        for (case, texts, question) in [
+            ("one chunk", vec![text(1, 6)], text(9, 3)),
+            ("three chunks", vec![text(1, 5), text(2, 2), text(3, 4)], text(9, 3)),
+            ("long chunks, several groups", vec![text(1, 30), text(2, 4), text(3, 12)], text(9, 4)),
+        ] {
+            let ids = model.ids(&question);
+            let info = model.info().decoder.clone().unwrap();
+            let tokens_max = info.context_tokens_max - info.prefix_tokens() - ids.len();
+            let groups = groups(&model, &texts, tokens_max);
+            assert!(case != "long chunks, several groups" || groups.len() > 1, "{name}: {}", groups.len());
+            let found = logits(&read(&model, &texts, &question));
+            let expect = logits_of_whole_graph(&mut model, &groups, &ids);
+            let off = worst(&found.cross, &expect.cross).max(worst(&found.self_logits, &expect.self_logits));
+            assert!(off < TOLERANCE, "{name}, {case}: off by {off}");
         }
     }
 }
@@ -310,7 +293,7 @@ fn a_question_over_moved_blocks_has_the_logits_of_the_whole_graph_on_a_gpu() {
 fn check_last_token(device: DeviceChoice) {
     let model = Model::new("llama", device);
     for texts in [vec![text(1, 6)], vec![text(1, 30), text(2, 4), text(3, 12)]] {
-        let mut reading = read(&model, &texts, &text(9, 4), Placement::Sequence);
+        let mut reading = read(&model, &texts, &text(9, 4));
         let all = logits(&reading.for_ranking());
         reading.question_tokens = QuestionTokens::Last;
         let counts = reading.for_ranking();
@@ -345,7 +328,7 @@ fn check_forward_pass(device: DeviceChoice) {
         let mut seen = model.past_keys(&[(&windows[0], prefix as i64), (&windows[1], second)]);
         let (ids, at) = (model.ids(&text(9, 3)), second + windows[1].len() as i64);
 
-        let pipeline = model.pipeline(Placement::Sequence);
+        let pipeline = model.pipeline();
         let chunks: Vec<_> = texts.iter().enumerate().map(|(i, text)| Arc::new(chunk(i, text))).collect();
         let cancel = Cancel::default();
         let kv_export = pipeline.kv_export(&chunks, ids.len(), &cancel).unwrap();

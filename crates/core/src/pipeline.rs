@@ -70,7 +70,6 @@ use self::neighbours::Neighbours;
 pub use self::outcome::{
     ChunkOutcome, Compressed, Ranked, RankedSentence, Relevance, Usage, Warning, passthrough,
 };
-pub use self::question::Placement;
 use self::question::{EncodeContext, EncodedHeads, QuestionViews};
 pub use self::reading::Reading;
 use self::repeats::Repeats;
@@ -134,9 +133,6 @@ pub struct Settings {
     pub calibration: Option<Arc<Calibration>>,
     /// When a question counts as answerable.
     pub answerable: AnswerableSettings,
-    /// How the chunks are positioned before a decoder's question; side by side by default. Encoders ignore
-    /// it.
-    pub placement: Placement,
     /// How chunks and units are scored; `peak/ranked+coverage` by default.
     pub scoring: Scoring,
 }
@@ -561,9 +557,8 @@ impl Pipeline {
         heads: EncodedHeads,
         cancel: &Cancel,
     ) -> Result<QuestionViews, PipelineError> {
-        let Settings { placement, limits, .. } = &self.settings;
-        let (model, placement) = (&*self.model, *placement);
-        let context = EncodeContext { model, placement, limits, cancel, is_concurrent: false, heads };
+        let (model, limits) = (&*self.model, &self.settings.limits);
+        let context = EncodeContext { model, limits, cancel, is_concurrent: false, heads };
         question::encode(ids, blocks, context)
     }
 

@@ -5,7 +5,6 @@
 //! |---|---|---|
 //! | `f32`, `f16` | `[key, d]` | 4 d, 2 d |
 //! | `int8` | `[tile, d/4, 16 keys, 4 values]`, offset by 128 | d + 4 |
-//! | `int4` | `[tile, d/8, 16 keys, 4 bytes]`, offset by 8, two values a byte | d/2 + 4 |
 //!
 //! A quantized key has one scale: value = scale · (stored − offset). A tile interleaves sixteen keys, so that
 //! one vector register holds the same four values of each key. A token of the question is then multiplied
@@ -25,6 +24,12 @@ use crate::domain::TokenSpan;
 /// The number of keys in a tile.
 pub const LANES: usize = 16;
 
+/// The largest magnitude of a quantized value.
+const LARGEST: f32 = 127.0;
+
+/// Is added to quantized values to make them unsigned.
+const OFFSET: i32 = 128;
+
 /// The format in which keys are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -36,13 +41,11 @@ pub enum Codec {
     /// Eight bits per value and one scale per key.
     #[default]
     Int8,
-    /// Four bits per value and one scale per key.
-    Int4,
 }
 
 /// The error for a text that is not the name of a codec.
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error("unknown codec {0:?}; known are f32, f16, int8 and int4")]
+#[error("unknown codec {0:?}; known are f32, f16 and int8")]
 pub struct UnknownCodec(String);
 
 /// Encoded keys.
@@ -57,7 +60,7 @@ pub struct Encoded {
 
 impl Codec {
     /// All codecs, in descending order of precision.
-    pub const ALL: [Self; 4] = [Self::F32, Self::F16, Self::Int8, Self::Int4];
+    pub const ALL: [Self; 3] = [Self::F32, Self::F16, Self::Int8];
 
     /// Returns the codec's id in the header of a block.
     pub fn id(self) -> u8 {
@@ -65,7 +68,6 @@ impl Codec {
             Self::F32 => 0,
             Self::F16 => 1,
             Self::Int8 => 2,
-            Self::Int4 => 3,
         }
     }
 
@@ -74,21 +76,15 @@ impl Codec {
         Self::ALL.into_iter().find(|codec| codec.id() == id)
     }
 
-    /// Returns the largest stored magnitude of a quantized value, and the offset that is added to make it
-    /// unsigned.
-    fn range(self) -> (f32, i32) {
-        if self == Self::Int4 { (7.0, 8) } else { (127.0, 128) }
-    }
-
     /// Returns the offset that was added to quantized values to make them unsigned, or 0 for codecs without
     /// quantization.
     pub fn offset(self) -> i32 {
-        if self.is_quantized() { self.range().1 } else { 0 }
+        if self.is_quantized() { OFFSET } else { 0 }
     }
 
     /// Returns whether keys are stored as small integers with a scale.
     pub fn is_quantized(self) -> bool {
-        matches!(self, Self::Int8 | Self::Int4)
+        self == Self::Int8
     }
 
     /// Returns the bytes of one tile for a quantized codec, or of one key for the others.
@@ -97,7 +93,6 @@ impl Codec {
             Self::F32 => 4 * head_dim,
             Self::F16 => 2 * head_dim,
             Self::Int8 => LANES * 4 * head_dim.div_ceil(4),
-            Self::Int4 => LANES * 4 * head_dim.div_ceil(8),
         }
     }
 
@@ -127,49 +122,14 @@ impl Codec {
                 match self {
                     Self::F32 => fill(&mut bytes[token * 4 * dim..], key, f32::to_le_bytes),
                     Self::F16 => fill(&mut bytes[token * 2 * dim..], key, |v| f16::from_f32(v).to_le_bytes()),
-                    Self::Int8 | Self::Int4 => {
+                    Self::Int8 => {
                         let tile = &mut bytes[token / LANES * self.step_bytes(dim)..][..self.step_bytes(dim)];
-                        scales[token] = self.quantize(key, token % LANES, tile);
+                        scales[token] = quantize(key, token % LANES, tile);
                     }
                 }
             }
         }
         out
-    }
-
-    /// Writes one key into its lane of a tile, and returns its scale.
-    fn quantize(self, key: ArrayView1<f32>, lane: usize, tile: &mut [u8]) -> f32 {
-        let key = key.to_slice().map_or_else(|| Cow::Owned(key.to_vec()), Cow::Borrowed);
-        let (largest, offset) = self.range();
-        let scale = largest_magnitude(&key) / largest;
-        // The reciprocal of a smaller scale is infinite. Such keys are stored as zeros.
-        let inverse = if scale >= f32::MIN_POSITIVE { 1.0 / scale } else { 0.0 };
-        let stored = |value: f32| {
-            let integer = round(value * inverse).clamp(-largest as i32, largest as i32);
-            (integer + offset) as u8
-        };
-        // Four values, from a multiple of four on, are in neighbouring bytes. The compiler has fast code for
-        // four values at a time.
-        let (groups, rest) = key.as_chunks::<4>();
-        for (i, four) in groups.iter().enumerate() {
-            let (at, shift) = self.position(4 * i, lane);
-            let out = tile[at..].first_chunk_mut::<4>().expect("tiles have whole groups");
-            out.iter_mut().zip(four).for_each(|(out, &value)| *out |= stored(value) << shift);
-        }
-        for (i, &value) in rest.iter().enumerate() {
-            let (at, shift) = self.position(4 * groups.len() + i, lane);
-            tile[at] |= stored(value) << shift;
-        }
-        scale
-    }
-
-    /// Returns the position of value `i` of the key in `lane` within a tile: the byte, and the lowest bit in
-    /// it.
-    fn position(self, i: usize, lane: usize) -> (usize, u32) {
-        match self {
-            Self::Int4 => (i / 8 * 4 * LANES + lane * 4 + i % 4, if i % 8 < 4 { 0 } else { 4 }),
-            _ => (i / 4 * 4 * LANES + lane * 4 + i % 4, 0),
-        }
     }
 
     /// Decodes the keys of `tokens` of one head into `out`, `[token, head_dim]`. `keys` and `scales` are
@@ -190,27 +150,37 @@ impl Codec {
                 }
                 Self::Int8 => {
                     let tile = &keys[token / LANES * self.step_bytes(dim)..][..self.step_bytes(dim)];
-                    let (scale, offset) = (scale_of(token), self.range().1);
-                    // Decodes four values at a time, unlike `Int4` below, for speed: with a decoder model,
-                    // all keys and values are decoded for each question.
+                    let scale = scale_of(token);
+                    // Decodes four values at a time, for speed: with a decoder model, all keys and values are
+                    // decoded for each question.
                     for (group, out) in tile.as_chunks::<{ 4 * LANES }>().0.iter().zip(out.chunks_mut(4)) {
                         let four = &group[4 * (token % LANES)..][..4];
                         out.iter_mut()
                             .zip(four)
-                            .for_each(|(out, v)| *out = (i32::from(*v) - offset) as f32 * scale);
-                    }
-                }
-                Self::Int4 => {
-                    let (tile, lane) = (&keys[token / LANES * self.step_bytes(dim)..], token % LANES);
-                    let (scale, offset) = (scale_of(token), self.range().1);
-                    for (i, out) in out.iter_mut().enumerate() {
-                        let (at, shift) = self.position(i, lane);
-                        *out = (i32::from((tile[at] >> shift) & 0xf) - offset) as f32 * scale;
+                            .for_each(|(out, v)| *out = (i32::from(*v) - OFFSET) as f32 * scale);
                     }
                 }
             }
         }
     }
+}
+
+/// Writes one key into its lane of a tile, and returns its scale.
+fn quantize(key: ArrayView1<f32>, lane: usize, tile: &mut [u8]) -> f32 {
+    let key = key.to_slice().map_or_else(|| Cow::Owned(key.to_vec()), Cow::Borrowed);
+    let scale = largest_magnitude(&key) / LARGEST;
+    // The reciprocal of a smaller scale is infinite. Such keys are stored as zeros.
+    let inverse = if scale >= f32::MIN_POSITIVE { 1.0 / scale } else { 0.0 };
+    let stored = |value: f32| (round(value * inverse).clamp(-LARGEST as i32, LARGEST as i32) + OFFSET) as u8;
+    // Four values, from a multiple of four on, are in neighbouring bytes. The compiler has fast code for
+    // four values at a time.
+    let (fours, rest) = key.as_chunks::<4>();
+    let (tile, last) = tile.split_at_mut(fours.len() * 4 * LANES);
+    for (group, four) in tile.as_chunks_mut::<{ 4 * LANES }>().0.iter_mut().zip(fours) {
+        group[4 * lane..][..4].iter_mut().zip(four).for_each(|(out, &value)| *out = stored(value));
+    }
+    last.iter_mut().skip(4 * lane).zip(rest).for_each(|(out, &value)| *out = stored(value));
+    scale
 }
 
 /// Returns the largest magnitude of finite values. Magnitudes have the order of their bits, and the largest
@@ -248,7 +218,6 @@ impl fmt::Display for Codec {
             Self::F32 => "f32",
             Self::F16 => "f16",
             Self::Int8 => "int8",
-            Self::Int4 => "int4",
         })
     }
 }
@@ -303,7 +272,6 @@ mod tests {
                 (Codec::F32, 0.0),
                 (Codec::F16, 4.9e-4),
                 (Codec::Int8, 0.501 / 127.0),
-                (Codec::Int4, 0.501 / 7.0),
             ] {
                 let error = error_of(codec, shape);
                 assert!(error <= bound, "{codec} {shape:?}: {error} over {bound}");
@@ -344,7 +312,7 @@ mod tests {
         }
         assert_eq!(
             "int3".parse::<Codec>().unwrap_err().to_string(),
-            "unknown codec \"int3\"; known are f32, f16, int8 and int4"
+            "unknown codec \"int3\"; known are f32, f16 and int8"
         );
         assert_eq!(Codec::from_id(9), None);
     }

@@ -641,7 +641,7 @@ mod tests {
         };
         // The fingerprint covers tokenizer, window and readout: see `Contract::fingerprint`.
         check("fingerprint", &|model| model.fingerprint.push('f'), Codec::Int8, b"");
-        check("codec", &|_| {}, Codec::Int4, b"");
+        check("codec", &|_| {}, Codec::F16, b"");
         check("salt", &|_| {}, Codec::Int8, b"salt");
         let tenants = ["", "a", "b", "ab"].map(|tenant| key_of(&model, Codec::Int8, b"", tenant));
         assert_eq!(HashSet::from(tenants).len(), 4, "every tenant has keys of its own");

@@ -11,7 +11,6 @@ use std::ops::Range;
 
 use ndarray::{Array3, Axis, concatenate, s};
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
 
 use super::PipelineError;
 use super::blocks::{self, Blocks};
@@ -33,16 +32,14 @@ const ROTATED_VALUES_MAX: usize = 8 << 20;
 /// The fewest slices for which another thread decodes part of a plane.
 const SLICES_PER_TASK_MIN: usize = 8;
 
-/// How the blocks of the chunks are positioned before a decoder's question.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Placement {
-    /// The blocks of a view stand side by side: each ends at the position where the question begins, so no
-    /// chunk is nearer to the question than another. If the model's positions are learned, keys cannot be
-    /// moved, and each block begins at the position where the model read it.
-    #[default]
+/// How the blocks of a view are positioned. If the model's positions are learned, keys cannot be moved, and each block begins at
+/// the position where the model read it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Placement {
+    /// Side by side: each block ends at the position where the question begins, so that no chunk is nearer to the question than
+    /// another. Questions are read so.
     Parallel,
-    /// The blocks of a view follow each other, as in a prompt.
+    /// One after the other, as in a prompt. Exports of keys and values are laid out so.
     Sequence,
 }
 
@@ -90,8 +87,6 @@ struct KeyRotation {
 pub struct EncodeContext<'a> {
     /// The model that encodes the question.
     pub model: &'a dyn ModelRuntime,
-    /// How blocks are positioned before a decoder's question.
-    pub placement: Placement,
     /// The limits on a request.
     pub limits: &'a RequestLimits,
     /// Says when to stop.
@@ -152,7 +147,7 @@ impl View {
 /// Divides the blocks into views for a decoder's question of `question_tokens` tokens. Each view has as many
 /// consecutive windows of blocks as the model's context holds beside the question. A question without any
 /// block still has one view.
-pub fn views(
+pub(super) fn views(
     blocks: &Blocks,
     (model, decoder): (&ModelInfo, &DecoderInfo),
     question_tokens: usize,
@@ -229,8 +224,8 @@ fn encode_views(
     context: EncodeContext,
     decoder: &DecoderInfo,
 ) -> Result<Vec<(View, EncodedQuestion)>, PipelineError> {
-    let EncodeContext { model, placement, limits, cancel, .. } = context;
-    let views = views(blocks, (model.info(), decoder), ids.len(), placement);
+    let EncodeContext { model, limits, cancel, .. } = context;
+    let views = views(blocks, (model.info(), decoder), ids.len(), Placement::Parallel);
     limits.check_groups(views.len(), (ids.len(), context.planes().len(), model.info().head_dim))?;
     let encode = |view: View| {
         let past = BlocksAsPast::new(&view, blocks, (model.info(), decoder), cancel);

@@ -6,7 +6,6 @@ use std::fmt;
 use ndarray::{Array1, Array2, ArrayView1, ArrayView2, ArrayView3, Axis};
 use serde::{Deserialize, Serialize};
 
-use super::bound::PooledReference;
 use super::exact::SortedReference;
 use super::reference::Reference;
 use super::{heads_and_queries, saturated};
@@ -22,9 +21,6 @@ pub enum OverQuestion {
     RootMeanSquare,
     /// The mean: the more tokens need a key, the more it counts.
     Mean,
-    /// An upper bound of the mean, which does not need to know which token a logit belongs to; see
-    /// [`PooledReference`].
-    Bound,
 }
 
 /// How many keys are kept.
@@ -71,7 +67,6 @@ pub fn key_rc(
             fold(|sum, rc| sum + rc * rc).map(|sum| saturated((sum / rows).sqrt())).collect()
         }
         OverQuestion::Mean => fold(|sum, rc| sum + rc).map(|sum| saturated(sum / rows)).collect(),
-        OverQuestion::Bound => key_bounds(x, self_logits, reference),
     }
 }
 
@@ -91,27 +86,6 @@ fn folded_over_rows(
         }
     }
     folded
-}
-
-/// Returns the upper bound of the mean RC of each key, `[key]`. The arguments are those of [`key_rc`].
-fn key_bounds(x: ArrayView3<'_, f32>, self_logits: ArrayView3<'_, f32>, reference: Reference) -> Array1<f32> {
-    let rows = x.rows().into_iter().zip(self_logits.rows());
-    let reference_of = |(row, own): (ArrayView1<f32>, ArrayView1<f32>)| {
-        let mut values = Vec::new();
-        reference.collect(own, row, &mut values);
-        values
-    };
-    let references: Vec<Vec<f32>> = rows.map(reference_of).collect();
-    let pooled = PooledReference::new(&references);
-    let has_reference = |(_, reference): &(ArrayView1<f32>, &Vec<f32>)| !reference.is_empty();
-    let rows: Vec<_> = x.rows().into_iter().zip(&references).filter(has_reference).collect();
-    let mut logits = Vec::with_capacity(rows.len());
-    let bound = |key: usize| {
-        logits.clear();
-        logits.extend(rows.iter().map(|(row, _)| row[key]));
-        saturated(pooled.upper_bound(&mut logits))
-    };
-    (0..x.len_of(Axis(2))).map(bound).collect()
 }
 
 /// Replaces the score of each key by the mean over itself and its neighbours, at most `width` keys in all,
@@ -188,7 +162,6 @@ impl fmt::Display for OverQuestion {
             Self::Peak => "peak",
             Self::RootMeanSquare => "root mean square",
             Self::Mean => "mean",
-            Self::Bound => "bound of the mean",
         })
     }
 }
@@ -255,9 +228,6 @@ mod tests {
         assert_eq!(of_heads, rc(OverQuestion::Mean), "heads count like tokens");
         let paper = of(Reference::SelfLogits, OverQuestion::Mean);
         assert_eq!(paper, array![0.25, 1.75, 0.25, 0.25], "a query sees no later key");
-        // Of X = {0, 1} and Y = {1, 1/2; 0, 1/4; 1, 1/4}, and of X = {4, 1} for the second key.
-        let bound = of(Reference::SelfLogits, OverQuestion::Bound);
-        assert_eq!(bound, array![0.25, 1.75, 0.25, 0.25]);
     }
 
     #[test]
@@ -288,9 +258,7 @@ mod tests {
 
     #[test]
     fn empty_inputs_are_valid() {
-        for over in
-            [OverQuestion::Peak, OverQuestion::RootMeanSquare, OverQuestion::Mean, OverQuestion::Bound]
-        {
+        for over in [OverQuestion::Peak, OverQuestion::RootMeanSquare, OverQuestion::Mean] {
             for reference in Reference::ALL {
                 let of = |x, own| key_rc(Array3::zeros(x).view(), Array3::zeros(own).view(), reference, over);
                 assert_eq!(of((2, 0, 3), (2, 0, 0)), array![0.0, 0.0, 0.0], "{over}, {reference}");

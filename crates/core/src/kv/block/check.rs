@@ -68,7 +68,7 @@ impl Block {
         let are_numbers = match self.codec {
             Codec::F32 => floats(keys).fold(true, |all, value| all & is_number(value)),
             Codec::F16 => halves(keys).fold(true, |all, value| all & value.is_finite()),
-            Codec::Int8 | Codec::Int4 => floats(scales).fold(true, |all, value| all & is_number(value)),
+            Codec::Int8 => floats(scales).fold(true, |all, value| all & is_number(value)),
         };
         if are_numbers { Ok(()) } else { Err(BadBlock("keys are not finite numbers")) }
     }
@@ -104,7 +104,7 @@ mod tests {
         assert!(fits((2, 12), Codec::Int8));
         assert!(!fits((1, 12), Codec::Int8), "heads");
         assert!(!fits((2, 24), Codec::Int8), "dimensions");
-        assert!(!fits((2, 12), Codec::Int4), "codec");
+        assert!(!fits((2, 12), Codec::F16), "codec");
     }
 
     /// A text of two sentences. In its block, each word and each full stop is a token; the letter of three

@@ -80,7 +80,6 @@ impl Kernel {
         match (codec, self) {
             (Codec::F32 | Codec::F16, _) => exact_rows(look, take),
             (Codec::Int8, Self::Portable) => quantized_rows(look, scratch, offset, take, int8_tile),
-            (Codec::Int4, Self::Portable) => quantized_rows(look, scratch, offset, take, int4_tile),
             #[cfg(target_arch = "x86_64")]
             (_, simd) => super::x86::rows(simd, look, scratch, take),
         }
@@ -154,15 +153,6 @@ fn int8_tile(keys: &[u8], packed: &[[i32; QUERIES]]) -> Sums {
     let mut sums = [[0; LANES]; QUERIES];
     for (keys, queries) in keys.chunks_exact(GROUP * LANES).zip(packed) {
         add(&mut sums, queries, |lane, i| i32::from(keys[GROUP * lane + i]));
-    }
-    sums
-}
-
-fn int4_tile(keys: &[u8], packed: &[[i32; QUERIES]]) -> Sums {
-    let mut sums = [[0; LANES]; QUERIES];
-    for (keys, queries) in keys.chunks_exact(GROUP * LANES).zip(packed.chunks_exact(2)) {
-        add(&mut sums, &queries[0], |lane, i| i32::from(keys[GROUP * lane + i] & 0xf));
-        add(&mut sums, &queries[1], |lane, i| i32::from(keys[GROUP * lane + i] >> 4));
     }
     sums
 }

@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 
 use super::kernel::{Kernel, QUERIES, Sums, quantized_rows};
 use super::{Look, Scratch};
-use crate::kv::codec::{Codec, LANES};
+use crate::kv::codec::LANES;
 
 /// The bytes of one vector of a tile: four bytes of each key.
 const STEP: usize = 4 * LANES;
@@ -26,11 +26,10 @@ pub(super) fn rows(
     // SAFETY: the assertion above has checked that the processor has the features that each function is
     // compiled for.
     unsafe {
-        match (kernel, look.block.codec()) {
-            (Kernel::Avx512Vnni, Codec::Int4) => int4_avx512(look, scratch, take),
-            (Kernel::Avx512Vnni, _) => int8_avx512(look, scratch, take),
-            (_, Codec::Int4) => int4_avx2(look, scratch, take),
-            _ => int8_avx2(look, scratch, take),
+        if kernel == Kernel::Avx512Vnni {
+            int8_avx512(look, scratch, take);
+        } else {
+            int8_avx2(look, scratch, take);
         }
     }
 }
@@ -43,24 +42,6 @@ fn int8_avx512(look: Look, s: &mut Scratch, take: impl FnMut(usize, usize, &[f32
             let keys = load_512(keys);
             for (sum, &query) in sums.iter_mut().zip(queries) {
                 *sum = _mm512_dpbusd_epi32(*sum, keys, _mm512_set1_epi32(query));
-            }
-        }
-        sums.map(|sums| store_512(sums))
-    });
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-fn int4_avx512(look: Look, s: &mut Scratch, take: impl FnMut(usize, usize, &[f32])) {
-    let low_bits = _mm512_set1_epi8(0xf);
-    quantized_rows(look, s, look.block.codec().offset(), take, |keys, packed| {
-        let mut sums = [_mm512_setzero_si512(); QUERIES];
-        for (keys, queries) in keys.as_chunks::<STEP>().0.iter().zip(packed.as_chunks::<2>().0) {
-            let keys = load_512(keys);
-            let low = _mm512_and_si512(keys, low_bits);
-            let high = _mm512_and_si512(_mm512_srli_epi16::<4>(keys), low_bits);
-            for (j, sum) in sums.iter_mut().enumerate() {
-                *sum = _mm512_dpbusd_epi32(*sum, low, _mm512_set1_epi32(queries[0][j]));
-                *sum = _mm512_dpbusd_epi32(*sum, high, _mm512_set1_epi32(queries[1][j]));
             }
         }
         sums.map(|sums| store_512(sums))
@@ -83,29 +64,6 @@ fn int8_avx2(look: Look, s: &mut Scratch, take: impl FnMut(usize, usize, &[f32])
                     let signed = _mm256_sign_epi8(_mm256_set1_epi32(query), keys);
                     let pairs = _mm256_maddubs_epi16(magnitude, signed);
                     sum[half] = _mm256_add_epi32(sum[half], _mm256_madd_epi16(pairs, ones));
-                }
-            }
-        }
-        sums.map(|sums| store_256(sums))
-    });
-}
-
-#[target_feature(enable = "avx2")]
-fn int4_avx2(look: Look, s: &mut Scratch, take: impl FnMut(usize, usize, &[f32])) {
-    let (low_bits, ones) = (_mm256_set1_epi8(0xf), _mm256_set1_epi16(1));
-    quantized_rows(look, s, look.block.codec().offset(), take, |keys, packed| {
-        let mut sums = [[_mm256_setzero_si256(); 2]; QUERIES];
-        for (keys, queries) in keys.as_chunks::<STEP>().0.iter().zip(packed.as_chunks::<2>().0) {
-            for half in 0..2 {
-                let keys = load_256(keys, half);
-                let low = _mm256_and_si256(keys, low_bits);
-                let high = _mm256_and_si256(_mm256_srli_epi16::<4>(keys), low_bits);
-                for (j, sum) in sums.iter_mut().enumerate() {
-                    // The sum of four products of at most 15 · 127 fits 16 bits.
-                    let low = _mm256_maddubs_epi16(low, _mm256_set1_epi32(queries[0][j]));
-                    let high = _mm256_maddubs_epi16(high, _mm256_set1_epi32(queries[1][j]));
-                    let both = _mm256_madd_epi16(_mm256_add_epi16(low, high), ones);
-                    sum[half] = _mm256_add_epi32(sum[half], both);
                 }
             }
         }

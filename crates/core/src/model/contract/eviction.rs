@@ -98,11 +98,6 @@ impl EvictionForm {
             let reason = format!("must be odd and at most {NEIGHBOURS_MAX}, but is {}", self.neighbours);
             return Err(("decoder.eviction.form.neighbours", reason));
         }
-        if self.over_question == OverQuestion::Bound && self.reference != Reference::SelfLogits {
-            // Pooled, the logits of a long question over a long context would take gigabytes.
-            let reason = format!("must be self with over_question = \"bound\", but is {}", self.reference);
-            return Err(("decoder.eviction.form.reference", reason));
-        }
         if !(0.0..=1.0).contains(&self.floor) {
             return Err(("decoder.eviction.form.floor", format!("must be 0 to 1, but is {}", self.floor)));
         }

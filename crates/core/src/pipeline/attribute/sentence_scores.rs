@@ -143,11 +143,10 @@ pub(super) fn score(
     let (question, graph_logits) = match tokens.ids.is_empty() {
         true => (QuestionViews::default(), None),
         false => {
-            let placement = settings.placement;
             // Sentences are always encoded as concurrent ones, so that a sentence that arrives alone gets
             // bit for bit the same result.
             let heads = EncodedHeads::Readout;
-            let context = EncodeContext { model, placement, limits, cancel, is_concurrent: true, heads };
+            let context = EncodeContext { model, limits, cancel, is_concurrent: true, heads };
             let question = question::encode(&tokens.ids, blocks, context)?;
             let by_graph = || scan::by_graph(&tokens.ids, blocks, model);
             (question, (settings.scan == ScanBy::Onnx).then(by_graph).transpose()?)
