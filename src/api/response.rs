@@ -98,8 +98,8 @@ impl WarningAnswer {
             ),
             Warning::GroupCut { chunk } => (
                 "group_cut",
-                "a part of this chunk is kept without all that a reader needs to understand it, such as its heading, its question or \
-                 the other items of its list, because these do not fit; name a larger budget"
+                "what answers best in this chunk is kept without all that a reader needs to understand it, such as its heading, its \
+                 question or the other items of its list, or not at all, because the budget is too small; name a larger one"
                     .into(),
                 Some(chunk),
             ),

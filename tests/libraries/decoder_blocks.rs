@@ -201,11 +201,7 @@ fn logits(reading: &Reading) -> RawLogits {
 }
 
 /// The same logits, computed by the whole graph for one group of windows after the other.
-fn logits_of_whole_graph(
-    model: &mut Model,
-    groups: &[Vec<Vec<u32>>],
-    question: &[u32],
-) -> RawLogits {
+fn logits_of_whole_graph(model: &mut Model, groups: &[Vec<Vec<u32>>], question: &[u32]) -> RawLogits {
     let mut own = None;
     let prefix = model.prefix().len() as i64;
     let is_movable = model.decoder.rotary.is_some();

@@ -131,7 +131,8 @@ fn markers(context: &CitationContext, parts: &[PartOutcome]) -> Value {
     let (mut text, mut at) = (String::with_capacity(answer.len()), 0);
     let mut references: BTreeMap<usize, Value> = BTreeMap::new();
     for part in parts {
-        let end = marker_place(answer, part.bytes.end);
+        // Two parts can end in one row.
+        let end = marker_place(answer, part.bytes.end).max(at);
         text.push_str(&answer[at..end]);
         at = end;
         for (first, source) in part.citations().enumerate() {

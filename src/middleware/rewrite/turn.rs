@@ -263,11 +263,9 @@ impl Fitted {
         let is_callers = options.query.is_some();
         let query = match work.turn.passages.get(indexes[0]) {
             Some(passage) if !is_callers && !passage.wanted.is_empty() => {
-                {
-                    // Neither part takes all of the room.
-                    let room = find::QUERY_BYTES_MAX.saturating_sub(passage.wanted.len() + 1);
-                    format!("{} {}", find::tail_within(query, room), passage.wanted)
-                }
+                // Neither part takes all of the room.
+                let room = find::QUERY_BYTES_MAX.saturating_sub(passage.wanted.len() + 1);
+                format!("{} {}", find::tail_within(query, room), passage.wanted)
             }
             _ => query.to_owned(),
         };

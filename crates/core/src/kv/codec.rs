@@ -268,11 +268,7 @@ mod tests {
     #[test]
     fn the_error_of_each_codec_is_within_its_bound() {
         for shape in [(1, 1, 4), (1, 16, 8), (2, 17, 384), (3, 40, 30), (1, 0, 8)] {
-            for (codec, bound) in [
-                (Codec::F32, 0.0),
-                (Codec::F16, 4.9e-4),
-                (Codec::Int8, 0.501 / 127.0),
-            ] {
+            for (codec, bound) in [(Codec::F32, 0.0), (Codec::F16, 4.9e-4), (Codec::Int8, 0.501 / 127.0)] {
                 let error = error_of(codec, shape);
                 assert!(error <= bound, "{codec} {shape:?}: {error} over {bound}");
             }

@@ -296,7 +296,7 @@ fn comment_marker(text: &str) -> &'static str {
     let lines_end_with = |end: &[char]| text.lines().filter(|line| line.trim_end().ends_with(end)).count();
     match most {
         Some(marker) => marker,
-        None if lines_end_with(&['{', '}', ';']) > 0 => "//",
+        None if lines_end_with(&['{', ';']) > lines_end_with(&[':']) => "//",
         None => "#",
     }
 }

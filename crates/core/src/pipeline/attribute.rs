@@ -132,7 +132,7 @@ impl Pipeline {
         };
         self.settings.limits.check_sources_named(parts.len(), request.sources_max)?;
         let attribute = |part: ByteRange| {
-            if is_no_claim(&request.parts, part.of(&group.text)) {
+            if is_no_claim(&request.parts, &group.text, part) {
                 return Ok(group.in_answer(PartOutcome::without_claim(part)));
             }
             let part = (part, part.of(&group.text));
@@ -158,7 +158,7 @@ impl Pipeline {
         let scores = [self.score_sentence(candidates, sentence, &[], cancel)?];
         let parts = parts_of(kind, &scores);
         self.settings.limits.check_sources_named(parts.len(), sources_max)?;
-        let attribute = |part: ByteRange| match is_no_claim(kind, part.of(sentence.0)) {
+        let attribute = |part: ByteRange| match is_no_claim(kind, sentence.0, part) {
             true => Ok(PartOutcome::without_claim(part)),
             false => {
                 self.attribute_part(candidates, &scores, (part, part.of(sentence.0)), sources_max, cancel)
@@ -322,9 +322,12 @@ impl<'a> SentenceGroup<'a> {
     }
 }
 
-/// Returns whether a part is a sentence that says nothing a source could say. What a request chooses is always compared.
-fn is_no_claim(parts: &Parts, part: &str) -> bool {
-    matches!(parts, Parts::Sentences) && text::needs_no_evidence(part)
+/// Returns whether a part is a sentence that says nothing a source could say. What a request chooses is always compared, and so is an
+/// answer of a few words in bold.
+fn is_no_claim(parts: &Parts, answer: &str, part: ByteRange) -> bool {
+    let sentence = part.of(answer).trim();
+    let is_answer = sentence.starts_with("**") && !sentence.contains(':') && sentence == answer.trim();
+    matches!(parts, Parts::Sentences) && !is_answer && text::needs_no_evidence(sentence)
 }
 
 /// Returns the parts of scored sentences: their words, or the sentences themselves.

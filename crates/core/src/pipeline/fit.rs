@@ -42,7 +42,7 @@ pub struct Fitted {
     pub relevance: Option<Relevance>,
     /// The chunks of which some rows are left out although the question compares all rows.
     pub rows_left_out: Vec<usize>,
-    /// The chunks with a unit that is kept without all that it requires.
+    /// The chunks with a unit that is kept without all that it requires, and the chunk of the best unit if that is not kept.
     pub groups_cut: Vec<usize>,
 }
 
@@ -104,6 +104,8 @@ pub fn budget(
     let unit_scores = fitter.scores_of_firsts();
     let costs = fitter.unit_costs()?;
     let frame_costs = fitter.frame_costs()?;
+    // A promise is calibrated for units in the order of their scores.
+    let leading = if limit.is_none() { fitter.leading_units() } else { Vec::new() };
     let input = SelectionInput {
         units,
         scores: &unit_scores,
@@ -112,7 +114,7 @@ pub fn budget(
         required: &required,
         outlines: &reading.outlines,
         repeats: &fitter.repeats,
-        leading: &fitter.leading_units(),
+        leading: &leading,
         compares_rows,
     };
     let tokens_in = fitter.tokens_in(&frame_costs)?;
@@ -134,11 +136,18 @@ pub fn budget(
             if request.fills_budget { input.filling(tokens) } else { input.within(tokens) }
         }
     };
-    if let Some(rendered) = fitter.render_within(&selection, tokens)?.filter(|rendered| {
-        // Nothing is kept if nothing is related; otherwise an empty context means that no unit fits.
-        !is_related || !rendered.text.is_empty() || units.is_empty()
-    }) {
-        return Ok(fitter.finish(rendered, tokens_in));
+    // Nothing is kept if nothing is related; otherwise an empty context means that no unit fits.
+    let is_enough = |rendered: &RenderedContext| !is_related || !rendered.text.is_empty() || units.is_empty();
+    let mut rendered = fitter.render_within(&selection, tokens)?.filter(is_enough);
+    if rendered.is_none() && !selection.ends.is_empty() && request.budget != Budget::Auto {
+        // The marks of what was left out are not known before: the best unit gets as much less room.
+        let found = fitter.render(&selection, 1)?.tokens;
+        let room = tokens.saturating_sub(found.saturating_sub(tokens));
+        rendered = fitter.render_within(&input.within(room), tokens)?.filter(is_enough);
+    }
+    let best = input.ranked().first().copied().filter(|_| is_related);
+    if let Some(rendered) = rendered {
+        return Ok(fitter.finish(rendered, tokens_in, best));
     }
     let (minimum, rendered) = fitter.render_minimum(&input)?;
     let needed = rendered.tokens;
@@ -147,7 +156,7 @@ pub fn budget(
         let least_ratio = is_ratio.then(|| least_ratio(needed, tokens_in));
         return Err(InvalidRequest::BudgetImpossible { budget: tokens, needed, minimum, least_ratio }.into());
     }
-    Ok(fitter.finish(rendered, tokens_in))
+    Ok(fitter.finish(rendered, tokens_in, best))
 }
 
 /// Returns the largest effort that a budget keeps; `None` if it promises no coverage.
@@ -437,7 +446,14 @@ impl Fitter<'_> {
             };
             let pieces = &outlines.layouts()[chunk].pieces;
             let lacks = |piece: &Piece| piece.requires.iter().any(|&other| !is_kept(&pieces[other]));
-            pieces.iter().any(|piece| is_kept(piece) && lacks(piece))
+            // A heading needs one of the pieces that require it.
+            let mut is_needed = vec![false; pieces.len()];
+            let kept = pieces.iter().filter(|piece| is_kept(piece));
+            kept.flat_map(|piece| &piece.requires).for_each(|&other| is_needed[other] = true);
+            let is_alone = |at: usize, piece: &Piece| piece.introduces.is_some() && !is_needed[at];
+            let is_cut =
+                |(at, piece): (usize, &Piece)| is_kept(piece) && (lacks(piece) || is_alone(at, piece));
+            pieces.iter().enumerate().any(is_cut)
         };
         let kept = spans.iter().enumerate().filter(|(_, spans)| !spans.is_empty());
         kept.filter(is_partial).map(|(chunk, _)| chunk).collect()
@@ -465,7 +481,7 @@ impl Fitter<'_> {
             let is_choosable = |unit: &usize| {
                 !reading.outlines.is_frame(*unit, self.units[*unit].chunk) && !self.repeats.is_repeat(*unit)
             };
-            let units = (0..self.units.len()).filter(is_choosable);
+            let units = (0..self.units.len()).filter(is_choosable).filter(|unit| score(unit) > 0.0);
             units.rev().max_by(|a, b| score(a).total_cmp(&score(b)))
         };
         questions.iter().filter_map(best).collect()
@@ -515,13 +531,20 @@ impl Fitter<'_> {
         found
     }
 
-    fn finish(self, rendered: RenderedContext, tokens_in: usize) -> Fitted {
+    fn finish(self, rendered: RenderedContext, tokens_in: usize, best: Option<usize>) -> Fitted {
         // A tokenizer that merges tokens across the end of a chunk may count a token or two more or fewer in
         // the whole context than in its parts.
         let usage = Usage { tokens_in: tokens_in.max(rendered.tokens), tokens_out: rendered.tokens };
         let repeats = self.repeated_spans(&rendered.spans);
         let rows_left_out = self.rows_left_out(&rendered.spans);
-        let groups_cut = self.groups_cut(&rendered.spans);
+        let mut groups_cut = self.groups_cut(&rendered.spans);
+        // A budget can be too small for the best unit, and large enough for others.
+        if let Some(Unit { chunk, bytes, .. }) = best.map(|best| &self.units[best]) {
+            let is_kept = rendered.spans[*chunk].iter().any(|span| span.source.overlaps(*bytes));
+            if !is_kept && !groups_cut.contains(chunk) {
+                groups_cut.push(*chunk);
+            }
+        }
         let (relevance, order) = (self.relevance, self.order);
         Fitted {
             context: rendered.text,

@@ -83,6 +83,9 @@ fn text_of<'a>(chunks: &'a [Arc<Chunk>], unit: &Unit) -> &'a str {
     unit.bytes.of(&chunks[unit.chunk].text)
 }
 
+/// How many windows in a row can have the same sentence cut at their edges.
+const CHAIN_MAX: usize = 4;
+
 struct Finder<'a> {
     chunks: &'a [Arc<Chunk>],
     units: &'a [Unit],
@@ -108,6 +111,7 @@ impl<'a> Finder<'a> {
                     .iter()
                     .rev()
                     .take(CANDIDATES_MAX)
+                    .filter(|&&other| self.is_one_document(other, unit))
                     .map(|&other| (other, self.run(other, unit, end)));
                 let longest = runs.max_by_key(|(_, length)| *length);
                 match longest.filter(|&(other, length)| self.is_repeat((other, unit, length), (start, end))) {
@@ -122,6 +126,13 @@ impl<'a> Finder<'a> {
             (start..end).for_each(|unit| known.entry(self.text(unit)).or_default().push(unit));
             start = end;
         }
+        // A unit that others repeat can turn out to repeat a later one.
+        for unit in 0..self.of.len() {
+            for _ in 0..CHAIN_MAX {
+                let next = self.of[unit].and_then(|first| self.of[first]).filter(|&next| next != unit);
+                self.of[unit] = next.or(self.of[unit]);
+            }
+        }
     }
 
     fn add(&mut self, other: usize, unit: usize, length: usize) {
@@ -131,6 +142,12 @@ impl<'a> Finder<'a> {
                 self.of[unit + at] = Some(first);
             }
         }
+    }
+
+    /// Returns whether two units have one title. The same words under two titles may speak of two things.
+    fn is_one_document(&self, one: usize, other: usize) -> bool {
+        let title = |unit: usize| self.chunks[self.units[unit].chunk].title.as_deref().unwrap_or_default();
+        title(one) == title(other)
     }
 
     /// Returns how many units from `unit` on are those from `other` on.
@@ -162,11 +179,8 @@ impl<'a> Finder<'a> {
         let is_whole = unit == start && last + 1 == end || is_edge(other, -1) && is_edge(other_last, 1);
         let overlaps =
             begins(unit, other) && ends(other_last, last) || begins(other, unit) && ends(last, other_last);
-        let title = |unit: usize| self.chunks[self.units[unit].chunk].title.as_deref().unwrap_or_default();
-        // The same words under two titles may speak of two things.
-        let is_one_document = title(unit) == title(other);
         let is_long = bytes >= RUN_BYTES_MIN && length >= RUN_UNITS_MIN;
-        is_one_document && (bytes >= OVERLAP_BYTES_MIN && (is_whole || overlaps) || is_long)
+        bytes >= OVERLAP_BYTES_MIN && (is_whole || overlaps) || is_long
     }
 
     /// Adds the pieces of sentences at the edges of windows that the other window has whole.

@@ -230,7 +230,7 @@ struct UnitContext {
 impl UnitContext {
     fn of(reading: &Reading) -> Self {
         let (mut shared, mut frames) = (Vec::new(), Vec::new());
-        if !reading.outlines.is_prose() {
+        if reading.granularity == Granularity::Sentence {
             for (index, unit) in reading.units.iter().enumerate() {
                 let before = reading.outlines.contexts_of(index, unit.chunk).filter(|other| *other < index);
                 shared.extend(before.map(|other| (index, other)));

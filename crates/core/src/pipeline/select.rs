@@ -145,7 +145,7 @@ impl SelectionInput<'_> {
                     group = self.cut_group(unit, group, tokens_left - frame_cost);
                 }
                 let cost = cost_of(&group);
-                if cost <= tokens_left {
+                if cost <= tokens_left && !group.is_empty() {
                     tokens_left -= cost;
                     has_frame[chunk] = true;
                     group.iter().for_each(|&unit| taken[unit] = true);
@@ -190,7 +190,12 @@ impl SelectionInput<'_> {
             let own = if all.contains(&unit) { 0 } else { self.costs[unit] };
             self.frame_costs[chunk] + own + *cost
         };
-        self.ranked().into_iter().min_by_key(|&unit| cost_alone(unit))
+        // A heading alone says nothing.
+        let says = |unit: &usize| self.outlines.introduced_by(*unit, self.units[*unit].chunk).is_none();
+        let ranked = self.ranked();
+        let (saying, others): (Vec<usize>, Vec<usize>) = ranked.into_iter().partition(says);
+        let units = if saying.is_empty() { others } else { saying };
+        units.into_iter().min_by_key(|&unit| cost_alone(unit))
     }
 
     /// Returns the choices of units in the order in which a promise keeps them, each with its effort.
@@ -241,6 +246,8 @@ impl SelectionInput<'_> {
             let is_row = |other: &usize| self.outlines.is_row(*other, chunk);
             group.extend(self.outlines.units_of(chunk).filter(is_row).filter(|&other| !taken(other)));
         }
+        // A heading brings its first sentence.
+        group.extend(self.outlines.introduced_by(unit, chunk).filter(|&other| !taken(other)));
         let mut open: Vec<usize> = group.iter().copied().collect();
         while let Some(next) = open.pop() {
             let required = self.outlines.required_by(next, chunk).filter(|&other| !taken(other));
@@ -249,18 +256,25 @@ impl SelectionInput<'_> {
         group.into_iter().collect()
     }
 
-    /// Returns a unit with as many others of its group as fit into a number of tokens: first those above that it requires itself,
-    /// such as its introduction, and then the nearest.
+    /// Returns a unit with as many others of its group as fit into a number of tokens: first the one that it introduces, those above
+    /// that it requires itself, such as its introduction, and then the nearest. Returns none if it says nothing alone and what it
+    /// introduces does not fit.
     fn cut_group(&self, unit: usize, mut group: Vec<usize>, tokens: usize) -> Vec<usize> {
         let direct: Vec<usize> = self.outlines.required_by(unit, self.units[unit].chunk).collect();
+        let introduced = self.outlines.introduced_by(unit, self.units[unit].chunk);
         let is_above = |other: usize| other < unit && direct.contains(&other);
-        group.sort_by_key(|&other| (other != unit, !is_above(other), unit.abs_diff(other)));
+        group.sort_by_key(|&other| {
+            (other != unit, introduced != Some(other), !is_above(other), unit.abs_diff(other))
+        });
         let mut tokens_left = tokens;
         group.retain(|&other| {
             let fits = self.costs[other] <= tokens_left;
             tokens_left -= if fits { self.costs[other] } else { 0 };
             fits
         });
+        if introduced.is_some_and(|other| !group.contains(&other)) {
+            return Vec::new();
+        }
         group.sort_unstable();
         group
     }

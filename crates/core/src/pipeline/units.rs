@@ -108,6 +108,11 @@ impl Outlines {
             .flat_map(move |piece| piece.requires.iter().map(move |at| first + at))
     }
 
+    /// Returns the unit that `unit` says nothing without, if it is chosen for itself.
+    pub fn introduced_by(&self, unit: usize, chunk: usize) -> Option<usize> {
+        self.piece(unit, chunk)?.introduces.map(|other| self.first_units[chunk] + other)
+    }
+
     /// Returns the units that `unit` is scored with: those that it requires for its structure, such as its heading.
     pub fn contexts_of(&self, unit: usize, chunk: usize) -> impl Iterator<Item = usize> {
         let contexts = self.piece(unit, chunk).map_or(0, |piece| piece.contexts);

@@ -22,9 +22,10 @@ const GREETINGS: [&str; 14] = [
 const GREETING_WORDS_MAX: usize = 3;
 
 /// Beginnings of sentences by which an answer thanks or offers more.
-const COURTESIES: [&str; 11] = [
+const COURTESIES: [&str; 12] = [
     "feel free to ask",
     "feel free to reach",
+    "hope this helps",
     "i hope that helps",
     "i hope this helps",
     "if you have any other",
@@ -92,6 +93,10 @@ const HEADING_WORDS_MAX: usize = 8;
 /// The longest label, in words.
 const LABEL_WORDS_MAX: usize = 4;
 
+/// What may follow a courtesy: "If you have any questions, just ask."
+const REQUESTS: [&str; 6] =
+    ["ask", "do not hesitate", "don't hesitate", "feel free", "just ask", "let me know"];
+
 /// Returns whether a sentence of an answer says nothing that needs evidence: a greeting, a question, a heading or the
 /// header of a table, or that the sources have no answer. Knows English, and questions and headings of any language.
 pub fn needs_no_evidence(sentence: &str) -> bool {
@@ -126,7 +131,9 @@ fn is_heading(text: &str) -> bool {
         let says = label.contains(['.', ',', '!']) || label.contains(|c: char| c.is_ascii_digit());
         !label.contains("**") && !says && is_within(label, LABEL_WORDS_MAX)
     };
-    is_marked || label.is_some_and(is_label)
+    let is_lead =
+        text.to_lowercase().starts_with("here ") && text.ends_with(':') && is_within(text, HEADING_WORDS_MAX);
+    is_marked || is_lead || label.is_some_and(is_label)
 }
 
 fn is_courtesy(text: &str) -> bool {
@@ -134,9 +141,13 @@ fn is_courtesy(text: &str) -> bool {
     let is_alone = |greeting: &str| {
         lower.strip_prefix(greeting).is_some_and(|rest| rest.is_empty() || rest.starts_with(['!', ',', '.']))
     };
+    // "Thanks for asking, the fee is 12 euros." says something.
+    let rest = lower.split_once([',', ':']).map_or("", |(_, rest)| rest.trim_start());
+    let says = lower.contains(|c: char| c.is_ascii_digit())
+        || !rest.is_empty() && !REQUESTS.iter().any(|begin| rest.starts_with(begin));
     let is_short = lower.split_whitespace().count() <= GREETING_WORDS_MAX;
     is_short && GREETINGS.iter().any(|greeting| is_alone(greeting))
-        || COURTESIES.iter().any(|courtesy| lower.starts_with(courtesy))
+        || !says && COURTESIES.iter().any(|courtesy| lower.starts_with(courtesy))
 }
 
 /// Returns whether a sentence says that the sources do not have what was asked for, and nothing else.

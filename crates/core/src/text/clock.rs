@@ -109,8 +109,9 @@ fn read(text: &str, terms: &[Term]) -> Option<Time> {
             next.bytes.start > terms[count - 1].bytes.end
                 && text[next.bytes.end..].trim_start().starts_with(char::is_alphabetic)
         });
-    let before = text[..first.bytes.start].trim_end().rsplit(' ').next().unwrap_or_default().to_lowercase();
-    let half = if is_spaced_am && !BEFORE_TIMES.contains(&&*before) { "" } else { half };
+    let before =
+        || text[..first.bytes.start].split_whitespace().next_back().unwrap_or_default().to_lowercase();
+    let half = if is_spaced_am && !BEFORE_TIMES.contains(&&*before()) { "" } else { half };
     let is_half = matches!(half, "am" | "pm" | "a.m" | "p.m");
     if is_half || matches!(half, "uhr" | "o'clock") {
         (is_time, count) = (true, count + 1);

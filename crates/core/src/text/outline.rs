@@ -68,6 +68,9 @@ pub struct Piece {
     pub requires: Vec<usize>,
     /// How many of `requires`, from the first on, are the context that the piece is scored with, such as its heading.
     pub contexts: usize,
+    /// A piece without which this one says nothing, such as the first sentence under a heading. It is kept with this one if this one
+    /// is chosen for itself. If another piece requires this one, that piece is enough.
+    pub introduces: Option<usize>,
     /// Whether the piece only ever comes with others: a heading, the header of a table, a closing brace.
     pub is_frame: bool,
     /// Whether the piece is a row of a table that can be compared with its other rows.
@@ -189,6 +192,7 @@ impl Pieces {
             bytes,
             requires: requires.to_vec(),
             contexts: usize::MAX,
+            introduces: None,
             is_frame: false,
             is_row: false,
             joint: Joint::Gap,
@@ -235,6 +239,14 @@ impl Pieces {
         if piece != other && !requires.contains(&other) {
             requires.push(other);
         }
+    }
+
+    /// Lets a piece require another one, and be scored with it.
+    fn require_as_context(&mut self, piece: usize, other: usize) {
+        let piece = &mut self.list[piece];
+        piece.requires.retain(|required| *required != other);
+        piece.requires.insert(0, other);
+        piece.contexts = piece.contexts.saturating_add(1);
     }
 
     fn len(&self) -> usize {

@@ -232,9 +232,17 @@ fn ends_at_dot(before: &str, next: &NextWord) -> bool {
     match abbreviation(word) {
         Some(Abbreviation::Never) => false,
         Some(Abbreviation::Numbered) => !next.is_number() && !next.is_numeral(),
-        Some(Abbreviation::Ambiguous) => next.is_starter(),
+        Some(Abbreviation::Ambiguous) => next.is_starter() || is_measure(rest, word) && !next.is_number(),
         None => !next.is_number() || next.is_enumerator() || !may_be_abbreviation(word),
     }
+}
+
+/// Returns whether a word is a unit behind a number, such as `mg` in `10 mg`. What follows its stop with a capital is a new sentence.
+fn is_measure(rest: &str, word: &str) -> bool {
+    const UNITS: [&str; 17] =
+        ["cl", "cm", "dl", "ft", "g", "h", "kg", "km", "l", "lb", "lbs", "m", "mg", "mi", "ml", "mm", "oz"];
+    let number = rest.trim_end_matches([' ', '\u{a0}']);
+    number.len() < rest.len() && number.ends_with(|c: char| c.is_ascii_digit()) && UNITS.contains(&word)
 }
 
 /// Returns whether an unknown word before a number looks like an abbreviation: `KV. 550`, `xii. 115`, but not

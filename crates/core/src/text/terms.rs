@@ -258,15 +258,18 @@ impl Term {
     pub fn reaches(&self, own: usize, other: usize) -> bool {
         match &*self.folded {
             _ if self.is_prefix => own + 1 == other,
-            "without" => own < other,
+            "without" | "ohne" | "sans" => own < other,
             _ => true,
         }
     }
 
-    /// Returns whether the term is an English negation, such as `not` or `without`.
+    /// Returns whether the term is a negation, such as `not`, `without`, `nicht` or `jamais`.
     pub fn is_negation(&self) -> bool {
-        const WORDS: [&str; 10] =
-            ["not", "no", "never", "none", "neither", "nor", "without", "nobody", "nothing", "nowhere"];
+        const WORDS: [&str; 28] = [
+            "not", "no", "never", "none", "neither", "nor", "without", "nobody", "nothing", "nowhere",
+            "nicht", "kein", "keine", "keinen", "keiner", "keines", "nie", "niemals", "ohne", "pas",
+            "jamais", "aucun", "aucune", "sans", "nunca", "non", "niet", "geen",
+        ];
         WORDS.contains(&&*self.folded)
     }
 

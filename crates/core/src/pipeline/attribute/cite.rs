@@ -191,11 +191,12 @@ pub(super) fn attribute(
         // Without a source to cite, nothing is supported.
         _ if !has_citation => (0.0, None),
         Some(judgement) => {
-            question.support(candidates, judgement, verdict::probability(judgement), cancel)?
+            let probability = verdict::probability(judgement, &support);
+            question.support(candidates, judgement, probability, cancel)?
         }
         None => (support.value(), None),
     };
-    let verdict = match Verdict::of(value, support.mean, support.number_missing, judgement.as_ref()) {
+    let verdict = match Verdict::of(value, &support, judgement.as_ref()) {
         verdict if verdict.is_cited() && !has_citation => Verdict::NotFound,
         verdict => verdict,
     };

@@ -87,6 +87,9 @@ pub(super) struct Judgement {
     pub conflicts: Vec<Conflict>,
     /// Whether the part says something more than its sources, which have the rest of it.
     pub has_addition: bool,
+    /// Whether a number of the part stands only in sentences about something else, and the one with all other words of the part has
+    /// another number.
+    pub has_other_number: bool,
     /// Whether a unit has a word of the part with a prefix that denies it, such as `unpaid` for `paid`.
     pub is_denied_form: bool,
     /// Whether the part has so few words with meaning that one of them in the sources is half of what it says: "Knows SQL".
@@ -184,7 +187,7 @@ fn align<'a>(
 impl Compared<'_> {
     fn judgement(&self, support: &Support) -> Judgement {
         let mut conflicts = Vec::new();
-        let numbers = self.numbers(&mut conflicts);
+        let (numbers, has_other_number) = self.numbers(&mut conflicts);
         let denials = self.denials(&mut conflicts);
         let contrasts = self.contrasts(&mut conflicts);
         let is_denied_form = self.denied_forms(&mut conflicts);
@@ -246,6 +249,7 @@ impl Compared<'_> {
             features,
             conflicts,
             has_addition,
+            has_other_number,
             is_denied_form,
             has_half_of_few,
             units: self.units.clone(),
@@ -286,9 +290,11 @@ impl Compared<'_> {
         self.claim.iter().map(|word| weight_of(word) * word.similarity).sum::<f32>() / weight
     }
 
-    /// How many numbers of the part the units have, exclude by another one, and do not have.
-    fn numbers(&self, conflicts: &mut Vec<Conflict>) -> [f32; 3] {
+    /// How many numbers of the part the units have, exclude by another one, and do not have; and whether one of them is
+    /// [another thing's](Judgement::has_other_number).
+    fn numbers(&self, conflicts: &mut Vec<Conflict>) -> ([f32; 3], bool) {
         let [mut found, mut excluded, mut missing] = [0.0; 3];
+        let mut has_other = false;
         let of_part: Vec<Amount> = self.claim.iter().filter_map(|word| word.term.word.amount).collect();
         // The numbers of the units, those first that the part does not have.
         let mut of_units: Vec<(usize, &Term, Amount)> =
@@ -301,7 +307,12 @@ impl Compared<'_> {
                 .rev()
                 .find_map(|w| w.term.word.limits());
             let mut same = of_units.iter().filter(|(.., other)| amount.is_comparable_with(other));
-            if self.units_have(word.term) || same.clone().any(|(.., other)| is_met(&amount, limit, other)) {
+            if let Some(other) = self.own_number(at, &amount) {
+                (excluded, has_other) = (excluded + 1.0, true);
+                conflicts.push(self.conflict(word.term.bytes, ConflictKind::Number, other));
+            } else if self.units_have(word.term)
+                || same.clone().any(|(.., other)| is_met(&amount, limit, other))
+            {
                 found += 1.0;
             } else if let Some(&(unit, other, _)) = same.next() {
                 excluded += 1.0;
@@ -318,7 +329,33 @@ impl Compared<'_> {
                 missing += 1.0;
             }
         }
-        [found, excluded, missing]
+        ([found, excluded, missing], has_other)
+    }
+
+    /// Returns the number of the unit that has all other words of the part, if it differs from the part's number, which stands only in
+    /// units about something else: "The bridge opened in 1931. The tunnel opened in 1978."
+    fn own_number(&self, at: usize, amount: &Amount) -> Option<(usize, &Term)> {
+        const WORDS_MIN: usize = 2;
+        let content: Vec<&AnswerTerm> = self
+            .claim
+            .iter()
+            .map(|word| word.term)
+            .filter(|term| term.is_content && term.word.amount.is_none())
+            .collect();
+        let has_all = |unit: usize| {
+            content.iter().all(|term| term.is_in(|id| self.candidates.unit_has(self.units[unit], id)))
+        };
+        let number = self.claim[at].term;
+        let has_number = |unit: usize| number.is_in(|id| self.candidates.unit_has(self.units[unit], id));
+        let whole: Vec<usize> = (0..self.units.len()).filter(|&unit| has_all(unit)).collect();
+        if content.len() < WORDS_MIN || whole.iter().any(|&unit| has_number(unit)) {
+            return None;
+        }
+        let mut numbers = self.words().filter(|(unit, word)| {
+            let is_other = |other: &Amount| amount.is_comparable_with(other) && !amount.agrees_with(other);
+            whole.contains(unit) && word.amount.as_ref().is_some_and(is_other)
+        });
+        numbers.next()
     }
 
     /// How many denials of the part the units have, and do not have.
@@ -408,6 +445,14 @@ impl Compared<'_> {
     /// Returns the place of a word of the part that the units do not have, if a unit has another word that the part does not have
     /// between the same neighbours.
     fn replaced_word(&self) -> Option<ByteRange> {
+        // `[unit]`: the ids of its words.
+        let ids: Vec<Vec<Option<u32>>> = self
+            .units
+            .iter()
+            .map(|&unit| {
+                self.candidates.words(unit).iter().map(|word| self.candidates.term(&word.folded)).collect()
+            })
+            .collect();
         let replaced = |(at, word): (usize, &Aligned)| {
             if !word.term.is_content || self.units_have(word.term) {
                 return None;
@@ -417,15 +462,13 @@ impl Compared<'_> {
                 (term.is_some(), term.and_then(|term| term.id))
             };
             let (before, after) = (neighbour(at.checked_sub(1)), neighbour(Some(at + 1)));
-            let is_there = |unit: &usize| {
-                let words = self.candidates.words(*unit);
-                let ids: Vec<Option<u32>> =
-                    words.iter().map(|word| self.candidates.term(&word.folded)).collect();
+            let is_there = |(&unit, ids): (&usize, &Vec<Option<u32>>)| {
+                let words = self.candidates.words(unit);
                 let is_new = |place: usize| {
                     !words[place].is_function_word()
                         && !self.claim.iter().any(|word| word.term.id == ids[place])
                 };
-                (0..words.len()).filter(|&place| is_new(place)).any(|place| {
+                (0..words.len()).any(|place| {
                     let before_place = place.checked_sub(1).map(|place| ids[place]);
                     let is_before = match before {
                         (true, id) => id.is_some() && before_place == Some(id),
@@ -436,10 +479,10 @@ impl Compared<'_> {
                         (true, id) => id.is_some() && after_place == Some(id),
                         (false, _) => after_place.is_none(),
                     };
-                    is_before && is_after
+                    is_before && is_after && is_new(place)
                 })
             };
-            self.units.iter().any(is_there).then_some(word.term.bytes)
+            self.units.iter().zip(&ids).any(is_there).then_some(word.term.bytes)
         };
         self.claim.iter().enumerate().find_map(replaced)
     }

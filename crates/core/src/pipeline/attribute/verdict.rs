@@ -4,6 +4,7 @@
 use schemars::JsonSchema;
 
 use super::judge::{ConflictKind, Judgement};
+use super::support::Support;
 
 /// The support from which on a part counts as supported, if the sources have its numbers.
 pub const SUPPORT_MIN: f32 = 0.5;
@@ -24,9 +25,9 @@ const COMPLETE_EVIDENCE_MIN: f32 = 0.99;
 /// that the weights were fitted on has enough such parts.
 const ROLES_FACTOR: f32 = 0.3;
 
-/// The factor for the probability of a part that has a word of its sources without the prefix that denies it there, or the
-/// reverse; a rule, too.
-const DENIED_FORM_FACTOR: f32 = 0.3;
+/// The factor for the probability of a part that denies what its sources say, with a word or a prefix, or the reverse, or that has the
+/// number of something else; a rule, too.
+const DENIAL_FACTOR: f32 = 0.3;
 
 /// The factor for the probability of a part that says something more than its sources; a rule, too, and not fitted.
 const ADDITION_FACTOR: f32 = 0.6;
@@ -48,21 +49,24 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Returns the verdict on a part. `support` is its support, and `shared` the mean evidence of its words;
-    /// `number_missing` says whether no source has one of its numbers as it stands.
-    pub(super) fn of(support: f32, shared: f32, number_missing: bool, judgement: Option<&Judgement>) -> Self {
-        // However probable: nobody would call a sentence supported beside a number that no source has.
+    /// Returns the verdict on a part with this probability of support.
+    pub(super) fn of(probability: f32, support: &Support, judgement: Option<&Judgement>) -> Self {
+        let (shared, is_probable) = (support.mean, probability >= SUPPORT_MIN);
+        // However probable: nobody would call a sentence supported beside a number that no source has, or one that denies what the
+        // sources say.
         let lacks_number = judgement.is_some_and(|judgement| {
             let of = |feature| judgement.features.get(feature);
-            number_missing && of(Feature::NumbersMissing) + of(Feature::NumbersExcluded) > 0.0
+            let lacks =
+                support.number_missing && of(Feature::NumbersMissing) + of(Feature::NumbersExcluded) > 0.0;
+            lacks || judgement.has_other_number
         });
         let is_contradicted = |judgement: &Judgement| {
             !judgement.conflicts.is_empty() && judgement.features.get(Feature::ConflictBeside) >= SHARED_MIN
         };
         match () {
-            () if support >= SUPPORT_MIN && !lacks_number => Self::Supported,
+            () if is_probable && !lacks_number && !support.negation_differs => Self::Supported,
             () if judgement.is_some_and(is_contradicted) => Self::Contradicted,
-            () if support >= SUPPORT_MIN
+            () if is_probable
                 || shared >= SHARED_MIN
                 || judgement.is_some_and(|judgement| judgement.has_addition || judgement.has_half_of_few) =>
             {
@@ -155,7 +159,7 @@ impl Features {
 }
 
 /// Returns the probability that the sources support a part.
-pub(super) fn probability(judgement: &Judgement) -> f32 {
+pub(super) fn probability(judgement: &Judgement, support: &Support) -> f32 {
     let features = &judgement.features;
     let is_copied = features.get(Feature::Copied) >= COPIED_MIN;
     let is_gathered = features.get(Feature::Gathered) >= GATHERED_MIN;
@@ -171,7 +175,9 @@ pub(super) fn probability(judgement: &Judgement) -> f32 {
     let roles_differ = judgement.conflicts.iter().any(|conflict| conflict.kind == ConflictKind::Roles);
     let factor = match () {
         () if roles_differ => ROLES_FACTOR,
-        () if judgement.is_denied_form => DENIED_FORM_FACTOR,
+        () if judgement.is_denied_form || support.negation_differs || judgement.has_other_number => {
+            DENIAL_FACTOR
+        }
         () if judgement.has_addition => ADDITION_FACTOR,
         () => 1.0,
     };

@@ -37,10 +37,8 @@ const CHAIN_MAX: usize = 4;
 
 /// Lets the pieces of running text require what they need to be understood. The pieces must be in the order of the text.
 pub(super) fn bind(pieces: &mut Pieces, text: &str, kind: Kind) {
-    // A sentence is not scored as the one that it refers to.
-    for piece in &mut pieces.list {
-        piece.contexts = if matches!(kind, Kind::Prose | Kind::Pdf) { 0 } else { piece.requires.len() };
-    }
+    // A row is scored with its heading, but a sentence not as the one that it refers to.
+    pieces.list.iter_mut().for_each(|piece| piece.contexts = piece.requires.len());
     contents(pieces, text);
     let parts = parts(pieces, text);
     // The readers of other kinds know their headings.
@@ -50,10 +48,13 @@ pub(super) fn bind(pieces: &mut Pieces, text: &str, kind: Kind) {
     questions(pieces, &parts);
     lists(pieces, &parts);
     steps(pieces, &parts);
-    records(pieces, &parts);
+    // The head of a mail has fields as well.
+    if kind != Kind::Mail {
+        records(pieces, &parts);
+    }
     captions(pieces, &parts);
     interrupted(pieces, &parts);
-    footnotes(pieces, &parts);
+    footnotes(pieces, &parts, kind);
     references(pieces, &parts);
 }
 
@@ -109,7 +110,7 @@ impl Part<'_> {
     /// Whether the text is a line of its own that is short enough for a heading.
     fn is_short_line(&self) -> bool {
         let is_named = || {
-            self.bare().starts_with(|c: char| c.is_uppercase() || c.is_ascii_digit())
+            self.bare().starts_with(|c: char| c.is_uppercase() || c.is_ascii_digit() || c == '§')
                 && self.text.matches(char::is_alphabetic).nth(1).is_some()
                 && !(self.text.contains('|') || self.text.contains("   "))
         };
@@ -152,16 +153,22 @@ impl Part<'_> {
 
 fn parts<'a>(pieces: &Pieces, text: &'a str) -> Vec<Part<'a>> {
     let mut end = 0;
-    let mut found = Vec::with_capacity(pieces.list.len());
+    let mut found: Vec<Part<'a>> = Vec::with_capacity(pieces.list.len());
     for (at, piece) in pieces.list.iter().enumerate() {
         let gap = &text[end.min(piece.bytes.start)..piece.bytes.start];
+        let begins_line = at == 0 || gap.contains('\n');
         let blanks = gap.len() - gap.rfind('\n').map_or(0, |at| at + 1);
+        // What stands further right in a line is no deeper than what the line begins with.
+        let indent = match found.last() {
+            Some(before) if !begins_line => before.indent,
+            _ => blanks + (piece.bytes.len() - piece.bytes.of(text).trim_start().len()),
+        };
         let after = pieces.list.get(at + 1).map_or(text.len(), |next| next.bytes.start.max(piece.bytes.end));
         found.push(Part {
             text: piece.bytes.of(text),
-            begins_line: at == 0 || gap.contains('\n'),
+            begins_line,
             begins_paragraph: at == 0 || gap.matches('\n').count() > 1,
-            indent: blanks + (piece.bytes.len() - piece.bytes.of(text).trim_start().len()),
+            indent,
             ends_line: after == text.len() || text[piece.bytes.end..after].contains('\n'),
             is_frame: piece.is_frame,
             is_row: piece.is_row,
@@ -215,18 +222,18 @@ mod tests {
         check(
             "a clause and its text",
             "4.1 Notice\nEither side may end it.\n4.2 Rent\nIt is paid monthly.",
-            &["1 4.1 Notice", "0 Either side may end it.", "3 4.2 Rent", "2 It is paid monthly."],
+            &[">1 4.1 Notice", "0 Either side may end it.", ">3 4.2 Rent", "2 It is paid monthly."],
         );
         check(
             "all of a list",
             "You must bring:\n- a towel\n- a key",
-            &["1 You must bring:", "0,2 - a towel", "0 - a key"],
+            &["1,>1 You must bring:", "0,2 - a towel", "0 - a key"],
         );
-        check("one of a list", "We sell:\n- towels\n- keys", &["1 We sell:", "0 - towels", "0 - keys"]);
+        check("one of a list", "We sell:\n- towels\n- keys", &[">1 We sell:", "0 - towels", "0 - keys"]);
         check(
             "a label of a paragraph",
             "Refunds. The price is paid back.\n\nHelp with costs. Write to us.",
-            &["1 Refunds.", "0 The price is paid back.", "3 Help with costs.", "2 Write to us."],
+            &[">1 Refunds.", "0 The price is paid back.", ">3 Help with costs.", "2 Write to us."],
         );
     }
 }

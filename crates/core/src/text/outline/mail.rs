@@ -6,6 +6,8 @@
 //! - Quoted text is divided between lines only, so that every kept line has its `>`.
 //! - What stands below a quotation answers its last sentence, and requires it.
 
+use std::ops::Range;
+
 use super::{Pieces, Sentences, line::Line, line::lines, line::span, line::trimmed};
 use crate::domain::ByteRange;
 
@@ -22,7 +24,7 @@ const HEAD_LINES_MAX: usize = 30;
 const SEPARATORS: [&str; 6] = [
     "original message",
     "forwarded message",
-    "begin forwarded",
+    "begin forwarded message",
     "ursprüngliche nachricht",
     "weitergeleitete nachricht",
     "message d'origine",
@@ -82,7 +84,9 @@ const ATTRIBUTION_LINES_MAX: usize = 3;
 pub(super) fn is_mail(lines: &[Line]) -> bool {
     let contents: Vec<(usize, &str)> = lines.iter().map(|line| content(line.text)).collect();
     let has_head = (0..lines.len()).any(|at| head_end(&contents, at) > at);
-    let quoted = contents.iter().filter(|(depth, _)| *depth > 0).count();
+    // `>>> ` is the prompt of Python.
+    let is_quoted = |line: &&Line| line.text.trim_start().starts_with('>') && !line.text.starts_with(">>> ");
+    let quoted = lines.iter().filter(is_quoted).count();
     let is_attributed = contents.windows(2).any(|pair| {
         pair[0].0 < pair[1].0 && pair[0].1.ends_with(':') && pair[0].1.contains(char::is_whitespace)
     });
@@ -144,11 +148,14 @@ struct Writer<'a, 'b> {
     origins: Vec<Origin>,
     /// The depth and the last piece of the paragraph above.
     above: Option<(usize, usize)>,
-    /// `[depth]`: the first sentence of the mail at this depth that is longer than a greeting.
-    says: Vec<Option<usize>>,
+    /// `[depth]`: the first sentences of the mail at this depth that is longer than a greeting.
+    says: Vec<Range<usize>>,
     /// The quoted questions that nothing below them has answered, with their depths.
     questions: Vec<(usize, usize)>,
 }
+
+/// How many sentences of a reply a quoted question requires.
+const REPLY_PIECES_MAX: usize = 3;
 
 /// The longest greeting, in words.
 const GREETING_WORDS_MAX: usize = 4;
@@ -177,6 +184,13 @@ pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
             at += 1;
             continue;
         }
+        if first == "--" {
+            // What follows is a signature, and no answer to what is quoted above.
+            writer.pieces.frame(lines[at].trimmed(), &[]);
+            writer.above = None;
+            at += 1;
+            continue;
+        }
         let head = head_end(&contents, at);
         if head > at {
             writer.head(&lines[at..head], depth);
@@ -184,7 +198,7 @@ pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
             continue;
         }
         let mut end = at + 1;
-        while contents.get(end).is_some_and(|line| line.0 == depth && !line.1.is_empty())
+        while contents.get(end).is_some_and(|line| line.0 == depth && !line.1.is_empty() && line.1 != "--")
             && head_end(&contents, end) == end
         {
             end += 1;
@@ -192,7 +206,8 @@ pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
         let next_depth = contents.get(end).map_or(0, |line| line.0);
         let is_attribution =
             contents[end - 1].1.ends_with(':') && next_depth > depth && end - at <= ATTRIBUTION_LINES_MAX;
-        let is_separator = SEPARATORS.iter().any(|name| first.to_lowercase().contains(name));
+        let bare = first.trim_matches(['-', '_', '=', '*', ':', ' ']).to_lowercase();
+        let is_separator = SEPARATORS.contains(&&*bare);
         if is_attribution {
             let piece = writer.pieces.push(range(text, &lines[at..end]), &[]);
             writer.set_origin(depth + 1, Origin { sender: Some(piece), date: Some(piece) });
@@ -210,8 +225,8 @@ pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
     }
     // What is quoted below a mail is mostly what the mail answers.
     for (piece, depth) in std::mem::take(&mut writer.questions) {
-        let says = writer.says.get(depth - 1).copied().flatten();
-        says.into_iter().for_each(|says| writer.pieces.require(piece, says));
+        let says = writer.says.get(depth - 1).cloned().unwrap_or_default();
+        says.for_each(|says| writer.pieces.require(piece, says));
     }
     writer.pieces
 }
@@ -275,14 +290,14 @@ impl Writer<'_, '_> {
                 self.pieces.require(question, first);
             }
         }
-        self.says.resize(self.says.len().max(depth + 1), None);
+        self.says.resize(self.says.len().max(depth + 1), 0..0);
         for piece in first..self.pieces.len() {
             let text = self.pieces.list[piece].bytes.of(self.text);
             if depth > 0 && text.contains('?') {
                 self.questions.push((piece, depth));
             }
-            if self.says[depth].is_none() && text.split_whitespace().nth(GREETING_WORDS_MAX).is_some() {
-                self.says[depth] = Some(piece);
+            if self.says[depth].is_empty() && text.split_whitespace().nth(GREETING_WORDS_MAX).is_some() {
+                self.says[depth] = piece..self.pieces.len().min(piece + REPLY_PIECES_MAX);
             }
         }
         self.above = Some((depth, self.pieces.len() - 1));

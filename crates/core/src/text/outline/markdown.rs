@@ -175,7 +175,7 @@ mod tests {
             "# A\n## B\nOne. Two.\n# C\nThree.",
             &["F # A", "F 0 ## B", "1 One.", "1 Two.", "F # C", "4 Three."],
         );
-        check("list", "See:\n\n- a\n- b:\n  - c\n- d", &["1 See:", "0 - a", "0,3 - b:", "2   - c", "0 - d"]);
+        check("list", "See:\n\n- a\n- b:\n  - c\n- d", &[">1 See:", "0 - a", "0,3 - b:", "2   - c", "0 - d"]);
         check("underlined", "A\n---\ntext", &["F A/---", "0 text"]);
         check(
             "table",

@@ -36,6 +36,12 @@ const COLUMNS_NAMED_MAX: usize = 2;
 const ROWS_MIN: usize = 3;
 const CELLS_SHARE: f64 = 0.12;
 
+/// How many sentences a caption has at most.
+const CAPTION_PIECES_MAX: usize = 3;
+
+/// What the labels of rows begin with below which a heading no longer holds.
+const TOTALS: [&str; 5] = ["total", "subtotal", "summe", "gesamt", "insgesamt"];
+
 /// The longest name of a column that stands in a line of its own, in bytes.
 const COLUMN_BYTES_MAX: usize = 32;
 
@@ -197,12 +203,16 @@ impl Page<'_, '_> {
     /// Returns the first of the lines above the first row of a table that name its columns, or `first` if there are none: as many
     /// short lines as the row has cells, or a line with wide gaps.
     fn column_names_start(&self, open: usize, first: usize, end: usize) -> usize {
-        if !self.begins_table {
+        // Prose above ends a table.
+        let ends_table = |line: &Line| line.text.trim_end().ends_with('.') || is_caption(line.text.trim());
+        if !self.begins_table && !self.lines[open..first].iter().any(ends_table) {
             return first;
         }
         let has_cell = |text: &str| text.split_whitespace().any(|word| is_number(word) || is_code(word));
         let cells = match self.kinds[end - 1] {
-            LineKind::Row => self.lines[first].text.split_whitespace().filter(|word| is_number(word)).count(),
+            LineKind::Row => {
+                self.lines[end - 1].text.split_whitespace().filter(|word| is_number(word)).count()
+            }
             _ => (first..end)
                 .filter(|&line| self.kinds[line] == LineKind::Cells && has_cell(self.lines[line].text))
                 .count(),
@@ -216,7 +226,13 @@ impl Page<'_, '_> {
         let names =
             (open..first).rev().take_while(is_text).take_while(|&line| is_column_name(self.lines[line].text));
         let count = names.clone().count();
-        match count > 1 && (cells..=cells + 1).contains(&count) {
+        // "Europe" and then "Revenue" again: the line above the first row names a part of the table, not a column.
+        let label = self.lines[first].text.trim();
+        let is_again = || {
+            (end..self.lines.len())
+                .any(|line| self.kinds[line] == LineKind::Text && self.lines[line].text.trim() == label)
+        };
+        match count > 1 && (cells..=cells + 1).contains(&count) && !is_again() {
             true => first - count,
             false => first,
         }
@@ -259,8 +275,10 @@ impl Page<'_, '_> {
                 self.begins_table = true;
             }
             if let Some(first) = caption {
-                self.caption = Some(added.end - 1);
-                (first + 1..added.end).for_each(|piece| self.pieces.require(piece, piece - 1));
+                // What else the caption says stands close below it.
+                let end = added.end.min(first + CAPTION_PIECES_MAX);
+                self.caption = Some(end - 1);
+                (first + 1..end).for_each(|piece| self.pieces.require(piece, piece - 1));
             }
         }
     }
@@ -275,7 +293,11 @@ impl Page<'_, '_> {
         let requires: Vec<usize> = self.header.into_iter().chain(self.heading).chain(caption).collect();
         self.begins_table = false;
         // Not a row that a question compares with all others: "total" and "average" are names of rows here.
-        self.pieces.push(self.range(first, end), &requires);
+        let row = self.pieces.push(self.range(first, end), &requires);
+        let label = self.pieces.list[row].bytes.of(self.text).to_lowercase();
+        if TOTALS.iter().any(|name| label.starts_with(name)) {
+            self.heading = None;
+        }
     }
 }
 

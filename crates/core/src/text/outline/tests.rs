@@ -35,7 +35,7 @@ pub(super) fn pieces(text: &str, kind: Kind) -> Vec<Piece> {
         check_gap(end, piece.bytes.start);
         end = piece.bytes.end;
         assert!(!piece.bytes.of(text).trim().is_empty(), "{kind:?}: piece {index} is blank: {text:?}");
-        let others = piece.requires.iter().chain(&piece.related);
+        let others = piece.requires.iter().chain(&piece.related).chain(&piece.introduces);
         assert!(others.clone().all(|&other| other < pieces.len() && other != index), "{kind:?}: {text:?}");
     }
     check_gap(end, text.len());
@@ -44,7 +44,7 @@ pub(super) fn pieces(text: &str, kind: Kind) -> Vec<Piece> {
 }
 
 /// Compares the pieces of a text with lines such as `F 0,2 text`: a frame that requires the pieces 0 and 2.
-/// `R` marks a row. Line ends are shown as `/`.
+/// `R` marks a row, and `>3` what introduces the piece 3. Line ends are shown as `/`.
 pub(super) fn check(name: &str, kind: Kind, text: &str, expect: &[&str]) {
     let shown = pieces(text, kind).into_iter().map(|piece| {
         let mark = if piece.is_frame {
@@ -56,7 +56,8 @@ pub(super) fn check(name: &str, kind: Kind, text: &str, expect: &[&str]) {
         };
         let mut requires = piece.requires.clone();
         requires.sort_unstable();
-        let requires: Vec<String> = requires.iter().map(usize::to_string).collect();
+        let introduces = piece.introduces.map(|other| format!(">{other}"));
+        let requires: Vec<String> = requires.iter().map(usize::to_string).chain(introduces).collect();
         let space = if requires.is_empty() { "" } else { " " };
         format!("{mark}{}{space}{}", requires.join(","), piece.bytes.of(text).replace('\n', "/"))
     });

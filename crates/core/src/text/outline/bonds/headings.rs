@@ -1,15 +1,16 @@
 //! Headings: the lines and labels that name the sentences below them.
 
-use super::lists::list_end;
+use super::lists::begins_list;
 use super::{Part, Pieces, TITLE_BYTES_MAX, TITLE_WORDS_MAX};
 
 /// Returns how many levels the number has with which a text begins: 1 for `2. Rent`, 2 for `4.3 Release` and `D.2 Extension`.
 pub(super) fn levels(text: &str) -> Option<usize> {
-    let mut words = text.split_whitespace();
+    let is_section = text.starts_with('§');
+    let mut words = text.trim_start_matches(['§', ' ', '\u{a0}']).split_whitespace();
     let first = words.next()?;
-    let number = first.trim_start_matches('§').trim_end_matches('.');
+    let number = first.trim_end_matches('.');
     // "140 g of butter" begins with an amount.
-    let is_marked = first.contains(['.', '§']) || words.next()?.starts_with(char::is_uppercase);
+    let is_marked = is_section || first.contains('.') || words.next()?.starts_with(char::is_uppercase);
     let is_level = |level: &str| {
         matches!(level.len(), 1..=3) && level.bytes().all(|byte| byte.is_ascii_digit())
             || level.len() == 1 && level.starts_with(|c: char| c.is_ascii_uppercase())
@@ -24,8 +25,9 @@ pub(super) fn is_clause(text: &str) -> bool {
     let is_short = text.split_whitespace().count() <= TITLE_WORDS_MAX && text.len() <= TITLE_BYTES_MAX;
     // "1.5 cups of flour" begins with an amount.
     let is_named =
-        text.split_whitespace().nth(1).is_none_or(|word| word.starts_with(|c: char| c.is_uppercase()));
-    is_short && is_named && levels(text).is_some_and(|levels| levels > 1)
+        text.split_whitespace().nth(1).is_none_or(|word| word.starts_with(|c: char| c.is_uppercase()))
+            || text.starts_with('§');
+    is_short && is_named && levels(text).is_some_and(|levels| levels > 1 || text.starts_with('§'))
 }
 
 /// Lets sentences require the line above them that names them.
@@ -53,9 +55,11 @@ pub(super) fn titles(pieces: &mut Pieces, parts: &[Part]) {
         let own = levels(part.bare());
         let could_be = part.is_title()
             || has_stopped && is_stopped(&at)
-            || own == Some(1) && part.is_short_line() && !part.bare().ends_with(['.', ';', ',']);
-        let next =
-            parts.get(at + 1).filter(|next| could_be && next.begins_line && list_end(parts, at) == at + 1);
+            || own == Some(1)
+                && !part.text.starts_with(['*', '-', '•'])
+                && part.is_short_line()
+                && !part.bare().ends_with(['.', ';', ',']);
+        let next = parts.get(at + 1).filter(|next| could_be && next.begins_line && !begins_list(parts, at));
         let names = next.is_some_and(|next| {
             let deeper = levels(next.bare()).is_none_or(|levels| own.is_some_and(|own| levels > own));
             // Of several short lines in a row, none names the others.
@@ -69,7 +73,7 @@ pub(super) fn titles(pieces: &mut Pieces, parts: &[Part]) {
             if let Some((heading, _)) = above.last() {
                 pieces.require(at, *heading);
             }
-            pieces.require(at, at + 1);
+            pieces.list[at].introduces = Some(at + 1);
             above.push((at, own.unwrap_or(0)));
             continue;
         }
@@ -84,7 +88,7 @@ pub(super) fn titles(pieces: &mut Pieces, parts: &[Part]) {
         }
         if has_labels && is_label(&at) {
             label = Some(at);
-            pieces.require(at, at + 1);
+            pieces.list[at].introduces = Some(at + 1);
         }
     }
 }

@@ -8,15 +8,17 @@ use super::{ANSWER_BYTES_WHOLE, LIST_BYTES_WHOLE, Part, Pieces, TITLE_BYTES_MAX,
 const FIELD_BYTES_MAX: usize = 40;
 
 /// Words by which an introduction says that all of its items belong together.
-const ALL_OF: [&str; 28] = [
+const ALL_OF: [&str; 31] = [
     "all",
     "alle",
     "allen",
     "bedingungen",
+    "benötigt",
     "both",
     "bring",
     "conditions",
     "each",
+    "erforderlich",
     "every",
     "folgende",
     "following",
@@ -26,6 +28,7 @@ const ALL_OF: [&str; 28] = [
     "includes",
     "must",
     "mitbringen",
+    "mitzubringen",
     "muss",
     "müssen",
     "need",
@@ -74,24 +77,41 @@ pub(super) fn lists(pieces: &mut Pieces, parts: &[Part]) {
             }
         }
         // An introduction without an item says nothing.
-        pieces.require(at, at + 1);
+        pieces.list[at].introduces = Some(at + 1);
         let is_numbered = parts[at + 1].text.trim_start_matches('(').starts_with('1');
         if is_numbered || says_all(parts[at].text) {
             together(pieces, parts, at, at + 1..end, LIST_BYTES_WHOLE);
         }
-        at = end.max(at + 1);
+        at = end;
     }
 }
 
-/// Lets the steps "1. … 2. …" in one line require each other.
+/// Lets the steps of a procedure require each other: "1. … 2. …" in one line or a line each. What a step says holds until a later
+/// one changes it.
 pub(super) fn steps(pieces: &mut Pieces, parts: &[Part]) {
-    let is_step = |part: &Part| part.is_list_item() && part.text.starts_with(|c: char| c.is_ascii_digit());
+    let number = |part: &Part| {
+        let digits = part.text.find(|c: char| !c.is_ascii_digit()).unwrap_or(0);
+        part.text[..digits].parse::<usize>().ok().filter(|_| part.is_list_item())
+    };
     let mut at = 0;
-    while at + 1 < parts.len() {
-        let end = (at + 1..parts.len())
-            .find(|&next| parts[next].begins_line || !is_step(&parts[next]))
-            .unwrap_or(parts.len());
-        if is_step(&parts[at]) && end > at + 1 {
+    while at < parts.len() {
+        let Some(mut last) = number(&parts[at]) else {
+            at += 1;
+            continue;
+        };
+        let (mut end, mut count, mut are_sentences) = (at + 1, 1, true);
+        while let Some(part) = parts.get(end).filter(|part| !(part.is_frame || part.is_row)) {
+            match number(part) {
+                Some(next) if next == last + 1 && !part.begins_paragraph => (last, count) = (next, count + 1),
+                None if !part.begins_line => {}
+                _ => break,
+            }
+            end += 1;
+            are_sentences &= !parts[end - 1].ends_line || parts[end - 1].text.ends_with(['.', '!']);
+        }
+        // Lines with numbers can be names in an order of merit.
+        let is_line = !parts[at + 1..end].iter().any(|part| part.begins_line);
+        if count > 1 && (is_line || are_sentences && parts[at].text.starts_with("1")) {
             together(pieces, parts, at, at + 1..end, LIST_BYTES_WHOLE);
         }
         at = end;
@@ -125,35 +145,43 @@ pub(super) fn records(pieces: &mut Pieces, parts: &[Part]) {
         let is_record = run.checked_sub(1).is_some_and(|before| names[before] == names[run])
             || names.get(run + 1).is_some_and(|next| *next == names[run]);
         if is_record {
-            (first + 1..end).for_each(|field| pieces.require(field, first));
+            (first + 1..end).for_each(|field| pieces.require_as_context(field, first));
+            pieces.list[first].introduces = Some(first + 1);
         }
     }
 }
 
-/// Returns where the list ends that a piece introduces; the index behind the piece if it introduces none.
-pub(super) fn list_end(parts: &[Part], intro: usize) -> usize {
+/// Returns whether a piece introduces a list, whose first item is the next piece.
+pub(super) fn begins_list(parts: &[Part], intro: usize) -> bool {
     let (first, above) = (&parts[intro + 1], &parts[intro]);
     let is_free = |part: &Part| part.is_frame || part.is_row;
     let is_intro = !is_free(above) && !above.is_list_item() || above.introduces() && !is_free(above);
-    let has_marker = first.is_list_item();
-    let begins = is_intro
+    is_intro
         && !is_free(first)
-        && (has_marker && (above.introduces() || names_items(parts, intro))
+        && (first.is_list_item() && (above.introduces() || names_items(parts, intro))
             || above.introduces()
                 && first.begins_line
                 && !first.text.starts_with('>')
                 && !above.has_label(&ANSWER_LABELS)
-                && !above.is_question());
-    if !begins {
+                && !above.is_question())
+}
+
+/// Returns where the list ends that a piece introduces; the index behind the piece if it introduces none.
+pub(super) fn list_end(parts: &[Part], intro: usize) -> usize {
+    if !begins_list(parts, intro) {
         return intro + 1;
     }
+    let (first, above) = (&parts[intro + 1], &parts[intro]);
+    let has_marker = first.is_list_item();
+    let is_numbered = |part: &Part| part.text.starts_with(|c: char| c.is_ascii_digit());
     // A sub-list ends with its indent.
     let is_sub = above.is_list_item() && above.begins_line;
     let mut end = intro + 1;
-    while let Some(part) = parts.get(end).filter(|part| !is_free(part)) {
+    while let Some(part) = parts.get(end).filter(|part| !(part.is_frame || part.is_row)) {
         let continues = match has_marker {
             true => {
-                part.is_list_item()
+                // Numbers below bullets are another list.
+                part.is_list_item() && !(part.begins_paragraph && is_numbered(part) != is_numbered(first))
                     || !part.begins_line
                     || part.indent > first.indent && !part.begins_paragraph
             }

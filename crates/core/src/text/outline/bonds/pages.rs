@@ -1,6 +1,7 @@
 //! Pages: what the end of a page divides, captions, footnotes and tables of contents.
 
 use super::{CHAIN_MAX, LIST_BYTES_WHOLE, Part, Pieces, TITLE_BYTES_MAX, TITLE_WORDS_MAX, together};
+use crate::domain::Kind;
 use crate::text::lines::has_leader;
 use crate::text::outline::Piece;
 
@@ -12,9 +13,21 @@ const RUNNING_BYTES_MAX: usize = 120;
 const FOOTNOTE_REACH: usize = 60;
 const FOOTNOTE_MARKS_MAX: usize = 8;
 
-/// Makes the lines of a table of contents frames, which are never chosen: the section itself says what a reader looks for.
+/// Makes the lines of a table of contents frames, which are never chosen: the section itself says what a reader looks for. Its lines
+/// have numbers of sections, or its name stands above them; otherwise the dots may lead to prices.
 pub(super) fn contents(pieces: &mut Pieces, text: &str) {
     const LINES_MIN: usize = 3;
+    const NAMES: [&str; 8] = [
+        "contents",
+        "table of contents",
+        "inhalt",
+        "inhaltsverzeichnis",
+        "sommaire",
+        "table des matières",
+        "índice",
+        "indice",
+    ];
+    let line = |piece: &Piece| piece.bytes.of(text).trim_matches(['#', '*', ' ', ':']).to_lowercase();
     let page = |piece: &Piece| {
         let line = piece.bytes.of(text);
         let number = line.rsplit([' ', '.']).next().filter(|_| has_leader(line))?;
@@ -25,7 +38,12 @@ pub(super) fn contents(pieces: &mut Pieces, text: &str) {
     while at < pages.len() {
         let rises = |next: usize| pages[next].is_some() && (next == at || pages[next] >= pages[next - 1]);
         let end = (at..pages.len()).find(|&next| !rises(next)).unwrap_or(pages.len());
-        if end - at >= LINES_MIN {
+        let is_named = || at > 0 && NAMES.contains(&&*line(&pieces.list[at - 1]));
+        let numbered = pieces.list[at..end]
+            .iter()
+            .filter(|piece| piece.bytes.of(text).starts_with(|c: char| c.is_ascii_digit()))
+            .count();
+        if end - at >= LINES_MIN && (2 * numbered > end - at || is_named()) {
             pieces.list[at..end].iter_mut().for_each(|piece| piece.is_frame = true);
         }
         at = end.max(at + 1);
@@ -115,7 +133,7 @@ fn is_name(line: &str) -> bool {
 }
 
 /// Lets pieces require the footnotes whose marks they have, and footnotes the pieces with their marks.
-pub(super) fn footnotes(pieces: &mut Pieces, parts: &[Part]) {
+pub(super) fn footnotes(pieces: &mut Pieces, parts: &[Part], kind: Kind) {
     for note in 1..parts.len() {
         let part = &parts[note];
         let mark = part.text.split_whitespace().next().unwrap_or_default();
@@ -129,8 +147,11 @@ pub(super) fn footnotes(pieces: &mut Pieces, parts: &[Part]) {
             continue;
         }
         let has_mark = |other: &usize| {
-            let marked =
-                |(at, _): (usize, &str)| at > 0 && parts[*other].text[..at].ends_with([' ', '\u{a0}']);
+            // In a page, the mark can stand at the end of a label: "Interest, net(1)".
+            let marked = |(at, _): (usize, &str)| {
+                let before = parts[*other].text[..at].chars().next_back();
+                before.is_some_and(|c| matches!(c, ' ' | '\u{a0}') || kind == Kind::Pdf && c.is_alphabetic())
+            };
             !parts[*other].is_frame && parts[*other].text.match_indices(mark).any(marked)
         };
         let marked: Vec<usize> =
@@ -140,6 +161,7 @@ pub(super) fn footnotes(pieces: &mut Pieces, parts: &[Part]) {
         }
         if let &[other] = &*marked {
             pieces.require(note, other);
+            pieces.list[note].introduces = Some(other);
         }
     }
 }

@@ -38,6 +38,31 @@ const REFERRING_PHRASES: [&str; 9] = [
 ];
 const SUBJECTS: [&str; 3] = ["it", "they", "it's"];
 
+/// The longest sentence that is kept with what it is an exception to, in bytes.
+const EXCEPTION_BYTES_MAX: usize = 160;
+
+/// First words of an exception, and words that take something back.
+const EXCEPTIONS: [&str; 14] = [
+    "aber",
+    "allerdings",
+    "ausgenommen",
+    "but",
+    "except",
+    "exception",
+    "exceptions",
+    "however",
+    "jedoch",
+    "nevertheless",
+    "only",
+    "pero",
+    "toutefois",
+    "unless",
+];
+const DENIALS: [&str; 16] = [
+    "cannot", "except", "kein", "keine", "keinen", "never", "nicht", "nie", "no", "none", "not", "nur",
+    "only", "pas", "sin", "unless",
+];
+
 pub(super) fn first_word(text: &str) -> String {
     let end = text.find(|c: char| !(c.is_alphanumeric() || c == '\'' || c == '’')).unwrap_or(text.len());
     // No word that is looked for is longer.
@@ -69,22 +94,81 @@ pub(in super::super) fn is_dependent(text: &str) -> bool {
     refers(text, false) || SUBJECTS.contains(&&*first_word(text))
 }
 
-/// Lets a sentence that begins with `That` or `It` require the sentence that it refers to.
+/// Lets a sentence that begins with `That` or `It` require the sentence that it refers to, and a sentence require the exception to it
+/// that follows.
 pub(super) fn references(pieces: &mut Pieces, parts: &[Part]) {
     let is_before = |at: &usize| !(parts[*at].is_frame || parts[*at].is_row);
-    // `[part]`: how many sentences in a row refer to the one before them.
-    let mut chain = vec![0; parts.len()];
+    let is_subject = |at: usize| !SUBJECTS.contains(&&*first_word(parts[at].bare()));
+    // `[part]`: how many sentences in a row refer to the one before them, and the sentence with the subject of `It`.
+    let (mut chain, mut subjects) = (vec![0; parts.len()], vec![None; parts.len()]);
     for at in 1..parts.len() {
         let is_plain = !parts[at].is_frame && !parts[at].is_row && !parts[at].is_item();
         let Some(before) = Some(at - 1).filter(is_before).filter(|_| is_plain) else { continue };
-        if SUBJECTS.contains(&&*first_word(parts[at].bare())) {
-            let subject = (at.saturating_sub(SUBJECT_REACH)..at).rev().take_while(is_before);
-            let subject =
-                subject.into_iter().find(|&other| !SUBJECTS.contains(&&*first_word(parts[other].bare())));
-            pieces.require(at, subject.unwrap_or(before));
-        } else if refers(parts[at].bare(), parts[at].begins_paragraph) && chain[before] < CHAIN_MAX {
-            chain[at] = chain[before] + 1;
+        if !is_subject(at) {
+            subjects[at] = if is_subject(before) { Some(before) } else { subjects[before] };
+        }
+        let referred = match subjects[at] {
+            Some(subject) => Some(subject).filter(|subject| at - subject <= SUBJECT_REACH),
+            None => Some(before).filter(|_| refers(parts[at].bare(), parts[at].begins_paragraph)),
+        };
+        if let Some(referred) = referred.filter(|referred| chain[*referred] < CHAIN_MAX) {
+            chain[at] = chain[referred] + 1;
+            pieces.require(at, referred);
+        }
+        if is_exception(parts[at].bare()) && !is_exception(parts[before].bare()) {
             pieces.require(at, before);
+            pieces.require(before, at);
         }
     }
+    named_clauses(pieces, parts);
+}
+
+/// Lets a clause require a later one that names it and takes a part of it back: "10.3 Clause 10.2 does not apply in the first year."
+fn named_clauses(pieces: &mut Pieces, parts: &[Part]) {
+    const REACH: usize = 12;
+    let number = |part: &Part| {
+        let number = part.bare().split_whitespace().next()?.trim_end_matches(['.', ')']);
+        let is_number =
+            number.contains('.') && number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+        (part.begins_line && is_number).then(|| number.to_owned())
+    };
+    for at in 1..parts.len() {
+        if parts[at].text.len() > 2 * EXCEPTION_BYTES_MAX || !parts[at].begins_line || !denies(parts[at].text)
+        {
+            continue;
+        }
+        let named =
+            parts[at].text.split(|c: char| c.is_whitespace() || matches!(c, ',' | '(' | ')' | ';')).skip(1);
+        let named: Vec<&str> =
+            named.map(|word| word.trim_end_matches('.')).filter(|word| word.contains('.')).collect();
+        let names = |other: &usize| number(&parts[*other]).is_some_and(|number| named.contains(&&*number));
+        if let Some(other) = (at.saturating_sub(REACH)..at).rev().find(names).filter(|_| !named.is_empty()) {
+            pieces.require(other, at);
+            pieces.require(at, other);
+        }
+    }
+}
+
+fn denies(text: &str) -> bool {
+    let mut words = text.split(|c: char| !(c.is_alphanumeric() || c == '\'')).map(str::to_lowercase);
+    words.any(|word| DENIALS.contains(&&*word) || word.ends_with("n't"))
+}
+
+/// Returns whether a short sentence takes back a part of what the one before it says: "However, there is no service on Mondays.", "They
+/// are not due in August."
+fn is_exception(text: &str) -> bool {
+    const WORDS_READ: usize = 8;
+    if text.len() > EXCEPTION_BYTES_MAX {
+        return false;
+    }
+    let first = first_word(text);
+    let lower = text.to_lowercase();
+    if ["excepted.", "ausgenommen.", "not apply.", "gilt nicht."].iter().any(|end| lower.ends_with(end)) {
+        return true;
+    }
+    let turns = EXCEPTIONS.contains(&&*first);
+    let refers = SUBJECTS.contains(&&*first) || ["this", "that", "dies", "das"].contains(&&*first);
+    let words = text.split(|c: char| !(c.is_alphanumeric() || c == '\'')).filter(|word| !word.is_empty());
+    let mut words = words.take(if turns { usize::MAX } else { WORDS_READ }).map(str::to_lowercase);
+    (turns || refers) && words.any(|word| DENIALS.contains(&&*word) || word.ends_with("n't"))
 }

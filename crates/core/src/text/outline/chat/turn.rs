@@ -105,7 +105,7 @@ const RECORD_FIELDS_MIN: usize = 3;
 /// Returns whether the lines are a chat in a format: at least two speakers who speak again and again.
 fn is_chat(format: Format, lines: &[&str]) -> bool {
     let (mut speakers, mut turns, mut roles): (Vec<(&str, usize)>, usize, usize) = (Vec::new(), 0, 0);
-    // The fields of records come in the same order again and again, as no speakers do.
+    // The fields of records come in the same order again and again, as speakers hardly do.
     let (mut last, mut records, mut is_ordered) = (0, 1, true);
     for line in lines {
         let Some(speaker) = format.head(line).map(|head| head.speaker).filter(|name| !name.is_empty()) else {
@@ -116,14 +116,17 @@ fn is_chat(format: Format, lines: &[&str]) -> bool {
         is_ordered &= turns == 1 || at > last || at == 0;
         records += usize::from(turns > 1 && at == 0);
         last = at;
-        match speakers.iter().position(|(name, _)| *name == speaker) {
-            Some(at) => speakers[at].1 += 1,
-            None if speakers.len() < SPEAKERS_MAX => speakers.push((speaker, 1)),
-            None => return false,
+        if at == SPEAKERS_MAX {
+            return false;
+        }
+        match speakers.get_mut(at) {
+            Some((_, count)) => *count += 1,
+            None => speakers.push((speaker, 1)),
         }
         roles += usize::from(is_role(speaker));
     }
-    if is_ordered && records > 1 && speakers.len() >= RECORD_FIELDS_MIN {
+    let is_again = records > 2 || records == 2 && turns == 2 * speakers.len();
+    if format == Format::Named && is_ordered && is_again && speakers.len() >= RECORD_FIELDS_MIN {
         return false;
     }
     let again: usize = speakers.iter().filter(|(_, count)| *count > 1).map(|(_, count)| count).sum();

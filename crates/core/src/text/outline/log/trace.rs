@@ -103,6 +103,9 @@ pub(super) fn event(
         let piece = pieces.len();
         super::event(pieces, text, range, header);
         if is_frame(lines, part.start) || is_python(first.text) {
+            // "... 34 more"
+            pieces.list[piece].is_frame =
+                first.text.trim_start().starts_with("... ") && first.text.ends_with(" more");
             frames.push(piece);
             if !is_reversed && let Some(&message) = messages.last() {
                 pieces.require(piece, message);
@@ -124,7 +127,10 @@ pub(super) fn event(
     };
     let is_raised = |bytes: ByteRange| raises(bytes.of(text));
     let begins_with_cause = is_cause(pieces.list[first].bytes.of(text));
-    let begins = is_raised(pieces.list[first].bytes) && !begins_with_cause;
+    // An event that reports a failure has a trace of its own.
+    let is_failure =
+        ["ERROR", "FATAL", "SEVERE", "CRITICAL", "WARN"].iter().any(|level| lines[0].text.contains(level));
+    let begins = (is_raised(pieces.list[first].bytes) || is_failure) && !begins_with_cause;
     let head = match trace.head.filter(|_| !is_reversed && !begins) {
         Some(head) => head,
         None if is_reversed => last,
@@ -137,7 +143,7 @@ pub(super) fn event(
     if is_reversed {
         // The event that reports it, the exception that was raised first, and the one that was raised in the end.
         messages.iter().take(2).for_each(|&message| pieces.require(head, message));
-    } else if let Some(root) = root {
+    } else if let Some(root) = root.filter(|_| begins_with_cause || messages.contains(&head)) {
         pieces.list[head].requires.retain(|other| *other <= head);
         pieces.require(head, root);
     }
