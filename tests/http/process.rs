@@ -183,15 +183,6 @@ async fn a_slow_request_is_logged_with_the_time_of_its_stages_and_without_its_te
     assert!(!slow.contains(SECRET), "{slow}");
 }
 
-#[test]
-fn an_old_name_of_a_setting_is_logged_at_start() {
-    let daemon = Running::start_with(&[("THRESHER__KV__SALT", "s")]);
-    let mut log = Vec::new();
-    daemon.addresses(&mut log);
-    let warning = "kv.salt is the old name of blocks.salt";
-    assert!(log.iter().any(|line| line.contains("WARN") && line.contains(warning)), "{log:#?}");
-}
-
 /// Chunks of some 400 tokens each that the daemon has not read before, if no other test uses this name.
 fn unread(name: &str, count: usize) -> Vec<String> {
     let text = |i| {

@@ -196,6 +196,8 @@ mod tests {
             "Sure!",
             "| city | year |\n|---|:--|",
             "Let me know if you need more.",
+            "If you have any questions, just ask!",
+            "Here is what the report says:",
         ] {
             assert!(needs_no_evidence(text), "{text}");
         }
@@ -215,6 +217,8 @@ mod tests {
             "**No, smoking is not allowed.**",
             "He wrote \"Who Moved My Cheese?\"",
             "The capital of Australia is Sydney:",
+            "Thanks for asking, dogs are welcome.",
+            "If you have any questions, call 0800 123.",
         ] {
             assert!(!needs_no_evidence(text), "{text}");
         }

@@ -135,7 +135,16 @@ pub(super) fn of(
         let units = trace.unit.into_iter().chain(cited.iter().map(|&(_, unit)| unit));
         let source_negates =
             || units.clone().any(|unit| has_negation_of(candidates, unit, words_around(scores, index)));
-        let kind = if term.is_negation && !source_negates() {
+        // "No other town" is what "the only town" says.
+        let is_only = || {
+            let excludes = scores
+                .terms
+                .get(index + 1)
+                .is_some_and(|next| matches!(&*next.word.folded, "other" | "others" | "else"));
+            excludes
+                && units.clone().any(|unit| candidates.words(unit).iter().any(|word| word.folded == "only"))
+        };
+        let kind = if term.is_negation && !source_negates() && !is_only() {
             negation_differs = true;
             Some(UnsupportedKind::Negation)
         } else if term.is_number && !in_chunk {

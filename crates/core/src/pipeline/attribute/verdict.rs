@@ -25,9 +25,13 @@ const COMPLETE_EVIDENCE_MIN: f32 = 0.99;
 /// that the weights were fitted on has enough such parts.
 const ROLES_FACTOR: f32 = 0.3;
 
-/// The factor for the probability of a part that denies what its sources say, with a word or a prefix, or the reverse, or that has the
-/// number of something else; a rule, too.
-const DENIAL_FACTOR: f32 = 0.3;
+/// The factor for the probability of a part that has a word of its sources without the prefix that denies it there, or the reverse; a
+/// rule, too.
+const DENIED_FORM_FACTOR: f32 = 0.3;
+
+/// The factor for the probability of a part that denies what its sources say, or the reverse, or that has the number of something else;
+/// a rule, too. It errs more often.
+const DENIAL_FACTOR: f32 = 0.5;
 
 /// The factor for the probability of a part that says something more than its sources; a rule, too, and not fitted.
 const ADDITION_FACTOR: f32 = 0.6;
@@ -175,9 +179,8 @@ pub(super) fn probability(judgement: &Judgement, support: &Support) -> f32 {
     let roles_differ = judgement.conflicts.iter().any(|conflict| conflict.kind == ConflictKind::Roles);
     let factor = match () {
         () if roles_differ => ROLES_FACTOR,
-        () if judgement.is_denied_form || support.negation_differs || judgement.has_other_number => {
-            DENIAL_FACTOR
-        }
+        () if judgement.is_denied_form => DENIED_FORM_FACTOR,
+        () if support.negation_differs || judgement.has_other_number => DENIAL_FACTOR,
         () if judgement.has_addition => ADDITION_FACTOR,
         () => 1.0,
     };

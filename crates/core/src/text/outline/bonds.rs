@@ -207,6 +207,45 @@ mod tests {
             &["F 1 Use ........ 3", "F 2 Storage ........ 7", "F 3 Repair ........ 9", "The pump is red."],
         );
         check("sentences alone", "The tide rises. The moon pulls.", &[]);
+        check(
+            "a list of prices",
+            "Our menu is small.\nTea ........ 3\nCoffee ........ 3\nCake ........ 5",
+            &[],
+        );
+        check(
+            "an exception",
+            "The bath opens daily. However, it does not open in May. Entry is 3 euros.",
+            &["1 The bath opens daily.", "0 However, it does not open in May.", "Entry is 3 euros."],
+        );
+        check(
+            "a clause that another one limits",
+            "2.1 The rent is 80 euros.\n2.2 It is paid in May.\n2.3 Clause 2.1 does not apply to barns.",
+            &[
+                "2 2.1 The rent is 80 euros.",
+                "2.2 It is paid in May.",
+                "0 2.3 Clause 2.1 does not apply to barns.",
+            ],
+        );
+        check(
+            "sections of a law",
+            "§ 3 Rent\nThe rent is low.\n\n§ 4 Pets\nDogs may stay.",
+            &[">1 § 3 Rent", "0 The rent is low.", ">3 § 4 Pets", "2 Dogs may stay."],
+        );
+        check(
+            "questions below a title",
+            "Frequently asked\n\nMay I smoke?\nNo.\n\nMay I sing?\nYes.",
+            &[">1 Frequently asked", "0,2 May I smoke?", "0,1 No.", "0,4 May I sing?", "0,3 Yes."],
+        );
+        check(
+            "steps",
+            "- 5 eggs\n\n1. Heat the oven.\n2. Bake. Wait.\n3. Eat.",
+            &["- 5 eggs", "2 1. Heat the oven.", "1,3 2. Bake.", "1,4 Wait.", "1 3. Eat."],
+        );
+        check(
+            "records",
+            "Name: Ann\nBorn: 1988\n\nName: Bob\nBorn: 1961",
+            &[">1 Name: Ann", "0 Born: 1988", ">3 Name: Bob", "2 Born: 1961"],
+        );
         check("lines of a song", "red apples\n\nblue plums\n\ngreen pears", &[]);
         check("a reference", "Rust is a fungus. That is wrong.", &["Rust is a fungus.", "0 That is wrong."]);
         check(

@@ -7,6 +7,7 @@
 //! - A first line that names columns is a frame that every event requires.
 
 mod related;
+mod report;
 mod trace;
 
 use super::{Pieces, line::Line, line::lines, line::span, stamp};
@@ -42,6 +43,9 @@ const KEYED: [&str; 12] = [
 /// Returns the pieces of a log: its events.
 pub(super) fn outline(text: &str) -> Pieces {
     let lines = lines(text);
+    if report::is_report(&lines) {
+        return report::outline(text, &lines);
+    }
     let starts = event_starts(&lines);
     let mut pieces = Pieces::default();
     let (mut header, mut trace) = (None, trace::Trace::default());
@@ -113,6 +117,9 @@ fn is_diagnostic(line: &str) -> bool {
 
 /// Returns whether a text is what a compiler or a test prints.
 pub(super) fn has_diagnostics(lines: &[Line]) -> bool {
+    if report::is_report(lines) {
+        return true;
+    }
     let is_followed = |at: usize| {
         lines
             .get(at + 1)

@@ -30,6 +30,9 @@ fn is_time(line: &str) -> bool {
     line.split_once("-->").is_some_and(|(from, to)| is_point(from) && is_point(to))
 }
 
+/// The most pieces in a row of which each requires the one before it.
+const ROW_MAX: usize = 4;
+
 /// Returns the pieces of subtitles.
 pub(super) fn outline(text: &str) -> Pieces {
     let lines = lines(text);
@@ -37,6 +40,8 @@ pub(super) fn outline(text: &str) -> Pieces {
     let blocks = blocks(&lines);
     let stopped = blocks.iter().filter(|block| ends_sentence(block)).count();
     let cues_max = if stopped * CUES_MAX < blocks.len() { CUES_UNSTOPPED } else { CUES_MAX };
+    // How many pieces in a row refer each to the one before it.
+    let mut row = 0;
     let mut at = 0;
     while at < blocks.len() {
         if !has_time(blocks[at]) {
@@ -62,9 +67,9 @@ pub(super) fn outline(text: &str) -> Pieces {
             blocks[first].iter().skip_while(|line| !is_time(line.text)).nth(1).map_or("", |line| line.text);
         let above = piece.checked_sub(1).filter(|&above| !pieces.list[above].is_frame);
         let is_answer = above.is_some_and(|above| pieces.list[above].bytes.of(text).ends_with('?'));
-        if let Some(above) =
-            above.filter(|_| is_answer || bonds::is_dependent(said.trim_start_matches(['-', ' '])))
-        {
+        let refers = is_answer || bonds::is_dependent(said.trim_start_matches(['-', ' ']));
+        row = if refers { row + 1 } else { 0 };
+        if let Some(above) = above.filter(|_| refers && row % (ROW_MAX + 1) != 0) {
             pieces.require(piece, above);
         }
         at += 1;

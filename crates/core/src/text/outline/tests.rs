@@ -106,7 +106,7 @@ fn choice(random: &mut fastrand::Rng, pieces: &[Piece]) -> Vec<usize> {
     (0..pieces.len()).filter(|&index| !pieces[index].is_frame && random.f64() < share).collect()
 }
 
-const TEXTS: [&str; 12] = [
+const TEXTS: [&str; 16] = [
     include_str!("samples/orders.json"),
     include_str!("samples/compact.json"),
     include_str!("samples/lines.jsonl"),
@@ -119,6 +119,10 @@ const TEXTS: [&str; 12] = [
     include_str!("samples/talk.txt"),
     include_str!("samples/table.txt"),
     include_str!("samples/rows.csv"),
+    include_str!("samples/page.txt"),
+    include_str!("samples/thread.txt"),
+    include_str!("samples/talk.srt"),
+    include_str!("samples/crash.txt"),
 ];
 
 /// Changes a text at random: cuts it, removes a part, or puts something in.
@@ -202,6 +206,10 @@ fn kinds_are_told_apart() {
         Kind::Chat,
         Kind::Table,
         Kind::Table,
+        Kind::Pdf,
+        Kind::Mail,
+        Kind::Subtitles,
+        Kind::Log,
     ];
     for (text, kind) in TEXTS.iter().zip(kinds) {
         assert_eq!(detect(text), kind, "{}", &text[..text.floor_char_boundary(80)]);
@@ -297,6 +305,16 @@ fn many_lines_of_anything_are_read_in_linear_time() {
         "<li>\n",
         "<ul><li>\n",
         "try:\n",
+        "12\n",
+        "> a\n",
+        "1. Do it.\n",
+        "   Tt\n - x\n     - q\n",
+        "Tea ........ 3\n",
+        "Name: a\nBorn: 1\n\n",
+        "Q: a?\nA: b.\n",
+        "1.2 It is.\n1.3 Clause 1.2 does not apply.\n",
+        "1\n00:01:00,000 --> 00:01:02,000\na\n\n",
+        "a.B: c\n\tat d.e(F.java:1)\nCaused by: g.H: i\n",
     ];
     for unit in units {
         let text = unit.repeat((1 << 18) / unit.len());
@@ -305,6 +323,37 @@ fn many_lines_of_anything_are_read_in_linear_time() {
             let _ = (detect(&text), outline(&text, kind, &sentences));
             let millis = start.elapsed().as_millis();
             assert!(millis < 3000, "{kind:?} of {unit:?} took {millis} ms");
+        }
+    }
+}
+
+#[test]
+fn what_a_piece_requires_has_a_bound() {
+    const PIECES_MAX: usize = 24;
+    let units = [
+        "It is red. ",
+        "It is red. That is wrong. ",
+        "They are red. However, not all. ",
+        "Do it. Then stop. ",
+        "1. Do it.\n",
+        "- It is a key.\n",
+        "1.2 It is.\n1.3 Clause 1.2 does not apply.\n",
+        "Name: a\nBorn: 1\n\n",
+        "Is it red?\nIt is.\n\n",
+        "> Is it?\nNo.\n",
+        "1\n00:01:00,000 --> 00:01:02,000\nit goes on\n\n",
+        "Table 1 Fees\nIt is a fee. ",
+    ];
+    for unit in units {
+        let text = format!("The hotel is old.\n{}", unit.repeat(200));
+        for kind in [Kind::Prose, Kind::Markdown, Kind::Pdf, Kind::Mail, Kind::Subtitles] {
+            let pieces = pieces(&text, kind);
+            for piece in
+                [pieces.len() / 2, pieces.len().saturating_sub(1)].into_iter().filter(|_| !pieces.is_empty())
+            {
+                let group = closure(&pieces, vec![piece]).len();
+                assert!(group <= PIECES_MAX, "{kind:?} of {unit:?}: {group} pieces");
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Headings: the lines and labels that name the sentences below them.
 
 use super::lists::begins_list;
+use super::references::is_dependent;
 use super::{Part, Pieces, TITLE_BYTES_MAX, TITLE_WORDS_MAX};
 
 /// Returns how many levels the number has with which a text begins: 1 for `2. Rent`, 2 for `4.3 Release` and `D.2 Extension`.
@@ -34,7 +35,10 @@ pub(super) fn is_clause(text: &str) -> bool {
 pub(super) fn titles(pieces: &mut Pieces, parts: &[Part]) {
     let is_stopped = |at: &usize| {
         let next = parts.get(at + 1);
+        // "It is." below a question is an answer.
+        let answers = is_dependent(parts[*at].bare()) || *at > 0 && parts[at - 1].is_question();
         parts[*at].is_stopped_title()
+            && !answers
             && next.is_some_and(|next| next.begins_line && next.text.len() > parts[*at].text.len())
     };
     let is_label =

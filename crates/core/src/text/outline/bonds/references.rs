@@ -115,7 +115,9 @@ pub(super) fn references(pieces: &mut Pieces, parts: &[Part]) {
             chain[at] = chain[referred] + 1;
             pieces.require(at, referred);
         }
-        if is_exception(parts[at].bare()) && !is_exception(parts[before].bare()) {
+        let is_exception = |at: usize| is_exception(parts[at].bare());
+        if is_exception(at) && !is_exception(before) && chain[before] < CHAIN_MAX {
+            chain[at] = chain[at].max(chain[before] + 1);
             pieces.require(at, before);
             pieces.require(before, at);
         }

@@ -193,7 +193,7 @@ mod tests {
                 "0 at a.Job.run(J.java:6)",
                 "0 Caused by: IOError: refused",
                 "3 at b.S.c(S.java:1)",
-                "3 ... 2 more",
+                "F 3 ... 2 more",
                 "10:00:02 INFO ok",
             ],
         );

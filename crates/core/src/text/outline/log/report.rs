@@ -1,0 +1,149 @@
+//! Reports of test runs: pytest, Jest and its kin, `cargo test` and `go test`. A failed test has a head, such as its name, and below
+//! it paragraphs: what was expected, the code, and where it is.
+
+use super::super::{Pieces, line::Line, line::span, line::trimmed};
+use crate::domain::ByteRange;
+
+/// Returns whether a text is the report of a test run.
+pub(super) fn is_report(lines: &[Line]) -> bool {
+    let has = |is: fn(&str) -> bool| lines.iter().any(|line| is(line.text.trim()));
+    let is_jest = has(|line| line.starts_with("● "))
+        && has(|line| {
+            line.starts_with("FAIL ") || line.starts_with("Test Suites:") || line.starts_with("Tests:")
+        });
+    let is_cargo = has(|line| line.starts_with("---- ") && line.ends_with(" ----"));
+    is_jest || is_cargo || has(is_rule) && has(is_underscored) || has(|line| line.starts_with("--- FAIL: "))
+}
+
+/// Returns the pieces of a report.
+pub(super) fn outline(text: &str, lines: &[Line]) -> Pieces {
+    let mut pieces = Pieces::default();
+    // The head of the failed test, and its first paragraph.
+    let (mut head, mut message): (Option<usize>, Option<usize>) = (None, None);
+    let mut at = 0;
+    while at < lines.len() {
+        let line = lines[at].text.trim();
+        if line.is_empty() {
+            at += 1;
+        } else if begins_test(line) {
+            (head, message) = (Some(pieces.push(lines[at].trimmed(), &[])), None);
+            at += 1;
+        } else if ends_test(lines[at].text) || head.is_none() {
+            (head, message) = (None, None);
+            pieces.push(lines[at].trimmed(), &[]);
+            at += 1;
+        } else {
+            let end = paragraph_end(lines, at);
+            let ByteRange { start, end: stop } = span(&lines[at..end]);
+            let requires: Vec<usize> = head.into_iter().chain(message).collect();
+            let piece = pieces.push(trimmed(text, start, stop), &requires);
+            message = message.or(Some(piece));
+            at = end;
+        }
+    }
+    // A name says nothing without what failed.
+    for piece in 0..pieces.len().saturating_sub(1) {
+        if pieces.list[piece + 1].requires.first() == Some(&piece) && pieces.list[piece].requires.is_empty() {
+            pieces.list[piece].introduces = Some(piece + 1);
+        }
+    }
+    pieces
+}
+
+/// Returns where a paragraph of a failed test ends: at a blank line, but what was expected and what was found stay together.
+fn paragraph_end(lines: &[Line], start: usize) -> usize {
+    let is_inside = |line: &Line| !(line.is_blank() || begins_test(line.text.trim()) || ends_test(line.text));
+    let mut end = start;
+    loop {
+        end += lines[end..].iter().take_while(|line| is_inside(line)).count();
+        let next = end + lines[end..].iter().take_while(|line| line.is_blank()).count();
+        let below: Vec<&str> = lines[next..]
+            .iter()
+            .take_while(|line| is_inside(line))
+            .map(|line| line.text.trim_start())
+            .collect();
+        let compares = below.iter().any(|line| line.starts_with("- ") || line.starts_with("+ "))
+            || below
+                .first()
+                .is_some_and(|line| ["Expected", "Received"].iter().any(|word| line.starts_with(word)));
+        if next == end || !compares {
+            return end;
+        }
+        end = next;
+    }
+}
+
+/// Returns whether a line is the name of a failed test, above what failed.
+fn begins_test(line: &str) -> bool {
+    line.starts_with("● ")
+        || line.starts_with("--- FAIL: ")
+        || line.starts_with("---- ") && line.ends_with(" ----")
+        || is_underscored(line)
+}
+
+/// `_____ test_name _____`, as pytest writes it.
+fn is_underscored(line: &str) -> bool {
+    line.starts_with("___") && line.ends_with("___") && line.contains(char::is_alphanumeric)
+}
+
+/// `===== FAILURES =====`, as pytest writes it.
+fn is_rule(line: &str) -> bool {
+    line.starts_with("===") && line.ends_with("===") && line.contains(char::is_alphabetic)
+}
+
+/// Returns whether a line belongs to no failed test.
+fn ends_test(line: &str) -> bool {
+    const SUMMARIES: [&str; 11] = [
+        "FAIL",
+        "PASS",
+        "failures:",
+        "test result:",
+        "Test Suites:",
+        "Tests:",
+        "ok  ",
+        "ok\t",
+        "FAILED ",
+        "=== RUN",
+        "test ",
+    ];
+    is_rule(line.trim()) || SUMMARIES.iter().any(|begin| line.starts_with(begin))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::{Kind, detect::detect, tests::check};
+
+    #[test]
+    fn a_failed_test_is_its_name_and_what_failed() {
+        let jest = "FAIL  tea.test.ts\n  ● tea › is hot\n\n    expect(received).toEqual(expected)\n\n    - Expected  - 1\n    + Received  + 1\n\n      Tea {\n    -   \"heat\": 90,\n    +   \"heat\": 9,\n      }\n\n      at tea.test.ts:4:2\n\nTests: 1 failed";
+        assert_eq!(detect(jest), Kind::Log);
+        check(
+            "Jest",
+            Kind::Log,
+            jest,
+            &[
+                "FAIL  tea.test.ts",
+                ">2 ● tea › is hot",
+                "1 expect(received).toEqual(expected)//    - Expected  - 1/    + Received  + 1//      Tea {/    -   \"heat\": 90,/    +   \"heat\": 9,/      }",
+                "1,2 at tea.test.ts:4:2",
+                "Tests: 1 failed",
+            ],
+        );
+        let pytest = "==== test session starts ====\ncollected 2 items\n\n==== FAILURES ====\n____ test_tea ____\n\n    def test_tea():\n>       assert heat() == 90\nE       assert 9 == 90\n\ntest_tea.py:3: AssertionError\n==== 1 failed in 0.1s ====";
+        assert_eq!(detect(pytest), Kind::Log);
+        check(
+            "pytest",
+            Kind::Log,
+            pytest,
+            &[
+                "==== test session starts ====",
+                "collected 2 items",
+                "==== FAILURES ====",
+                ">4 ____ test_tea ____",
+                "3 def test_tea():/>       assert heat() == 90/E       assert 9 == 90",
+                "3,4 test_tea.py:3: AssertionError",
+                "==== 1 failed in 0.1s ====",
+            ],
+        );
+    }
+}
