@@ -1,9 +1,9 @@
-//! Measures scoring: the peak pass alone, all of `score` with the estimator `peak/rivals`, and the exact mean RC
-//! (`mean/self`) beside its upper bound (`bound/self`).
+//! Measures scoring: the peak pass alone, the peak pass with ranked rivals, and the exact mean RC (`mean/self`) beside its upper bound
+//! (`bound/self`).
 //!
 //! Workload: 16 query tokens, one head, 20, 100 and 1000 chunks of 200 tokens; logits from a fixed seed.
 //! Compared, in the same run, with:
-//! - `plain`: straightforward loops: a scalar maximum with its index, and RC by its definition, O(segments²);
+//! - `plain`: straightforward loops: a scalar maximum with its index, and RC by its definition;
 //! - `read`: summing the same logits with all threads, which no pass over them can beat;
 //! - the machine's read bandwidth: summing a buffer several times the size of the cache.
 //!
@@ -22,16 +22,15 @@ use criterion::{BenchmarkGroup, Criterion};
 use ndarray::Array3;
 use rayon::prelude::*;
 use thresher_core::domain::TokenSpan;
-use thresher_core::rc::{Estimator, Pooling, Reference, peaks, score};
+use thresher_core::rc::{
+    RANK_POWER, mean_over_heads, mean_over_queries, mean_rc, mean_rc_bound, peaks, ranked_rivals,
+};
 
 const QUERIES: usize = 16;
 const CHUNK_TOKENS: usize = 200;
 const CHUNKS: [usize; 3] = [20, 100, 1000];
 /// Bytes of the cold copies: several times the last-level cache of the machines that this bench runs on.
 const COLD_BYTES: usize = 192 << 20;
-const ESTIMATOR: Estimator = Estimator { pooling: Pooling::Peak, reference: Reference::Rivals };
-const MEAN: Estimator = Estimator { pooling: Pooling::Mean, reference: Reference::SelfLogits };
-const BOUND: Estimator = Estimator { pooling: Pooling::Bound, reference: Reference::SelfLogits };
 
 fn main() {
     let mut criterion = Criterion::default()
@@ -69,11 +68,13 @@ fn bench_chunks(criterion: &mut Criterion, chunks: usize, machine: f64) -> Strin
     let peaks_warm = median(&mut group, "peaks/warm", || peaks(cross.view(), &segments));
     let peaks_cold = median(&mut group, "peaks/cold", || peaks(copies.next().view(), &segments));
     let peaks_plain = median(&mut group, "peaks/plain", || plain_peaks(&cross, &segments));
-    let mut scored = |name: &str, estimator| {
-        median(&mut group, name, || score(cross.view(), self_logits.view(), &segments, estimator))
-    };
-    let score_warm = scored("score/warm", ESTIMATOR);
-    let (mean, bound) = (scored("mean/self", MEAN), scored("bound/self", BOUND));
+    let score_warm = median(&mut group, "score/warm", || {
+        let rc = ranked_rivals(peaks(cross.view(), &segments).value.view());
+        mean_over_queries(mean_over_heads(rc).view())
+    });
+    let mean = median(&mut group, "mean/self", || mean_rc(cross.view(), self_logits.view(), &segments));
+    let bound =
+        median(&mut group, "bound/self", || mean_rc_bound(cross.view(), self_logits.view(), &segments));
     let score_plain = median(&mut group, "score/plain", || plain_rivals(&plain_peaks(&cross, &segments)));
     let read_warm = median(&mut group, "read/warm", || sum(cross.as_slice().expect("standard layout")));
     let read_cold =
@@ -165,12 +166,18 @@ fn plain_peaks(cross: &Array3<f32>, segments: &[TokenSpan]) -> Vec<Vec<(f32, usi
     .collect()
 }
 
-/// Returns the scores, `[segment]`, by the definition of `peak/rivals`.
+/// Returns the scores, `[segment]`, by the definition of ranked rivals.
 fn plain_rivals(peaks: &[Vec<(f32, usize)>]) -> Vec<f32> {
     let mut scores = vec![0.0; peaks[0].len()];
     for row in peaks {
-        for (score, x) in scores.iter_mut().zip(row) {
-            *score += row.iter().map(|y| (x.0 - y.0).max(0.0)).sum::<f32>() / row.len() as f32;
+        for (segment, score) in scores.iter_mut().enumerate() {
+            let others = row.iter().enumerate().filter(|(other, _)| *other != segment);
+            let mut rivals: Vec<f32> = others.map(|(_, peak)| peak.0).collect();
+            rivals.sort_by(|a, b| b.total_cmp(a));
+            let weights = (1..=rivals.len()).map(|rank| (rank as f64).powf(-RANK_POWER) as f32);
+            let excess = |(weight, rival): (f32, &f32)| weight * (row[segment].0 - rival).max(0.0);
+            let total: f32 = weights.clone().sum();
+            *score += weights.zip(&rivals).map(excess).sum::<f32>() / total.max(f32::MIN_POSITIVE);
         }
     }
     scores.iter().map(|score| score / peaks.len() as f32).collect()

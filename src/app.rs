@@ -97,7 +97,6 @@ fn pipeline_settings(config: &Config) -> Settings {
         calibration: None,
         codec: blocks.codec,
         salt: blocks.salt.clone(),
-        scan: blocks.scan,
         scoring: config.rc.estimator,
     }
 }

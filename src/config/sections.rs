@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use thresher_core::kv::codec::Codec;
 use thresher_core::model::device::DeviceChoice;
-use thresher_core::pipeline::scan::ScanBy;
 use thresher_core::pipeline::score::Scoring;
 
 /// `[http]`: the public listener.
@@ -116,8 +115,6 @@ pub struct BlockSettings {
     pub codec: Codec,
     /// Part of every block's name: daemons with different salts never find each other's blocks on a shared tier.
     pub salt: String,
-    /// How logits are computed: directly on the cached keys, or with the model's query graph.
-    pub scan: ScanBy,
 }
 
 /// `[coverage]`: budgets that promise a coverage.
@@ -250,7 +247,6 @@ impl Default for BlockSettings {
             write_queue_bytes_max: 64 << 20,
             codec: Codec::default(),
             salt: String::new(),
-            scan: ScanBy::default(),
         }
     }
 }

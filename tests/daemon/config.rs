@@ -165,12 +165,6 @@ fn an_unknown_or_invalid_setting_is_refused_by_name() {
         &[kv_export],
         &["did you mean THRESHER__KV_EXPORT__BYTES_MAX?"],
     );
-    check(
-        "one underscore too few",
-        "",
-        &[("THRESHER_KV__DIR", "x")],
-        &["did you mean THRESHER__BLOCKS__DIR?"],
-    );
     let no_section = &["variable THRESHER__NOPE__X: nope", "unknown field"];
     check("an unknown section, by environment", "", &[("THRESHER__NOPE__X", "1")], no_section);
     check(

@@ -4,6 +4,7 @@
 use std::sync::{Arc, OnceLock};
 
 use ndarray::{Array3, ArrayView3};
+use ndarray::{Axis, concatenate};
 use thresher_core::domain::{Budget, Chunk, CompressRequest, Granularity, Kind, Order, TokenizerName};
 use thresher_core::kv::codec::Codec;
 use thresher_core::kv::store::KvStore;
@@ -12,8 +13,7 @@ use thresher_core::model::ort::LateRuntime;
 use thresher_core::model::tokenizer::ModelTokenizer;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::{Clock, Timings};
-use thresher_core::pipeline::scan::ScanBy;
-use thresher_core::pipeline::{Compressed, Pipeline, Reading, Settings};
+use thresher_core::pipeline::{Compressed, Pipeline, Settings};
 
 fn runtime(workers: usize) -> LateRuntime {
     LateRuntime::load(&crate::support::ort_settings(&crate::support::model_dir(), workers))
@@ -117,10 +117,13 @@ fn the_fused_scan_equals_the_query_graph_up_to_the_rounding_of_the_question() {
     });
     let request = CompressRequest::new("How often does the tide rise?", chunks.collect());
     for (codec, bound) in [(Codec::F32, 2e-6), (Codec::F16, 2e-6), (Codec::Int8, 0.01)] {
-        let by_graph = pipeline(2, Settings { codec, scan: ScanBy::Onnx, ..Settings::default() });
-        let reading = by_graph.read(&request, &Cancel::default(), &mut Clock::start()).expect("a reading");
-        let by_graph = reading.graph_logits.clone().expect("the setting asks for them");
-        let scanned = Reading { graph_logits: None, ..reading }.logits(0..1).cross;
+        let pipeline = pipeline(2, Settings { codec, ..Settings::default() });
+        let reading = pipeline.read(&request, &Cancel::default(), &mut Clock::start()).expect("a reading");
+        let keys: Vec<_> = reading.blocks.blocks.iter().map(|block| block.keys()).collect();
+        let keys: Vec<_> = keys.iter().map(|keys| keys.view()).collect();
+        let keys = concatenate(Axis(1), &keys).expect("blocks of one model");
+        let by_graph = pipeline.runtime().logits(&reading.tokens.ids, keys.view()).expect("a graph").cross;
+        let scanned = reading.logits(0..1).cross;
         let worst = (&by_graph - &scanned).iter().fold(0.0_f32, |worst, error| worst.max(error.abs()));
         assert!(worst <= bound, "{codec}: off by {worst}");
     }

@@ -19,7 +19,6 @@ use crate::model::tokenizer::ModelTokenizer;
 use crate::pipeline::attribute::Attributed;
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::conformal::{Calibration, CalibrationError};
-use crate::pipeline::scan::ScanBy;
 use crate::pipeline::score::Scoring;
 use crate::pipeline::validate::InvalidRequest;
 use crate::pipeline::{Compressed, Pipeline, PipelineError, Ranked, Settings, kv_export};
@@ -276,9 +275,6 @@ impl EngineBuilder {
             let on_cpu = OrtSettings { device: DeviceChoice::Cpu, forward: false, ..self.load.clone() };
             runtime = Arc::new(WithFallback::new(runtime, move || Ok(LoadedModel::load(&on_cpu)?.runtime())));
         }
-        if runtime.info().decoder.is_some() && self.settings.scan == ScanBy::Onnx {
-            return Err(ModelError::NoQueryGraph { model: runtime.info().name.clone() }.into());
-        }
         if let Some(file) = &self.calibration {
             let info = runtime.info();
             let model = (&*info.name, &*info.fingerprint);
@@ -327,7 +323,7 @@ impl EngineBuilder {
             long_windows: false,
             ..self.load
         };
-        let settings = Settings { scan: ScanBy::default(), scoring: Scoring::default(), ..self.settings };
+        let settings = Settings { scoring: Scoring::default(), ..self.settings };
         let builder = Self {
             load,
             device_fallback: self.device_fallback,

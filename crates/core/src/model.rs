@@ -509,7 +509,7 @@ pub enum ModelError {
     #[error("the request was cancelled before the model had finished")]
     Cancelled,
     /// The model has no graph that computes logits apart from its own attention.
-    #[error("{model} is a decoder and has no query graph; set blocks.scan to \"fused\"")]
+    #[error("{model} is a decoder and has no query graph")]
     NoQueryGraph {
         /// The model's name.
         model: String,

@@ -37,7 +37,6 @@ pub mod lexical;
 pub mod load;
 pub mod neighbours;
 pub mod outcome;
-pub mod probe;
 pub mod question;
 pub mod reading;
 pub mod repeats;
@@ -51,8 +50,6 @@ pub mod validate;
 use std::borrow::Cow;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
-
-use ndarray::s;
 
 use thiserror::Error;
 
@@ -73,7 +70,6 @@ pub use self::outcome::{
 use self::question::{EncodeContext, EncodedHeads, QuestionViews};
 pub use self::reading::Reading;
 use self::repeats::Repeats;
-use self::scan::ScanBy;
 use self::score::{Scores, Scoring};
 use self::select::Auto;
 use self::tokenize::QuestionText;
@@ -85,7 +81,7 @@ use crate::domain::{
 pub use crate::kv::codec::Codec;
 use crate::kv::store::KvStore;
 pub use crate::kv::store::Sources;
-use crate::model::contract::{Probe, QuestionTokens, around_question};
+use crate::model::contract::QuestionTokens;
 use crate::model::cross::CrossEncoder;
 use crate::model::tokenizer::{ModelTokenizer, Tokens};
 use crate::model::{ModelError, ModelInfo, ModelRuntime};
@@ -126,8 +122,6 @@ pub struct Settings {
     /// Part of every block key: pipelines with different salts never find each other's blocks. Empty by
     /// default.
     pub salt: String,
-    /// What computes logits; the fused scan by default.
-    pub scan: ScanBy,
     /// The limits of budgets that promise a coverage; `None` means those of
     /// [`Calibration::of_default_model`] for an encoder with the default scoring, and none for other models.
     pub calibration: Option<Arc<Calibration>>,
@@ -359,13 +353,13 @@ impl Pipeline {
         cancel: &Cancel,
         mut clock: Clock,
     ) -> Result<Compressed, PipelineError> {
-        let scores = self.score(reading, cancel, &mut clock)?;
+        let scores = reading.scorer.score(reading, cancel, &mut clock)?;
         let answerable = clock.stage("answerable", || self.answerable(reading, request, &scores, cancel))?;
         let fitted =
             clock.stage("select", || self.fit(request, reading, &scores, answerable.as_ref(), cancel))?;
         // The RC of tokens does not explain the score of a probe.
         let explain = || clock.stage("explain", || explain::explanation(reading, cancel));
-        let explanation = (request.explain && reading.probe.is_none()).then(explain).transpose()?;
+        let explanation = (request.explain && !scores.are_probabilities).then(explain).transpose()?;
         let warnings = self.warnings(request, reading, &fitted);
         Ok(Compressed {
             warnings,
@@ -443,12 +437,11 @@ impl Pipeline {
         blocks: impl FnOnce(&mut Clock) -> Result<Blocks, PipelineError>,
     ) -> Result<Reading, PipelineError> {
         let (limits, model) = (&self.settings.limits, &*self.model);
-        let probe = self.probe()?;
-        let around = probe.as_ref().and_then(|probe| around_question(&probe.template));
+        let scorer = self.settings.scoring.scorer(self.model())?;
+        let wants = scorer.wants();
         let QuestionText { tokens, query } =
-            clock.stage("tokenize", || self.tokenize(&request.query, around.unwrap_or_default()))?;
-        // Probes were trained with questions that stand alone.
-        let turns_before = if probe.is_some() { &[][..] } else { &request.history };
+            clock.stage("tokenize", || self.tokenize(&request.query, wants.around))?;
+        let turns_before = if wants.history { &request.history } else { &[][..] };
         let history = || tokenize::history(turns_before, self.room_before(&tokens), &self.tokenizer);
         let history = clock.stage("history", history)?;
         let ids = [&*history.ids, &*tokens.ids].concat();
@@ -460,20 +453,13 @@ impl Pipeline {
             Granularity::Token => Repeats::default(),
             Granularity::Sentence | Granularity::Chunk => Repeats::of(&request.chunks, &units),
         };
-        let needs_all_logits = request.explain || probe.is_some() || self.settings.scan == ScanBy::Onnx;
+        let needs_all_logits = request.explain || wants.all_logits;
         let columns = if needs_all_logits { blocks.tokens() } else { units.len() + request.chunks.len() };
         limits.check_logits(tokens.ids.len(), columns)?;
-        let heads = if probe.is_some() { EncodedHeads::All } else { EncodedHeads::Readout };
+        let heads = wants.heads;
         let question = clock.stage("question", || self.encode(&ids, &blocks, heads, cancel))?;
         let question = question.without_first(history.ids.len());
         cancel.check()?;
-        let graph_logits = match self.settings.scan {
-            ScanBy::Fused => None,
-            ScanBy::Onnx => {
-                let logits = clock.stage("graph", || scan::by_graph(&ids, &blocks, model))?;
-                Some(logits.slice_move(s![.., history.ids.len().., ..]))
-            }
-        };
         let decoder = model.info().decoder.as_ref();
         let lexical = || {
             let input = LexicalInput {
@@ -509,11 +495,10 @@ impl Pipeline {
             repeats: Arc::new(repeats),
             mentions: Arc::new(mentions),
             neighbours: Arc::new(neighbours),
-            graph_logits,
             logits_have_fixed_scale: decoder.is_none(),
             question_tokens: decoder.map_or(QuestionTokens::All, |decoder| decoder.question_tokens),
             lexical,
-            probe,
+            scorer,
         })
     }
 
@@ -562,32 +547,6 @@ impl Pipeline {
         question::encode(ids, blocks, context)
     }
 
-    /// Returns the probe if the settings ask for it.
-    ///
-    /// # Errors
-    /// Returns [`ModelError::NoProbe`] if the model has none.
-    fn probe(&self) -> Result<Option<Arc<Probe>>, ModelError> {
-        if self.settings.scoring != Scoring::Probe {
-            return Ok(None);
-        }
-        let decoder = self.model.info().decoder.as_ref();
-        match decoder.and_then(|decoder| decoder.probe.clone()) {
-            Some(probe) => Ok(Some(probe)),
-            None => Err(ModelError::NoProbe { model: self.model().name.clone(), encoder: decoder.is_none() }),
-        }
-    }
-
-    /// Scores a reading, and measures the default method in two stages.
-    fn score(&self, reading: &Reading, cancel: &Cancel, clock: &mut Clock) -> Result<Scores, PipelineError> {
-        match self.settings.scoring {
-            Scoring::RankedCoverage => {
-                let rc = clock.stage("scan", || score::ranked_rc(reading, cancel))?;
-                Ok(clock.stage("score", || score::ranked_coverage(reading, rc)))
-            }
-            plain => clock.stage("scan", || score::all(reading, plain, cancel)),
-        }
-    }
-
     /// Scores each chunk for `query`, as [`Self::compress`] does. If `granularity` is sentences, it also
     /// returns the RC of each sentence.
     ///
@@ -611,7 +570,7 @@ impl Pipeline {
         let reading = self.read(&request, cancel, &mut Clock::start())?;
         // Each document has its own rank, whatever the others say.
         let reading = Reading { repeats: Arc::default(), ..reading };
-        let scores = score::all(&reading, self.settings.scoring, cancel)?;
+        let scores = reading.scorer.score(&reading, cancel, &mut Clock::start())?;
         let answerable = self.answerable(&reading, &request, &scores, cancel)?;
         let sentences = match granularity {
             Granularity::Sentence => {
@@ -623,10 +582,10 @@ impl Pipeline {
             Granularity::Chunk | Granularity::Token => Vec::new(),
         };
         let tokens = reading.tokens.ids.len() + reading.blocks.tokens();
-        let are_probabilities = reading.probe.is_some();
         let relevance =
             self.settings.auto.relevance(&request, &reading.outlines, &scores, answerable.as_ref());
-        Ok(Ranked { chunks: scores.chunks, relevance, answerable, are_probabilities, sentences, tokens })
+        let Scores { chunks, are_probabilities, .. } = scores;
+        Ok(Ranked { chunks, relevance, answerable, are_probabilities, sentences, tokens })
     }
 
     /// Has the model read those of `chunks` that are not cached, so that later requests find their blocks.

@@ -6,14 +6,11 @@
 //! mean excess over the reference (RCStat, arXiv 2506.19549). Logits are raw: before the softmax.
 //!
 //! ```text
-//! cross       [h, q, n] ──peaks──▶ Peaks [h, q, s] ─┐
-//! self_logits [h, q, m] ────────reference──────────▶ coupled ─▶ [h, q, s] ─heads─▶ [q, s] ─queries─▶ [s]
+//! cross       [h, q, n] ──peaks──▶ Peaks [h, q, s] ──ranked_rivals──▶ [h, q, s] ─heads─▶ [q, s] ─queries─▶ [s]
+//! self_logits [h, q, m] ──mean_rc, mean_rc_bound, peaks_against_self──────▲
 //! ```
 //!
 //! Here h counts heads, q question tokens ("queries"), n keys, s segments and m the question's own keys.
-//! [`score`] computes the whole line; each arrow is a function of its own ([`peaks()`], [`coupled_segments`],
-//! [`mean_over_heads`], [`mean_over_queries`]), so that other estimators can be built from the same
-//! functions.
 //!
 //! Invariants:
 //! - No finite input gives NaN or an infinity: sums are taken in f64, and a result beyond f32 saturates at
@@ -22,8 +19,7 @@
 //! - Each (head, query) row is computed by one thread, and rows are reduced in a fixed order, so the number
 //!   of threads does not change a bit of the result.
 //! - An empty segment scores 0 and is not a rival of other segments. A query with an empty reference scores 0
-//!   for all segments. A single segment therefore scores 0 against `rivals`, because its own peak is the
-//!   whole reference.
+//!   for all segments.
 
 mod bound;
 mod coverage;
@@ -33,64 +29,22 @@ mod mass;
 mod peaks;
 mod pooling;
 mod ranked;
-mod reference;
 #[cfg(test)]
 mod tests;
 
 use std::borrow::Cow;
 
-use ndarray::{Array2, ArrayView1, ArrayView3};
+use ndarray::{ArrayView1, ArrayView3};
 use rayon::prelude::*;
 
-pub use bound::PooledReference;
+pub use bound::mean_rc_bound;
 pub use coverage::{COVERAGE, PICKS, with_coverage};
-pub use evict::{Keep, OverQuestion, average_over_neighbours, divided_by_mean, keep, key_rc};
-pub use exact::{SortedReference, coupled, coupled_means};
+pub use evict::{Keep, OverQuestion, Reference, average_over_neighbours, divided_by_mean, keep, key_rc};
+pub use exact::{mean_rc, peaks_against_self};
 pub use mass::attention_mass;
 pub use peaks::{EMPTY, KEY_NONE, Peaks, peaks};
-pub use pooling::{
-    Estimator, HeadMean, Pooling, UnknownEstimator, coupled_segments, mean_over_heads, mean_over_queries,
-    peaks_against_self,
-};
+pub use pooling::{HeadMean, mean_over_heads, mean_over_queries};
 pub use ranked::{RANK_POWER, ranked_rivals};
-pub use reference::{Reference, UnknownReference};
-
-use crate::domain::TokenSpan;
-
-/// The result of [`score`]: the scores of all segments, in the order in which the caller gave them.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Scored {
-    /// `[segment]`: the mean RC over heads and queries, in units of a logit; at least 0.
-    pub scores: Vec<f32>,
-    /// `[query, segment]`: the mean RC over heads, which is what each question token contributes to the
-    /// score.
-    pub per_query: Array2<f32>,
-    /// `[head, query, segment]`: the largest logit of each segment and its key. Citations are anchored at
-    /// these keys.
-    pub peaks: Peaks,
-}
-
-/// Scores contiguous segments of the key axis. Segments may be empty, overlap or nest.
-///
-/// `cross` is `[head, query, key]`: the logits of the question over the keys of the chunks. `self_logits` is
-/// `[head, query, own key]`: the logits of the question over its own keys, [`EMPTY`] where a query does not
-/// see the key. It may have no keys if the estimator's reference does not use them.
-///
-/// # Panics
-/// When `cross` and `self_logits` differ in heads or queries, or a segment ends beyond the key axis. The
-/// caller has built both arrays, so such a mismatch is a bug.
-pub fn score(
-    cross: ArrayView3<'_, f32>,
-    self_logits: ArrayView3<'_, f32>,
-    segments: &[TokenSpan],
-    estimator: Estimator,
-) -> Scored {
-    let peaks = peaks(cross, segments);
-    let rc = coupled_segments(cross, self_logits, segments, &peaks, estimator);
-    let per_query = mean_over_heads(rc);
-    let scores = mean_over_queries(per_query.view());
-    Scored { scores, per_query, peaks }
-}
 
 /// Returns MaxSim, `[segment]`: the mean of the peaks over heads and queries, the baseline that RC is
 /// compared with. An empty segment gets `f32::MIN`, so that it ranks below all others.

@@ -4,7 +4,8 @@
 use ndarray::{Array2, Array3};
 
 use super::cancel::Cancel;
-use super::{PipelineError, Reading, score};
+use super::score::ranked;
+use super::{PipelineError, Reading};
 use crate::domain::{ByteRange, TokenSpan};
 use crate::rc::{self, HeadMean, KEY_NONE, Peaks};
 
@@ -42,8 +43,8 @@ pub fn explanation(reading: &Reading, cancel: &Cancel) -> Result<Explanation, Pi
     for heads in reading.head_groups(token_spans.len()) {
         cancel.check()?;
         let logits = &reading.logits(heads);
-        token_means.add(score::ranked(logits, &token_spans));
-        let chunk_rc = score::ranked(logits, chunk_spans);
+        token_means.add(ranked::rc_of_segments(logits, &token_spans));
+        let chunk_rc = ranked::rc_of_segments(logits, chunk_spans);
         anchors.add(&chunk_rc, &rc::peaks(logits.cross.view(), chunk_spans));
         chunk_means.add(chunk_rc);
     }

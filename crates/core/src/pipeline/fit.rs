@@ -464,7 +464,7 @@ impl Fitter<'_> {
     fn leading_units(&self) -> Vec<usize> {
         let questions = text::questions(&self.request.query);
         let (reading, rc) = (self.reading, &self.scores.unit_rc);
-        if questions.len() < 2 || reading.probe.is_some() || rc.nrows() != reading.tokens.ids.len() {
+        if questions.len() < 2 || self.scores.are_probabilities || rc.nrows() != reading.tokens.ids.len() {
             return Vec::new();
         }
         let words = text::terms(&self.request.query, &[]);
@@ -623,6 +623,7 @@ mod tests {
             max_sim: Some(1.0),
             chunk_max_sims: Vec::new(),
             measured: Measured::Prose,
+            are_probabilities: false,
         };
         let counter = TokenCounter::new(request.tokenizer, &tokenizer);
         let (cancel, auto) = (Cancel::default(), Auto::default());
@@ -730,6 +731,7 @@ mod tests {
             max_sim: Some(0.0),
             chunk_max_sims: Vec::new(),
             measured: Measured::Structured,
+            are_probabilities: false,
         };
         for granularity in [Granularity::Chunk, Granularity::Sentence, Granularity::Token] {
             let request = CompressRequest { granularity, ..CompressRequest::new("?", vec![table.clone()]) };

@@ -5,19 +5,18 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use ndarray::{Array3, s};
-
 use super::blocks::Blocks;
 use super::lexical::LexicalRc;
 use super::neighbours::Neighbours;
 use super::question::QuestionViews;
 use super::repeats::Repeats;
 use super::scan;
+use super::score::Scorer;
 use super::units::{Outlines, Unit};
 use crate::domain::{Granularity, TokenSpan};
 use crate::kv::codec::Codec;
 use crate::model::RawLogits;
-use crate::model::contract::{Probe, QuestionTokens};
+use crate::model::contract::QuestionTokens;
 use crate::model::tokenizer::Tokens;
 use crate::text::Mentions;
 
@@ -28,9 +27,9 @@ const VALUES_AT_ONCE_MAX: usize = 8 << 20;
 /// methods.
 #[derive(Clone)]
 pub struct Reading {
-    /// The tokens of the question, with those of a probe's template.
+    /// The tokens of the question, with those of the text around it that its scorer asks for.
     pub tokens: Tokens,
-    /// The tokens of the question itself, which are all tokens unless a probe reads a template.
+    /// The tokens of the question itself, which are all tokens unless there is text around it.
     pub query: TokenSpan,
     /// How many turns of the conversation the model read before the question.
     pub turns: usize,
@@ -52,9 +51,6 @@ pub struct Reading {
     pub mentions: Arc<Mentions>,
     /// Which chunks are neighbouring turns of a dialogue. Empty for decoders and for the sentences of an answer.
     pub neighbours: Arc<Neighbours>,
-    /// `[head, question_token, key]`: the logits that the model's query graph computed. `None` unless the
-    /// settings ask for the graph with [`ScanBy::Onnx`](super::scan::ScanBy::Onnx).
-    pub graph_logits: Option<Array3<f32>>,
     /// Whether raw logits have a fixed scale, so that one logit alone says how similar two tokens are. True
     /// for encoders, whose logits are cosines; false for decoders.
     pub logits_have_fixed_scale: bool,
@@ -62,8 +58,8 @@ pub struct Reading {
     pub question_tokens: QuestionTokens,
     /// The RC of the lexical head. `None` if it scores no word of the question, and for decoders.
     pub lexical: Option<Arc<LexicalRc>>,
-    /// The probe that scores this reading; the question is then encoded in all heads. `None` if RC scores it.
-    pub probe: Option<Arc<Probe>>,
+    /// What scores this reading.
+    pub scorer: Arc<dyn Scorer>,
 }
 
 impl Reading {
@@ -72,7 +68,7 @@ impl Reading {
     pub fn recoded(&self, codec: Codec) -> Self {
         let blocks = self.blocks.blocks.iter().map(|block| block.recoded(codec)).collect();
         let blocks = Arc::new(Blocks { blocks, ..(*self.blocks).clone() });
-        Self { blocks, graph_logits: None, ..self.clone() }
+        Self { blocks, ..self.clone() }
     }
 
     /// Returns the reading that ranks chunks and units: with only those tokens of the question that
@@ -90,12 +86,10 @@ impl Reading {
             ids: self.tokens.ids[last.clone()].to_vec(),
             offsets: self.tokens.offsets[last].to_vec(),
         };
-        let graph_logits = self.graph_logits.as_ref().map(|logits| logits.slice(s![.., -1.., ..]).to_owned());
         Self {
             query: TokenSpan::new(0, tokens.ids.len()),
             tokens,
             question: self.question.with_last_token_only(),
-            graph_logits,
             question_tokens: QuestionTokens::All,
             ..self.clone()
         }

@@ -7,26 +7,13 @@ use std::slice;
 
 use ndarray::{Array2, Array3, Axis, concatenate, s};
 
-use super::blocks::Blocks;
 use super::cancel::Cancel;
 use super::question::BlockSlice;
 use super::units::sentences_of;
 use super::{PipelineError, Reading};
 use crate::domain::{Granularity, TokenSpan};
 use crate::kv::scan::{self, Look, Part};
-use crate::model::ModelRuntime;
 use crate::rc::{self, HeadMean};
-
-/// What computes logits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ScanBy {
-    /// The scan of [`kv::scan`](crate::kv::scan), which reads encoded keys in place.
-    #[default]
-    Fused,
-    /// The query graph of the model, over decoded keys. It is slow; the fused scan is compared with it.
-    Onnx,
-}
 
 /// The peaks of all segments: `[head, question_token, segment]` each, [`rc::EMPTY`] for a segment without
 /// tokens.
@@ -98,18 +85,6 @@ fn sentence_spans(reading: &Reading) -> Vec<(usize, TokenSpan)> {
 /// # Errors
 /// Returns the error of `cancel` if it stops the work.
 pub fn peaks(reading: &Reading, heads: Range<usize>, cancel: &Cancel) -> Result<SegmentPeaks, PipelineError> {
-    if let Some(cross) = &reading.graph_logits {
-        let cross = cross.slice(s![heads, .., ..]);
-        let peaks = |spans: &[TokenSpan]| rc::peaks(cross, spans).value;
-        let units: Vec<TokenSpan> = reading.units.iter().map(|unit| unit.tokens).collect();
-        let sentences: Vec<TokenSpan> =
-            sentence_spans(reading).into_iter().map(|(_, tokens)| tokens).collect();
-        return Ok(SegmentPeaks {
-            chunks: peaks(&reading.blocks.spans),
-            units: peaks(&units),
-            sentences: peaks(&sentences),
-        });
-    }
     let segments = Segments::of(reading);
     // The block of each slice, in the order of the scan.
     let mut blocks = Vec::with_capacity(reading.blocks.blocks.len());
@@ -154,9 +129,6 @@ fn merged_over_slices(found: &Array3<f32>, blocks: &[usize], segments: &Segments
 
 /// Returns the raw logits of some heads over the keys of all blocks, `[head, question_token, key]`.
 pub fn logits(reading: &Reading, heads: Range<usize>) -> Array3<f32> {
-    if let Some(cross) = &reading.graph_logits {
-        return cross.slice(s![heads, .., ..]).to_owned();
-    }
     let scan = |batch: &[(BlockSlice, Look)]| {
         Some(scan::logits(&batch.iter().map(|(_, look)| *look).collect::<Vec<_>>()))
     };
@@ -167,13 +139,8 @@ pub fn logits(reading: &Reading, heads: Range<usize>) -> Array3<f32> {
 /// Returns the mean over heads of the raw logits over some tokens of one block, `[question_token, key]`.
 /// `tokens` are counted from the block's first token.
 pub fn mean_logits(reading: &Reading, block: usize, tokens: TokenSpan) -> Array2<f32> {
-    let first = reading.blocks.spans[block].start;
     let mut mean = HeadMean::default();
     for heads in reading.head_groups(tokens.len()) {
-        if let Some(cross) = &reading.graph_logits {
-            mean.add(cross.slice(s![heads, .., tokens.shifted(first).range()]).to_owned());
-            continue;
-        }
         let scan = |batch: &[(BlockSlice, Look)]| {
             let inside =
                 batch.iter().filter(|(slice, _)| slice.block == block).filter_map(|&(slice, look)| {
@@ -189,22 +156,6 @@ pub fn mean_logits(reading: &Reading, block: usize, tokens: TokenSpan) -> Array2
         mean.add(concatenated(found.into_iter().flatten().collect(), Axis(2)));
     }
     mean.finish()
-}
-
-/// Returns the raw logits of a question over the keys of all blocks, `[head, question_token, key]`, as the
-/// model's query graph computes them. A question longer than a window is given to the graph in windows.
-///
-/// # Errors
-/// Returns [`PipelineError::Model`] if the model fails or has no query graph.
-pub fn by_graph(
-    question: &[u32],
-    blocks: &Blocks,
-    model: &dyn ModelRuntime,
-) -> Result<Array3<f32>, PipelineError> {
-    let keys = concatenated(blocks.blocks.iter().map(|block| block.keys()).collect(), Axis(1));
-    let window = |ids| Ok(model.logits(ids, keys.view())?.cross);
-    let windows = question.chunks(model.info().window_tokens_max).map(window);
-    Ok(concatenated(windows.collect::<Result<Vec<_>, PipelineError>>()?, Axis(1)))
 }
 
 /// Concatenates arrays along an axis. A single array is not copied.

@@ -1,38 +1,117 @@
-//! The score stage: computes a score of each chunk and each unit for the question by Relative
-//! Contextualization (RC; RCStat, arXiv 2506.19549), whose formula is in [`rc`], or by the probe of a decoder.
-//! Knows neither budgets nor how blocks are scanned.
+//! The score stage: computes a score of each chunk and each unit for the question. Knows neither budgets nor how
+//! blocks are scanned.
+//!
+//! | scorer | scores by |
+//! |---|---|
+//! | [`ranked`] | Relative Contextualization (RC; RCStat, arXiv 2506.19549) of peaks with ranked rivals, the default |
+//! | [`mean`] | the estimator of the RCStat paper, `mean/self` |
+//! | [`bound`] | the paper's upper bound of it, `bound/self` |
+//! | [`probe`] | the attention mass in all heads of a decoder, weighted by a trained probe |
+
+pub mod bound;
+pub mod mean;
+pub mod probe;
+pub mod ranked;
 
 use std::fmt;
-use std::str::FromStr;
+use std::sync::Arc;
 
-use ndarray::{Array2, Array3, ArrayView2, Axis};
+use ndarray::{Array2, ArrayView2};
 use serde::{Deserialize, Serialize};
 
 use super::cancel::Cancel;
-use super::neighbours;
-use super::probe::{self, Probabilities};
-use super::scan;
-use super::units::{Unit, sentences_of};
+use super::clock::Clock;
+use super::question::EncodedHeads;
 use super::{PipelineError, Reading};
-use crate::domain::{Granularity, Kind, TokenSpan};
-use crate::model::RawLogits;
-use crate::rc::{self, Estimator, HeadMean, UnknownEstimator};
-use crate::text::Mentions;
+use crate::model::{ModelError, ModelInfo};
+use crate::rc;
 
-/// How chunks and units are scored. As text it is `peak/ranked+coverage`, `probe`, or the name of an
-/// [`Estimator`].
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+/// How chunks and units are scored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Scoring {
-    /// `peak/ranked+coverage`: RC of peaks with ranked rivals; chunks gain for question tokens that better
-    /// chunks do not answer; units are weighted by their chunk's score. See [`ranked_coverage`]. It was
-    /// chosen as the default by measurement (`docs/evaluation.md`).
+    /// See [`ranked`]. It was chosen as the default by measurement (`docs/evaluation.md`).
     #[default]
+    #[serde(rename = "peak/ranked+coverage")]
     RankedCoverage,
-    /// `probe`: the probabilities of a decoder's probe. See [`by_probe`].
+    /// See [`mean`].
+    #[serde(rename = "mean/self")]
+    Mean,
+    /// See [`bound`].
+    #[serde(rename = "bound/self")]
+    Bound,
+    /// See [`probe`].
+    #[serde(rename = "probe")]
     Probe,
-    /// One estimator for chunks and units. A unit's score is the sum of its own RC and its chunk's.
-    Plain(Estimator),
+}
+
+/// A rule that scores the chunks and units of a reading.
+pub trait Scorer: Send + Sync {
+    /// Returns what the pipeline has to read for this scorer.
+    fn wants(&self) -> Wants<'_> {
+        Wants::default()
+    }
+
+    /// Scores a reading that has what the scorer wants. `clock` measures its stages.
+    ///
+    /// # Errors
+    /// Returns the error of `cancel` if it stops the work.
+    fn score(&self, reading: &Reading, cancel: &Cancel, clock: &mut Clock) -> Result<Scores, PipelineError>;
+}
+
+/// What a scorer needs of a reading.
+#[derive(Debug, Clone, Copy)]
+pub struct Wants<'a> {
+    /// The text before and after the question.
+    pub around: (&'a str, &'a str),
+    /// Whether the model reads the turns of the conversation before the question.
+    pub history: bool,
+    /// The heads in which the question is encoded.
+    pub heads: EncodedHeads,
+    /// Whether the logits of all tokens are needed, and not only the peaks of chunks and units.
+    pub all_logits: bool,
+}
+
+impl Default for Wants<'_> {
+    fn default() -> Self {
+        Self { around: ("", ""), history: true, heads: EncodedHeads::Readout, all_logits: false }
+    }
+}
+
+impl Scoring {
+    /// Returns the name of the method in settings and answers.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::RankedCoverage => "peak/ranked+coverage",
+            Self::Mean => "mean/self",
+            Self::Bound => "bound/self",
+            Self::Probe => "probe",
+        }
+    }
+
+    /// Returns what scores by this method with a model.
+    ///
+    /// # Errors
+    /// Returns [`ModelError::NoProbe`] if the method is a probe and the model has none.
+    pub fn scorer(self, model: &ModelInfo) -> Result<Arc<dyn Scorer>, ModelError> {
+        Ok(match self {
+            Self::RankedCoverage => Arc::new(ranked::RankedCoverage),
+            Self::Mean => Arc::new(mean::MeanRc),
+            Self::Bound => Arc::new(bound::MeanRcBound),
+            Self::Probe => match model.decoder.as_ref().and_then(|decoder| decoder.probe.clone()) {
+                Some(probe) => Arc::new(probe::ProbeScorer(probe)),
+                None => {
+                    let (model, encoder) = (model.name.clone(), model.decoder.is_none());
+                    return Err(ModelError::NoProbe { model, encoder });
+                }
+            },
+        })
+    }
+}
+
+impl fmt::Display for Scoring {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 /// The scores of one request, which are at least 0. A higher score is better. Scores of different requests
@@ -52,11 +131,13 @@ pub struct Scores {
     /// chunk is best; this says whether any chunk is related to the question at all. `None` for models whose
     /// logits have no fixed scale (decoders).
     pub max_sim: Option<f32>,
-    /// `[chunk]`: as `max_sim`, over the keys of one chunk. Empty if the logits have no fixed scale, or a
-    /// plain estimator or a probe scored.
+    /// `[chunk]`: as `max_sim`, over the keys of one chunk. Empty if the logits have no fixed scale, or
+    /// another scorer than the default one scored.
     pub chunk_max_sims: Vec<f32>,
     /// What `max_sim` was measured on, which decides from which value on a chunk is related.
     pub measured: Measured,
+    /// Whether the scores of chunks are probabilities.
+    pub are_probabilities: bool,
 }
 
 /// What [`Scores::max_sim`] was measured on.
@@ -72,337 +153,12 @@ pub enum Measured {
     Lexical,
 }
 
-/// RC of peaks with ranked rivals, mean over heads, before it is combined into scores.
-#[derive(Debug, Clone, PartialEq)]
-pub struct RankedRc {
-    /// `[question_token, chunk]`, with the rows of the lexical head, if the reading has one.
-    chunks: Array2<f32>,
-    /// `[question_token, unit]`; empty if units are chunks.
-    units: Array2<f32>,
-    /// `[question_token, sentence]`; empty unless units are words.
-    sentences: Array2<f32>,
-    /// See [`Scores::max_sim`].
-    max_sim: Option<f32>,
-    /// See [`Scores::chunk_max_sims`].
-    chunk_max_sims: Vec<f32>,
-}
-
-/// Scores a reading with any method.
-///
-/// # Errors
-/// Returns the error of `cancel` if it stops the work.
-pub fn all(reading: &Reading, scoring: Scoring, cancel: &Cancel) -> Result<Scores, PipelineError> {
-    match scoring {
-        Scoring::RankedCoverage => Ok(ranked_coverage(reading, ranked_rc(reading, cancel)?)),
-        Scoring::Probe => by_probe(reading, cancel),
-        Scoring::Plain(estimator) => plain(reading, estimator, cancel),
-    }
-}
-
-/// Scans the blocks, some heads at a time, and computes the RC of all peaks with ranked rivals.
-///
-/// # Errors
-/// Returns the error of `cancel` if it stops the work.
-pub fn ranked_rc(reading: &Reading, cancel: &Cancel) -> Result<RankedRc, PipelineError> {
-    let reading = &*reading.for_ranking();
-    let [mut chunks, mut units, mut sentences] =
-        [HeadMean::default(), HeadMean::default(), HeadMean::default()];
-    let mut chunk_peaks = HeadMean::default();
-    let columns = 2 * reading.units.len() + reading.blocks.spans.len();
-    let context = UnitContext::of(reading);
-    for heads in reading.head_groups(columns) {
-        let mut peaks = scan::peaks(reading, heads.clone(), cancel)?;
-        let own_peaks = own_chunk_peaks(reading, &peaks.chunks, &peaks.units);
-        context.add_to(&mut peaks.units);
-        let rc_of = |peaks: &Array3<f32>| rc_of_peaks(peaks, || reading.question.self_logits(heads.clone()));
-        chunks.add(rc_of(own_peaks.as_ref().unwrap_or(&peaks.chunks)));
-        if reading.granularity != Granularity::Chunk {
-            units.add(rc_of(&peaks.units));
-        }
-        if reading.granularity == Granularity::Token {
-            sentences.add(rc_of(&peaks.sentences));
-        }
-        chunk_peaks.add(peaks.chunks);
-    }
-    let chunk_peaks = chunk_peaks.finish();
-    let max_sim = reading.logits_have_fixed_scale.then(|| max_sim(chunk_peaks.view()));
-    let chunk_max_sims = match max_sim {
-        Some(_) => rc::mean_over_queries(chunk_peaks.view()),
-        None => Vec::new(),
-    };
-    let [chunks, units, sentences] = [chunks.finish(), units.finish(), sentences.finish()];
-    Ok(match &reading.lexical {
-        None => RankedRc { chunks, units, sentences, max_sim, chunk_max_sims },
-        Some(lexical) => RankedRc {
-            chunks: lexical.joined(&chunks, &lexical.chunks),
-            units: lexical.joined(&units, &lexical.units),
-            sentences: lexical.joined(&sentences, &lexical.sentences),
-            // The model's own logits say nothing about words that it does not know.
-            max_sim: if lexical.knows_all { max_sim } else { Some(lexical.reach) },
-            chunk_max_sims,
-        },
-    })
-}
-
-/// Returns `[head, question_token, chunk]`, the peaks of each chunk without what it repeats of another one, which would be its own
-/// rival; `None` if no chunk repeats anything.
-fn own_chunk_peaks(reading: &Reading, chunks: &Array3<f32>, units: &Array3<f32>) -> Option<Array3<f32>> {
-    let mut repeating: Vec<usize> = reading.repeats.all().map(|unit| reading.units[unit].chunk).collect();
-    repeating.dedup();
-    if repeating.is_empty() {
-        return None;
-    }
-    let mut own = chunks.clone();
-    own.rows_mut().into_iter().for_each(|mut row| repeating.iter().for_each(|&chunk| row[chunk] = rc::EMPTY));
-    if reading.granularity != Granularity::Chunk {
-        let of_chunk = |(unit, found): (usize, &Unit)| {
-            let is_own = repeating.binary_search(&found.chunk).is_ok() && !reading.repeats.is_repeat(unit);
-            is_own.then_some((unit, found.chunk))
-        };
-        let others: Vec<(usize, usize)> = reading.units.iter().enumerate().filter_map(of_chunk).collect();
-        for (mut own, units) in own.rows_mut().into_iter().zip(units.rows()) {
-            others.iter().for_each(|&(unit, chunk)| own[chunk] = own[chunk].max(units[unit]));
-        }
-    }
-    Some(own)
-}
-
-/// Computes the scores of the default method:
-///
-/// - A chunk's score is its mean RC over the question's tokens, in which tokens that better chunks answer
-///   count less (coverage, see [`rc::with_coverage`]). A turn of a dialogue takes part of its
-///   neighbours' scores, and a chunk whose title a better chunk names has at least half of that chunk's score.
-/// - A sentence's score is its own mean RC times the square root of its chunk's score. An event of a log takes part
-///   of the score of related events, and a turn of a chat of the turns before it.
-/// - A word's score is the mean RC of its sentence, times (1 + z / z_max), where z is the word's own mean RC
-///   and z_max the largest z of all words, times the square root of its chunk's score.
-pub fn ranked_coverage(reading: &Reading, ranked: RankedRc) -> Scores {
-    let units = &reading.units;
-    let own = reading.neighbours.smoothed(rc::with_coverage(&ranked.chunks));
-    let mut chunks = with_mentioned(own, &reading.mentions);
-    // A chunk that says nothing of its own has the score of the chunk that it repeats.
-    let mut start = 0;
-    for of_chunk in units.chunk_by(|a, b| a.chunk == b.chunk) {
-        let firsts = (start..start + of_chunk.len()).map(|unit| reading.repeats.first(unit));
-        start += of_chunk.len();
-        if let Some(firsts) = firsts.collect::<Option<Vec<usize>>>() {
-            let best = firsts.iter().map(|&first| chunks[units[first].chunk]).fold(0.0, f32::max);
-            chunks[of_chunk[0].chunk] = chunks[of_chunk[0].chunk].max(best);
-        }
-    }
-    let weighted_by_chunk = |(unit, rc): (&Unit, f32)| rc * chunks[unit.chunk].sqrt();
-    let (scores, unit_rc) = match reading.granularity {
-        Granularity::Chunk => {
-            let chunk_of = units.iter().map(|unit| unit.chunk).collect::<Vec<_>>();
-            let unit_rc = ranked.chunks.select(Axis(1), &chunk_of);
-            (units.iter().map(|unit| chunks[unit.chunk]).collect(), unit_rc)
-        }
-        Granularity::Sentence => {
-            let sentence_rc = rc::mean_over_queries(ranked.units.view());
-            let own: Vec<f32> = units.iter().zip(sentence_rc).map(weighted_by_chunk).collect();
-            (with_turns(with_related(own, reading), reading), ranked.units)
-        }
-        Granularity::Token => {
-            let word_rc = rc::mean_over_queries(ranked.units.view());
-            let word_rc_max = word_rc.iter().copied().fold(f32::MIN_POSITIVE, f32::max);
-            // The rivals of a sentence are the other sentences, each once, however many words they have.
-            let (_, sentence_of) = sentences_of(units);
-            let sentence_rc = rc::mean_over_queries(ranked.sentences.view());
-            let sentence_rc = sentence_of.iter().map(|&sentence| sentence_rc[sentence]);
-            let in_sentence =
-                sentence_rc.zip(word_rc).map(|(sentence, word)| sentence * (1.0 + word / word_rc_max));
-            (units.iter().zip(in_sentence).map(weighted_by_chunk).collect(), ranked.units)
-        }
-    };
-    let RankedRc { max_sim, chunk_max_sims, .. } = ranked;
-    Scores { chunks, units: scores, unit_rc, max_sim, chunk_max_sims, measured: measured(reading) }
-}
-
-/// What units other than sentences are scored with: a row of a table with the table's header, a statement with
-/// the signature of its function, a member of a record with its name.
-struct UnitContext {
-    /// `(unit, other)`: the unit has the peaks of the other one, too, which stands before it. Ascending.
-    shared: Vec<(usize, usize)>,
-    /// The units that are not chosen for themselves, or that repeat another one. They are not rivals.
-    frames: Vec<usize>,
-}
-
-impl UnitContext {
-    fn of(reading: &Reading) -> Self {
-        let (mut shared, mut frames) = (Vec::new(), Vec::new());
-        if reading.granularity == Granularity::Sentence {
-            for (index, unit) in reading.units.iter().enumerate() {
-                let before = reading.outlines.contexts_of(index, unit.chunk).filter(|other| *other < index);
-                shared.extend(before.map(|other| (index, other)));
-                if reading.outlines.is_frame(index, unit.chunk) {
-                    frames.push(index);
-                }
-            }
-        }
-        frames.extend(reading.repeats.all());
-        Self { shared, frames }
-    }
-
-    /// Adds to the peaks `[head, question_token, unit]` of each unit those of its context.
-    fn add_to(&self, peaks: &mut Array3<f32>) {
-        if self.shared.is_empty() && self.frames.is_empty() {
-            return;
-        }
-        for mut row in peaks.rows_mut() {
-            self.shared.iter().for_each(|&(unit, other)| row[unit] = row[unit].max(row[other]));
-            self.frames.iter().for_each(|&frame| row[frame] = rc::EMPTY);
-        }
-    }
-}
-
-/// The share of its score that a chunk gives to the chunks whose titles its text names. The passage that
-/// answers the second part of a question often has no word of the question, but the passage that answers the
-/// first part names it. The value was chosen by measurement (`docs/evaluation.md`).
-const MENTIONED_SHARE: f32 = 0.5;
-
-/// Raises the scores of chunks whose titles one of the [`rc::PICKS`] best chunks names. Of several chunks with
-/// the same title only the best is raised, because the others are other parts of a document.
-fn with_mentioned(own: Vec<f32>, mentions: &Mentions) -> Vec<f32> {
-    if mentions.is_empty() {
-        return own;
-    }
-    let mut best: Vec<usize> = (0..own.len()).collect();
-    best.sort_by(|&a, &b| own[b].total_cmp(&own[a]));
-    let mut raised = own.clone();
-    for &source in best.iter().take(rc::PICKS) {
-        for texts in mentions.named_by(source) {
-            let target = *texts.iter().rev().max_by(|&&a, &&b| own[a].total_cmp(&own[b])).expect("one text");
-            raised[target] = raised[target].max(MENTIONED_SHARE * own[source]);
-        }
-    }
-    raised
-}
-
-/// The share of its score that an event of a log gives to the events that share an identifier with it: the
-/// cause of an error often has no word of the question.
-const RELATED_SHARE: f32 = 0.5;
-
-/// Raises the scores of units whose related units score higher.
-fn with_related(own: Vec<f32>, reading: &Reading) -> Vec<f32> {
-    let raised = |(index, unit): (usize, &Unit)| {
-        let related = reading.outlines.related_to(index, unit.chunk).map(|other| RELATED_SHARE * own[other]);
-        related.fold(own[index], f32::max)
-    };
-    match reading.outlines.is_prose() {
-        true => own,
-        false => reading.units.iter().enumerate().map(raised).collect(),
-    }
-}
-
-/// Smooths the scores of the turns of each chat.
-fn with_turns(mut own: Vec<f32>, reading: &Reading) -> Vec<f32> {
-    if reading.outlines.is_prose() {
-        return own;
-    }
-    let mut start = 0;
-    for units in reading.units.chunk_by(|a, b| a.chunk == b.chunk) {
-        let of_chunk = start..start + units.len();
-        start = of_chunk.end;
-        if reading.outlines.layouts()[units[0].chunk].kind == Kind::Chat {
-            let smoothed = neighbours::with_turns_before(&own[of_chunk.clone()]);
-            own[of_chunk].copy_from_slice(&smoothed);
-        }
-    }
-    own
-}
-
-/// Scores chunks and units with the probe of the reading:
-///
-/// - A chunk's score is its probability.
-/// - A sentence's score is its own probability times the square root of its chunk's.
-/// - A word's score is the score of its sentence, times (1 + the word's own probability).
-///
-/// # Errors
-/// Returns the error of `cancel` if it stops the work.
-///
-/// # Panics
-/// When the reading has no probe.
-pub fn by_probe(reading: &Reading, cancel: &Cancel) -> Result<Scores, PipelineError> {
-    let probe = reading.probe.as_ref().expect("the pipeline reads with the probe if it scores with it");
-    let Probabilities { chunks, units: own, sentences } = probe::probabilities(reading, probe, cancel)?;
-    let units = &reading.units;
-    let weighted_by_chunk = |(unit, own): (&Unit, f32)| own * chunks[unit.chunk].sqrt();
-    let (scores, own) = match reading.granularity {
-        Granularity::Chunk => {
-            let of_chunk: Vec<f32> = units.iter().map(|unit| chunks[unit.chunk]).collect();
-            (of_chunk.clone(), of_chunk)
-        }
-        Granularity::Sentence => {
-            (units.iter().zip(own.iter().copied()).map(weighted_by_chunk).collect(), own)
-        }
-        Granularity::Token => {
-            let (_, sentence_of) = sentences_of(units);
-            let of_sentence = sentence_of.iter().map(|&sentence| sentences[sentence]);
-            let in_sentence = of_sentence.zip(&own).map(|(sentence, word)| sentence * (1.0 + word));
-            (units.iter().zip(in_sentence).map(weighted_by_chunk).collect(), own)
-        }
-    };
-    let unit_rc = Array2::from_shape_vec((1, own.len()), own).expect("one row");
-    let measured = measured(reading);
-    Ok(Scores { chunks, units: scores, unit_rc, max_sim: None, chunk_max_sims: Vec::new(), measured })
-}
-
-/// Scores chunks and units with one estimator. A unit's score is the sum of its own RC and its chunk's.
-fn plain(reading: &Reading, estimator: Estimator, cancel: &Cancel) -> Result<Scores, PipelineError> {
-    let Reading { blocks, units, .. } = reading;
-    let unit_spans: Vec<TokenSpan> = units.iter().map(|unit| unit.tokens).collect();
-    let (mut chunk_means, mut unit_means) = (HeadMean::default(), HeadMean::default());
-    let mut chunk_peaks = HeadMean::default();
-    for heads in reading.head_groups(blocks.tokens()) {
-        cancel.check()?;
-        let RawLogits { cross, self_logits } = reading.logits(heads);
-        let add_rc = |spans: &[TokenSpan], mean: &mut HeadMean| {
-            let peaks = rc::peaks(cross.view(), spans);
-            mean.add(rc::coupled_segments(cross.view(), self_logits.view(), spans, &peaks, estimator));
-            peaks
-        };
-        chunk_peaks.add(add_rc(&blocks.spans, &mut chunk_means).value);
-        add_rc(&unit_spans, &mut unit_means);
-    }
-    let chunks = rc::mean_over_queries(chunk_means.finish().view());
-    let unit_rc = unit_means.finish();
-    let mean_rc = rc::mean_over_queries(unit_rc.view());
-    let units = units.iter().zip(mean_rc).map(|(unit, rc)| rc + chunks[unit.chunk]).collect();
-    let max_sim = reading.logits_have_fixed_scale.then(|| max_sim(chunk_peaks.finish().view()));
-    let measured = measured(reading);
-    Ok(Scores { chunks, units, unit_rc, max_sim, chunk_max_sims: Vec::new(), measured })
-}
-
 fn measured(reading: &Reading) -> Measured {
     match &reading.lexical {
         Some(lexical) if !lexical.knows_all => Measured::Lexical,
         _ if reading.outlines.is_prose() => Measured::Prose,
         _ => Measured::Structured,
     }
-}
-
-/// Returns the RC of each segment's peak with ranked rivals, `[head, question_token, segment]`. A single
-/// segment has no rivals and is compared with the question's own keys instead.
-pub fn ranked(logits: &RawLogits, segments: &[TokenSpan]) -> Array3<f32> {
-    rc_of_peaks(&rc::peaks(logits.cross.view(), segments).value, || logits.self_logits.clone())
-}
-
-/// Returns the RC of peaks `[head, question_token, segment]` with ranked rivals, in the same shape. If only
-/// one segment has tokens, it has no rivals and is compared with the question's own keys instead.
-/// `self_logits` returns the logits over these, `[head, question_token, question_token]`; it is called only
-/// in that case.
-pub fn rc_of_peaks(peaks: &Array3<f32>, self_logits: impl FnOnce() -> Array3<f32>) -> Array3<f32> {
-    match has_rivals(peaks) {
-        true => rc::ranked_rivals(peaks.view()),
-        false => rc::peaks_against_self(peaks.view(), self_logits().view()),
-    }
-}
-
-/// Returns whether more than one segment has a token. An empty segment is empty for all heads and question
-/// tokens, so the first row is enough.
-fn has_rivals(peaks: &Array3<f32>) -> bool {
-    let first = peaks.rows().into_iter().next();
-    first.is_some_and(|row| row.iter().filter(|&&peak| peak != rc::EMPTY).take(2).count() > 1)
 }
 
 /// The most tokens of a question that count towards [`Scores::max_sim`]: those that the chunks match best. What a long
@@ -420,93 +176,4 @@ fn max_sim(chunk_peaks: ArrayView2<f32>) -> f32 {
     best.sort_unstable_by(|a, b| b.total_cmp(a));
     best.truncate(MAX_SIM_TOKENS);
     best.iter().sum::<f32>() / best.len() as f32
-}
-
-/// The name of the default method.
-const RANKED_COVERAGE: &str = "peak/ranked+coverage";
-
-/// The name of the method that uses a decoder's probe.
-const PROBE: &str = "probe";
-
-/// The error for a text that is not the name of a scoring method.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}, {RANKED_COVERAGE}, {PROBE}")]
-pub struct UnknownScoring(#[from] UnknownEstimator);
-
-impl FromStr for Scoring {
-    type Err = UnknownScoring;
-
-    fn from_str(text: &str) -> Result<Self, UnknownScoring> {
-        match text {
-            RANKED_COVERAGE => Ok(Self::RankedCoverage),
-            PROBE => Ok(Self::Probe),
-            _ => Ok(Self::Plain(text.parse()?)),
-        }
-    }
-}
-
-impl TryFrom<String> for Scoring {
-    type Error = UnknownScoring;
-
-    fn try_from(text: String) -> Result<Self, UnknownScoring> {
-        text.parse()
-    }
-}
-
-impl From<Scoring> for String {
-    fn from(scoring: Scoring) -> Self {
-        scoring.to_string()
-    }
-}
-
-impl fmt::Display for Scoring {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        match self {
-            Self::RankedCoverage => f.write_str(RANKED_COVERAGE),
-            Self::Probe => f.write_str(PROBE),
-            Self::Plain(estimator) => estimator.fmt(f),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Chunk `i` has the title `titles[i]` and the text `texts[i]`.
-    #[track_caller]
-    fn check(name: &str, titles: &[&str], texts: &[&str], own: &[f32], expect: &[f32]) {
-        let titled = titles.iter().map(|&title| Some(title)).zip(texts.iter().copied());
-        assert_eq!(with_mentioned(own.to_vec(), &Mentions::of(titled)), expect, "{name}");
-    }
-
-    #[test]
-    fn chunks_that_a_better_chunk_names_have_half_of_its_score() {
-        let titles = ["Skerryvore", "Alan Stevenson", "Muckle Flugga"];
-        let names_one = ["Alan Stevenson built it.", "", ""];
-        check("no chunk is named", &titles, &["", "", ""], &[4.0, 1.0, 0.5], &[4.0, 1.0, 0.5]);
-        check("a named chunk", &titles, &names_one, &[4.0, 1.0, 0.5], &[4.0, 2.0, 0.5]);
-        check("a named chunk with a good score", &titles, &names_one, &[4.0, 3.0, 0.5], &[4.0, 3.0, 0.5]);
-        check("a better chunk is not changed", &titles, &names_one, &[1.0, 4.0, 0.5], &[1.0, 4.0, 0.5]);
-        let chain = ["Alan Stevenson built it.", "He saw Muckle Flugga.", ""];
-        check("scores do not travel twice", &titles, &chain, &[4.0, 0.0, 0.0], &[4.0, 2.0, 0.0]);
-        let parts = ["Skerryvore", "Alan Stevenson", "Alan Stevenson"];
-        check("the best of several parts", &parts, &names_one, &[4.0, 0.25, 0.5], &[4.0, 0.25, 2.0]);
-        check("the first of equal parts", &parts, &names_one, &[4.0, 0.5, 0.5], &[4.0, 2.0, 0.5]);
-    }
-
-    #[test]
-    fn only_the_best_chunks_raise_others() {
-        let last = rc::PICKS + 1;
-        let titles: Vec<String> = (0..=last).map(|number| format!("Part {number}")).collect();
-        let titles: Vec<&str> = titles.iter().map(String::as_str).collect();
-        let named = format!("Part {last}");
-        let own: Vec<f32> = (0..=last).map(|number| (last - number) as f32).collect();
-        for (source, expect) in [(rc::PICKS - 1, 1.0), (rc::PICKS, 0.0)] {
-            let mut texts = vec![""; last + 1];
-            texts[source] = &named;
-            let titled = titles.iter().map(|&title| Some(title)).zip(texts);
-            assert_eq!(with_mentioned(own.clone(), &Mentions::of(titled))[last], expect, "chunk {source}");
-        }
-    }
 }

@@ -529,6 +529,7 @@ mod tests {
             max_sim: Some(max_sim),
             chunk_max_sims: Vec::new(),
             measured: Measured::Prose,
+            are_probabilities: false,
         };
         let span = UnitSpan { bytes: ByteRange::new(0, 1), tokens: TokenSpan::new(0, 1) };
         let unit = |chunk| Unit { chunk, bytes: span.bytes, tokens: span.tokens, sentence: span };

@@ -1,6 +1,40 @@
 //! An upper bound of the mean RC, E max(X − Y, 0), from two distributions alone: that of the logits X and that
 //! of the reference values Y, each over all queries (RCStat, arXiv 2506.19549). Which query a value belongs to
-//! does not matter. Knows nothing of segments.
+//! does not matter.
+
+use ndarray::{Array3, ArrayView3, s};
+
+use super::exact::seen;
+use super::{for_each_row, heads_and_queries, saturated};
+use crate::domain::TokenSpan;
+
+/// Returns the upper bound of [`mean_rc`](super::mean_rc), averaged over queries, of every segment per head, `[head, query, segment]`.
+/// Every query gets the same value. The arguments are those of `mean_rc`.
+///
+/// # Panics
+/// As `mean_rc`.
+pub fn mean_rc_bound(
+    cross: ArrayView3<'_, f32>,
+    self_logits: ArrayView3<'_, f32>,
+    segments: &[TokenSpan],
+) -> Array3<f32> {
+    let (heads, queries) = heads_and_queries(cross, self_logits);
+    let mut out = Array3::zeros((heads, queries, segments.len()));
+    let heads = cross.outer_iter().zip(self_logits.outer_iter()).zip(out.outer_iter_mut()).collect();
+    for_each_row(cross.len(), heads, |logits: &mut Vec<f32>, ((cross, own), mut out)| {
+        let references: Vec<Vec<f32>> = own.outer_iter().map(|own| seen(own).copied().collect()).collect();
+        let pooled = PooledReference::new(&references);
+        for (segment, mut out) in segments.iter().zip(out.columns_mut()) {
+            logits.clear();
+            for (row, _) in cross.outer_iter().zip(&references).filter(|(_, reference)| !reference.is_empty())
+            {
+                logits.extend(row.slice(s![segment.range()]));
+            }
+            out.fill(saturated(pooled.upper_bound(logits)));
+        }
+    });
+    out
+}
 
 /// The references of several queries as one distribution, sorted and with prefix sums.
 #[derive(Debug, Clone, Default)]

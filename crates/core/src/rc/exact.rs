@@ -1,9 +1,9 @@
 //! The statistic itself: its exact value, in which a logit is compared with the reference of its own query.
 //! Knows nothing of segments' peaks or of how a reference is chosen.
 
-use ndarray::{Array2, ArrayView2, Axis};
+use ndarray::{Array3, ArrayView1, ArrayView3};
 
-use super::{contiguous, for_each_row, saturated};
+use super::{EMPTY, contiguous, for_each_row, heads_and_queries, saturated};
 use crate::domain::TokenSpan;
 
 /// The reference of one query, sorted and with prefix sums, which gives E max(x − y, 0) in O(log m) for a
@@ -22,13 +22,6 @@ pub struct SortedReference {
 }
 
 impl SortedReference {
-    /// Returns the reference with these values, in any order.
-    pub fn new(values: &[f32]) -> Self {
-        let mut reference = Self::default();
-        reference.refill(|buffer| buffer.extend_from_slice(values));
-        reference
-    }
-
     /// Replaces the values. `fill` writes the new values into an empty buffer, whose memory is reused.
     pub fn refill(&mut self, fill: impl FnOnce(&mut Vec<f32>)) {
         self.values.clear();
@@ -67,57 +60,67 @@ impl SortedReference {
     }
 }
 
-/// Returns the RC of each key for each query, `[query, key]`: E over y in Y_j of max(x − y, 0). `x` is
-/// `[query, key]`; `y` has the reference Y_j of each query, of any length. Costs O((n + m) log m) per query,
-/// for n keys and m reference values.
+/// Returns the mean RC of every segment's keys per head and query against the question's own keys, `[head, query, segment]`: the
+/// estimator of the RCStat paper (arXiv 2506.19549). An empty segment gets 0.
+///
+/// `cross` is `[head, query, key]`; `self_logits` is `[head, query, own key]`, [`EMPTY`] where a query does not see the key.
 ///
 /// # Panics
-/// When `y` does not have one reference per query.
-pub fn coupled(x: ArrayView2<'_, f32>, y: &[&[f32]]) -> Array2<f32> {
-    per_query(x, y, x.ncols(), |reference, row, out| {
-        for (out, &x) in out.iter_mut().zip(row) {
-            *out = saturated(reference.rc(x));
-        }
-    })
-}
-
-/// Returns the mean of [`coupled`] over the keys of each segment, `[query, segment]`, without allocating the
-/// `[query, key]` array. A key is evaluated once per segment that contains it. An empty segment gets 0.
-///
-/// # Panics
-/// When `y` does not have one reference per query, or a segment ends beyond the key axis.
-pub fn coupled_means(x: ArrayView2<'_, f32>, y: &[&[f32]], segments: &[TokenSpan]) -> Array2<f32> {
-    per_query(x, y, segments.len(), |reference, row, out| {
+/// When heads or queries differ between the arguments, or a segment ends beyond the key axis.
+pub fn mean_rc(
+    cross: ArrayView3<'_, f32>,
+    self_logits: ArrayView3<'_, f32>,
+    segments: &[TokenSpan],
+) -> Array3<f32> {
+    let (heads, queries) = heads_and_queries(cross, self_logits);
+    let mut out = Array3::zeros((heads, queries, segments.len()));
+    let rows = cross.rows().into_iter().zip(self_logits.rows()).zip(out.rows_mut()).collect();
+    for_each_row(cross.len(), rows, |y: &mut SortedReference, ((cross, own), mut out)| {
+        y.refill(|buffer| buffer.extend(seen(own)));
+        let cross = contiguous(cross);
         for (out, segment) in out.iter_mut().zip(segments) {
-            *out = saturated(reference.rc_mean(&row[segment.range()]));
+            *out = saturated(y.rc_mean(&cross[segment.range()]));
         }
-    })
-}
-
-/// Returns `[query, width]`. Sorts the reference of each query and calls `each` to write the query's row.
-fn per_query(
-    x: ArrayView2<'_, f32>,
-    y: &[&[f32]],
-    width: usize,
-    each: impl Fn(&SortedReference, &[f32], &mut [f32]) + Sync + Send,
-) -> Array2<f32> {
-    assert_eq!(x.nrows(), y.len(), "one reference per query");
-    let mut out = Array2::zeros((x.nrows(), width));
-    let rows = x.outer_iter().zip(y).zip(out.axis_iter_mut(Axis(0))).collect();
-    for_each_row(x.len(), rows, |reference: &mut SortedReference, ((x, y), out)| {
-        reference.refill(|buffer| buffer.extend_from_slice(y));
-        let out = out.into_slice().expect("rows of a new array are contiguous");
-        each(reference, &contiguous(x), out);
     });
     out
 }
 
+/// Returns the RC of every segment's peak against the question's own keys, `[head, query, segment]`.
+///
+/// `peaks` is `[head, query, segment]`, [`EMPTY`] for a segment without keys. `self_logits` is
+/// `[head, query, own key]`, [`EMPTY`] for a key that the query does not see.
+///
+/// # Panics
+/// When `peaks` and `self_logits` differ in heads or queries.
+pub fn peaks_against_self(peaks: ArrayView3<'_, f32>, self_logits: ArrayView3<'_, f32>) -> Array3<f32> {
+    heads_and_queries(peaks, self_logits);
+    let mut out = Array3::zeros(peaks.dim());
+    // Sorting takes about log m comparisons per element, so fewer elements are worth a thread.
+    let elements = 8 * (out.len() + self_logits.len());
+    let rows = self_logits.rows().into_iter().zip(peaks.rows()).zip(out.rows_mut()).collect();
+    for_each_row(elements, rows, |y: &mut SortedReference, ((own, peaks), mut out)| {
+        y.refill(|buffer| buffer.extend(seen(own)));
+        for (out, &peak) in out.iter_mut().zip(peaks) {
+            *out = if peak == EMPTY { 0.0 } else { saturated(y.rc(peak)) };
+        }
+    });
+    out
+}
+
+/// Returns the logits over the own keys that a query sees.
+pub(super) fn seen(own: ArrayView1<'_, f32>) -> impl Iterator<Item = &f32> {
+    own.into_iter().filter(|&&logit| logit != EMPTY)
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::peaks;
     use super::*;
 
     fn check(name: &str, (x, y): (f32, &[f32]), expect: f64) {
-        assert_eq!(SortedReference::new(y).rc(x), expect, "{name}");
+        let mut reference = SortedReference::default();
+        reference.refill(|values| values.extend_from_slice(y));
+        assert_eq!(reference.rc(x), expect, "{name}");
     }
 
     #[test]
@@ -133,24 +136,48 @@ mod tests {
         check("twice the largest", (f32::MAX, &[f32::MIN]), 2.0 * f64::from(f32::MAX));
     }
 
-    #[test]
-    fn ragged_references() {
-        let x = ndarray::array![[1.0, 4.0], [1.0, 4.0], [1.0, 4.0]];
-        let rc = coupled(x.view(), &[&[0.0], &[], &[3.0, 0.0]]);
-        assert_eq!(rc, ndarray::array![[1.0, 4.0], [0.0, 0.0], [0.5, 2.5]]);
+    fn rows(rows: &[&[f32]]) -> Array3<f32> {
+        let width = rows.first().map_or(0, |row| row.len());
+        Array3::from_shape_vec((1, rows.len(), width), rows.concat()).expect("rows of one length")
     }
 
     #[test]
-    fn means_of_segments() {
-        let x = ndarray::array![[1.0, 4.0, 7.0]];
-        let segments = [(0, 2), (1, 1), (0, 3), (2, 3)].map(|(a, b)| TokenSpan::new(a, b));
-        let means = coupled_means(x.view(), &[&[3.0]], &segments);
-        assert_eq!(means, ndarray::array![[0.5, 0.0, 5.0 / 3.0, 4.0]]);
-    }
-
-    #[test]
-    fn results_beyond_f32_saturate() {
-        let x = ndarray::array![[f32::MAX]];
-        assert_eq!(coupled(x.view(), &[&[f32::MIN]])[[0, 0]], f32::MAX);
+    fn means_and_peaks_against_the_own_keys() {
+        let check = |name: &str,
+                     cross: &[&[f32]],
+                     own: &[&[f32]],
+                     segments: &[(usize, usize)],
+                     mean: &[f32],
+                     peak: &[f32]| {
+            let segments: Vec<_> = segments.iter().map(|&(a, b)| TokenSpan::new(a, b)).collect();
+            let (cross, own) = (rows(cross), rows(own));
+            let found = mean_rc(cross.view(), own.view(), &segments);
+            assert_eq!(found.into_raw_vec_and_offset().0, mean, "{name}: mean");
+            let found = peaks_against_self(peaks(cross.view(), &segments).value.view(), own.view());
+            assert_eq!(found.into_raw_vec_and_offset().0, peak, "{name}: peak");
+        };
+        let two: &[(usize, usize)] = &[(0, 2), (2, 3)];
+        check(
+            "1, 5 and 2 against 0 and 4",
+            &[&[1.0, 5.0, 2.0]],
+            &[&[0.0, 4.0]],
+            two,
+            &[1.75, 1.0],
+            &[3.0, 1.0],
+        );
+        check(
+            "a key that the query does not see",
+            &[&[1.0, 5.0]],
+            &[&[EMPTY, 0.0]],
+            &[(0, 2)],
+            &[3.0],
+            &[5.0],
+        );
+        check("no own keys", &[&[1.0, 5.0, 2.0]], &[&[]], two, &[0.0, 0.0], &[0.0, 0.0]);
+        check("an empty segment", &[&[1.0, 5.0]], &[&[0.0]], &[(1, 1)], &[0.0], &[0.0]);
+        check("no segment", &[&[1.0]], &[&[0.0]], &[], &[], &[]);
+        check("no query", &[], &[], &[(0, 0)], &[], &[]);
+        check("two queries", &[&[1.0], &[3.0]], &[&[0.0], &[0.0]], &[(0, 1)], &[1.0, 3.0], &[1.0, 3.0]);
+        check("beyond f32", &[&[f32::MAX]], &[&[-1e38]], &[(0, 1)], &[f32::MAX], &[f32::MAX]);
     }
 }

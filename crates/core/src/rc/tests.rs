@@ -7,14 +7,18 @@ use ndarray::{Array, Array2, Array3, ArrayView2, Axis, Dimension, Slice};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
+use super::bound::PooledReference;
 use super::*;
+use crate::domain::TokenSpan;
 
-const ESTIMATORS: [&str; 6] =
-    ["mean/self", "mean/rivals", "mean/both", "peak/self", "peak/rivals", "peak/both"];
-
-fn estimators() -> impl Iterator<Item = Estimator> {
-    ESTIMATORS.into_iter().map(|text| text.parse().expect(text))
+/// The form of RC that a test computes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Form {
+    Mean,
+    Peak,
 }
+
+const FORMS: [(&str, Form); 2] = [("mean/self", Form::Mean), ("peak/self", Form::Peak)];
 
 // ---------------------------------------------------------------- golden values
 
@@ -54,12 +58,11 @@ fn goldens() {
     let golden: Golden = serde_json::from_str(text).expect("the fixture is JSON");
     let (cross, self_logits) = (array3(&golden.cross), array3(&golden.self_logits));
     let segments: Vec<_> = golden.segments.iter().map(|&(a, b)| TokenSpan::new(a, b)).collect();
-    assert_eq!(golden.estimators.len(), ESTIMATORS.len());
-    for (name, expect) in &golden.estimators {
-        let estimator = name.parse().expect(name);
-        let found = score(cross.view(), self_logits.view(), &segments, estimator);
-        assert_close(name, &found.scores, &expect.scores);
-        assert_close(name, &found.per_query, &expect.per_query.concat());
+    let case = Case { cross: cross.clone(), self_logits, segments: segments.clone() };
+    for (name, form) in FORMS {
+        let (found, expect) = (case.per_query(form), &golden.estimators[name]);
+        assert_close(name, &mean_over_queries(found.view()), &expect.scores);
+        assert_close(name, &found, &expect.per_query.concat());
     }
     assert_close("raw_maxsim", &raw_maxsim(&peaks(cross.view(), &segments)), &golden.raw_maxsim);
 }
@@ -77,7 +80,7 @@ fn mean(values: impl Iterator<Item = f64> + Clone) -> f64 {
 }
 
 /// RC of one head, query and segment by the definition.
-fn definition_of(case: &Case, (h, j): (usize, usize), segment: TokenSpan, estimator: Estimator) -> f64 {
+fn definition_of(case: &Case, (h, j): (usize, usize), segment: TokenSpan, form: Form) -> f64 {
     let row = case.cross.index_axis(Axis(0), h).row(j).to_vec();
     // A segment without keys has no peak, and one whose only logits are EMPTY counts as such.
     let peak = |span: &TokenSpan| {
@@ -86,16 +89,9 @@ fn definition_of(case: &Case, (h, j): (usize, usize), segment: TokenSpan, estima
     // Keys that the query does not see are not part of the reference.
     let self_row = case.self_logits.index_axis(Axis(0), h).row(j).to_vec();
     let visible: Vec<f32> = self_row.into_iter().filter(|&logit| logit != EMPTY).collect();
-    let rivals: Vec<f32> = case.segments.iter().filter_map(peak).collect();
-    let y = match estimator.reference {
-        Reference::SelfLogits => visible,
-        Reference::Rivals => rivals,
-        Reference::Both => [visible, rivals].concat(),
-    };
-    match estimator.pooling {
-        Pooling::Mean => mean(row[segment.range()].iter().map(|&x| definition(x, &y))),
-        Pooling::Peak => peak(&segment).map_or(0.0, |x| definition(x, &y)),
-        Pooling::Bound => unreachable!("it has a property of its own"),
+    match form {
+        Form::Mean => mean(row[segment.range()].iter().map(|&x| definition(x, &visible))),
+        Form::Peak => peak(&segment).map_or(0.0, |x| definition(x, &visible)),
     }
 }
 
@@ -109,8 +105,19 @@ struct Case {
 }
 
 impl Case {
-    fn score(&self, estimator: Estimator) -> Scored {
-        score(self.cross.view(), self.self_logits.view(), &self.segments, estimator)
+    /// Returns the mean RC over heads, `[query, segment]`.
+    fn per_query(&self, form: Form) -> Array2<f32> {
+        mean_over_heads(match form {
+            Form::Mean => mean_rc(self.cross.view(), self.self_logits.view(), &self.segments),
+            Form::Peak => {
+                let peaks = peaks(self.cross.view(), &self.segments);
+                peaks_against_self(peaks.value.view(), self.self_logits.view())
+            }
+        })
+    }
+
+    fn scores(&self, form: Form) -> Vec<f32> {
+        mean_over_queries(self.per_query(form).view())
     }
 
     fn map(&self, f: impl Fn(f32) -> f32) -> Self {
@@ -171,10 +178,6 @@ fn ragged(logit: impl Strategy<Value = f32> + Clone) -> impl Strategy<Value = (A
     })
 }
 
-fn slices(y: &[Vec<f32>]) -> Vec<&[f32]> {
-    y.iter().map(Vec::as_slice).collect()
-}
-
 fn exact_mean(x: ArrayView2<'_, f32>, y: &[Vec<f32>]) -> f64 {
     mean(x.outer_iter().zip(y).flat_map(|(x, y)| x.to_vec().into_iter().map(move |x| definition(x, y))))
 }
@@ -206,38 +209,19 @@ fn close_all(found: &[f32], expect: &[f32], tolerance: f32) -> bool {
 
 proptest! {
     #[test]
-    fn coupled_equals_the_definition((x, y) in prop_oneof![ragged(grid()).boxed(), ragged(any_finite()).boxed()]) {
-        let found = coupled(x.view(), &slices(&y));
-        for ((j, i), &found) in found.indexed_iter() {
-            let expect = definition(x[[j, i]], &y[j]);
-            prop_assert!(close(found, expect), "query {j}, key {i}: {found} is not {expect}");
-        }
-    }
-
-    #[test]
-    fn coupled_means_equal_the_means_of_coupled((x, y) in ragged(any_finite()), a in 0_usize..20, b in 0_usize..20) {
-        let (a, b) = (a.min(b).min(x.ncols()), a.max(b).min(x.ncols()));
-        let found = coupled_means(x.view(), &slices(&y), &[TokenSpan::new(a, b)]);
-        for (j, y) in y.iter().enumerate() {
-            let expect = mean((a..b).map(|i| definition(x[[j, i]], y)));
-            prop_assert!(close(found[[j, 0]], expect), "query {j}: {} is not {expect}", found[[j, 0]]);
-        }
-    }
-
-    #[test]
-    fn score_equals_the_definition(case in prop_oneof![case_of(grid()).boxed(), case_of(any_finite()).boxed()]) {
+    fn scores_equal_the_definition(case in prop_oneof![case_of(grid()).boxed(), case_of(any_finite()).boxed()]) {
         let (heads, queries, _) = case.cross.dim();
-        for estimator in estimators() {
-            let found = case.score(estimator);
+        for (name, form) in FORMS {
+            let (of_queries, scores) = (case.per_query(form), case.scores(form));
             for (p, &segment) in case.segments.iter().enumerate() {
-                let of_row = |h, j| f64::from(saturated(definition_of(&case, (h, j), segment, estimator)));
+                let of_row = |h, j| f64::from(saturated(definition_of(&case, (h, j), segment, form)));
                 let per_query = |j| mean((0..heads).map(|h| of_row(h, j)));
                 for j in 0..queries {
-                    let (found, expect) = (found.per_query[[j, p]], per_query(j));
-                    prop_assert!(close(found, expect), "{estimator} query {j}: {found} is not {expect}");
+                    let (found, expect) = (of_queries[[j, p]], per_query(j));
+                    prop_assert!(close(found, expect), "{name} query {j}: {found} is not {expect}");
                 }
-                let (found, expect) = (found.scores[p], mean((0..queries).map(per_query)));
-                prop_assert!(close(found, expect), "{estimator}: {found} is not {expect}");
+                let (found, expect) = (scores[p], mean((0..queries).map(per_query)));
+                prop_assert!(close(found, expect), "{name}: {found} is not {expect}");
             }
         }
     }
@@ -260,8 +244,8 @@ proptest! {
     #[test]
     fn a_common_shift_changes_nothing(case in case_of(grid()), shift in -1000_i16..1000) {
         let shifted = case.map(|x| x + f32::from(shift));
-        for estimator in estimators() {
-            prop_assert_eq!(case.score(estimator).per_query, shifted.score(estimator).per_query);
+        for (_, form) in FORMS {
+            prop_assert_eq!(case.per_query(form), shifted.per_query(form));
         }
     }
 
@@ -269,16 +253,18 @@ proptest! {
     fn scaling_the_logits_scales_the_scores(case in case_of(grid()), scale in 0.01_f32..100.0) {
         let scaled = case.map(|x| x * scale);
         let tolerance = 1e-6 * scaled.magnitude();
-        for estimator in estimators() {
-            let expect: Vec<f32> = case.score(estimator).scores.iter().map(|x| x * scale).collect();
-            prop_assert!(close_all(&scaled.score(estimator).scores, &expect, tolerance));
+        for (_, form) in FORMS {
+            let expect: Vec<f32> = case.scores(form).iter().map(|x| x * scale).collect();
+            prop_assert!(close_all(&scaled.scores(form), &expect, tolerance));
         }
     }
 
     #[test]
-    fn references_in_any_order_give_the_same_bits((x, y) in ragged(any_finite())) {
-        let reversed: Vec<Vec<f32>> = y.iter().map(|y| y.iter().rev().copied().collect()).collect();
-        prop_assert_eq!(coupled(x.view(), &slices(&y)), coupled(x.view(), &slices(&reversed)));
+    fn own_keys_in_any_order_give_the_same_bits(case in case_of(any_finite())) {
+        let other = Case { self_logits: reversed(&case.self_logits, Axis(2)), ..case.clone() };
+        for (_, form) in FORMS {
+            prop_assert_eq!(case.per_query(form), other.per_query(form));
+        }
     }
 
     #[test]
@@ -291,10 +277,10 @@ proptest! {
             self_logits: case.self_logits.clone(),
             segments: segments.collect(),
         };
-        for estimator in estimators() {
-            let (a, b) = (case.score(estimator), other.score(estimator));
-            prop_assert_eq!(&a.peaks.value, &b.peaks.value);
-            prop_assert!(close_all(&a.scores, &b.scores, 1e-6 * case.magnitude()));
+        let values = |case: &Case| peaks(case.cross.view(), &case.segments).value;
+        prop_assert_eq!(values(&case), values(&other));
+        for (_, form) in FORMS {
+            prop_assert!(close_all(&case.scores(form), &other.scores(form), 1e-6 * case.magnitude()));
         }
     }
 
@@ -305,10 +291,9 @@ proptest! {
             self_logits: reversed(&case.self_logits, Axis(1)),
             segments: case.segments.clone(),
         };
-        for estimator in estimators() {
-            let (a, b) = (case.score(estimator), other.score(estimator));
-            prop_assert_eq!(&a.per_query, &reversed(&b.per_query, Axis(0)));
-            prop_assert!(close_all(&a.scores, &b.scores, 1e-6 * case.magnitude()));
+        for (_, form) in FORMS {
+            prop_assert_eq!(case.per_query(form), reversed(&other.per_query(form), Axis(0)));
+            prop_assert!(close_all(&case.scores(form), &other.scores(form), 1e-6 * case.magnitude()));
         }
     }
 
@@ -316,22 +301,21 @@ proptest! {
     fn the_order_of_segments_does_not_matter(case in case_of(any_finite())) {
         let mut other = case.clone();
         other.segments.reverse();
-        for estimator in estimators() {
-            let (a, mut b) = (case.score(estimator), other.score(estimator));
-            b.scores.reverse();
-            prop_assert_eq!(&a.scores, &b.scores);
-            prop_assert_eq!(&a.per_query, &reversed(&b.per_query, Axis(1)));
-            prop_assert_eq!(&a.peaks.key, &reversed(&b.peaks.key, Axis(2)));
+        let keys = |case: &Case| peaks(case.cross.view(), &case.segments).key;
+        prop_assert_eq!(keys(&case), reversed(&keys(&other), Axis(2)));
+        for (_, form) in FORMS {
+            prop_assert_eq!(case.per_query(form), reversed(&other.per_query(form), Axis(1)));
         }
     }
 
     #[test]
     fn finite_input_gives_finite_output(case in case_of(any_finite())) {
-        for estimator in estimators() {
-            let found = case.score(estimator);
-            prop_assert!(found.scores.iter().chain(&found.per_query).all(|x| x.is_finite() && *x >= 0.0));
-            prop_assert!(raw_maxsim(&found.peaks).iter().all(|x| x.is_finite()));
+        for (_, form) in FORMS {
+            let (of_queries, scores) = (case.per_query(form), case.scores(form));
+            prop_assert!(scores.iter().chain(&of_queries).all(|x| x.is_finite() && *x >= 0.0));
         }
+        let peaks = peaks(case.cross.view(), &case.segments);
+        prop_assert!(raw_maxsim(&peaks).iter().all(|x| x.is_finite()));
     }
 
     #[test]
@@ -369,18 +353,18 @@ fn thread_count_does_not_change_a_bit() {
         self_logits: logits((2, 8, 8), 2),
         segments: (0..600).map(|p| TokenSpan::new(10 * p, 10 * p + 10)).collect(),
     };
-    for estimator in estimators() {
+    for (name, form) in FORMS {
         let on = |threads| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-            pool.expect("threads can be started").install(|| case.score(estimator))
+            pool.expect("threads can be started").install(|| case.per_query(form))
         };
-        assert_eq!(on(1), on(4), "{estimator}");
+        assert_eq!(on(1), on(4), "{name}");
         // A single query has so few elements that it is computed on this thread.
         let one_query = Case {
             cross: case.cross.slice_axis(Axis(1), Slice::from(3..4)).to_owned(),
             self_logits: case.self_logits.slice_axis(Axis(1), Slice::from(3..4)).to_owned(),
             segments: case.segments.clone(),
         };
-        assert_eq!(on(4).per_query.row(3), one_query.score(estimator).per_query.row(0), "{estimator}");
+        assert_eq!(on(4).row(3), one_query.per_query(form).row(0), "{name}");
     }
 }

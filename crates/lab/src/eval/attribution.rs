@@ -14,7 +14,7 @@ use thresher_core::model::RawLogits;
 use thresher_core::pipeline::attribute::{Candidates, ESTIMATOR, PartOutcome};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
-use thresher_core::pipeline::score::{self, Scoring};
+use thresher_core::pipeline::score::{Scoring, ranked};
 use thresher_core::pipeline::tokenize::tokens_under;
 use thresher_core::pipeline::{Pipeline, Reading};
 use thresher_core::rc;
@@ -262,15 +262,14 @@ fn scores(
 /// Scores a span by RC without coverage: coverage spreads over several chunks, and a span asks for one
 /// source.
 fn rc_scores(logits: RawLogits, segments: &[TokenSpan], scoring: Scoring) -> Vec<f32> {
-    match scoring {
-        Scoring::RankedCoverage => {
-            rc::mean_over_queries(rc::mean_over_heads(score::ranked(&logits, segments)).view())
-        }
+    let RawLogits { cross, self_logits } = &logits;
+    let of_heads = match scoring {
+        Scoring::RankedCoverage => ranked::rc_of_segments(&logits, segments),
+        Scoring::Mean => rc::mean_rc(cross.view(), self_logits.view(), segments),
+        Scoring::Bound => rc::mean_rc_bound(cross.view(), self_logits.view(), segments),
         Scoring::Probe => unreachable!("evaluate refuses a pipeline that scores with a probe"),
-        Scoring::Plain(estimator) => {
-            rc::score(logits.cross.view(), logits.self_logits.view(), segments, estimator).scores
-        }
-    }
+    };
+    rc::mean_over_queries(rc::mean_over_heads(of_heads).view())
 }
 
 /// Returns the tokens of an answer under these bytes; `None` if there is no token.

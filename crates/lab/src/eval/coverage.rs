@@ -13,7 +13,6 @@ use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
 use thresher_core::pipeline::conformal::{Calibration, rows_needed};
 use thresher_core::pipeline::fit;
-use thresher_core::pipeline::score;
 use thresher_core::text;
 
 use super::data::{self, LabelledChunk, RowFile, Rows};
@@ -171,7 +170,7 @@ impl Ranking {
         };
         let cancel = Cancel::default();
         let reading = pipeline.read(&request, &cancel, &mut Clock::start())?;
-        let scores = score::all(&reading, pipeline.settings().scoring, &cancel)?;
+        let scores = reading.scorer.score(&reading, &cancel, &mut Clock::start())?;
         let tokens_of = |unit: usize| reading.units[unit].tokens.len();
         let all = (0..reading.units.len()).map(tokens_of).sum::<usize>().max(1);
         let mut kept = vec![Vec::new(); chunks.len()];

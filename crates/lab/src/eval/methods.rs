@@ -1,7 +1,8 @@
-//! The scoring methods that `eval` compares: the default, every RC estimator, and common baselines without
-//! RC.
+//! The scoring methods that `eval` compares: the default, the estimator of the RCStat paper and its bound, and common baselines
+//! without RC.
 
 use std::fmt;
+use std::sync::Arc;
 
 use super::bm25::Bm25;
 use anyhow::Result;
@@ -10,9 +11,13 @@ use thresher_core::domain::TokenSpan;
 use thresher_core::kv::codec::Codec;
 use thresher_core::model::{ModelInfo, RawLogits};
 use thresher_core::pipeline::cancel::Cancel;
-use thresher_core::pipeline::score::{self, Measured, Scores, Scoring};
+use thresher_core::pipeline::clock::Clock;
+use thresher_core::pipeline::score::bound::MeanRcBound;
+use thresher_core::pipeline::score::mean::MeanRc;
+use thresher_core::pipeline::score::ranked::RankedCoverage;
+use thresher_core::pipeline::score::{Measured, Scorer, Scores, Scoring};
 use thresher_core::pipeline::{Pipeline, Reading};
-use thresher_core::rc::{self, Estimator, Pooling, Reference};
+use thresher_core::rc;
 use thresher_core::text;
 
 /// A scoring method.
@@ -64,14 +69,10 @@ pub fn of(pipeline: &Pipeline, codec: Codec) -> Vec<Method> {
 /// codecs. The remaining methods are measured over keys in full precision, as the model produces them. A
 /// decoder has no `cosine`: it has no readout whose mean could serve as a text's vector.
 pub fn all(codec: Codec, model: &ModelInfo) -> Vec<Method> {
-    let estimators = [Pooling::Peak, Pooling::Mean]
-        .into_iter()
-        .flat_map(|pooling| Reference::ALL.map(|reference| Estimator { pooling, reference }))
-        .chain([Estimator { pooling: Pooling::Bound, reference: Reference::SelfLogits }]);
     let others = Codec::ALL.into_iter().filter(|other| *other != codec);
     std::iter::once(Method::Rc(Scoring::default(), codec))
         .chain(others.map(Method::Coded))
-        .chain(estimators.map(|estimator| Method::Rc(Scoring::Plain(estimator), Codec::F32)))
+        .chain([Scoring::Mean, Scoring::Bound].map(|scoring| Method::Rc(scoring, Codec::F32)))
         .chain([Method::MaxSim])
         .chain(model.decoder.is_none().then_some(Method::Cosine))
         .chain([Method::Bm25])
@@ -138,7 +139,15 @@ impl Method {
         let reading = &row_reading.reading;
         let (chunks, unit_scores) = match self {
             Self::Rc(scoring, codec) => {
-                return Ok(score::all(&row_reading.of(codec).1, scoring, &Cancel::default())?);
+                let reading = &row_reading.of(codec).1;
+                let scorer: Arc<dyn Scorer> = match scoring {
+                    // The reading has the probe of its model.
+                    Scoring::Probe => Arc::clone(&reading.scorer),
+                    Scoring::RankedCoverage => Arc::new(RankedCoverage),
+                    Scoring::Mean => Arc::new(MeanRc),
+                    Scoring::Bound => Arc::new(MeanRcBound),
+                };
+                return Ok(scorer.score(reading, &Cancel::default(), &mut Clock::start())?);
             }
             Self::Coded(codec) => {
                 return Self::Rc(Scoring::default(), codec).scores(query, row_reading, texts);
@@ -158,6 +167,7 @@ impl Method {
             max_sim: None,
             chunk_max_sims: Vec::new(),
             measured: Measured::default(),
+            are_probabilities: false,
         })
     }
 

@@ -6,7 +6,7 @@
 use anyhow::bail;
 use ndarray::{Array2, Axis, concatenate};
 use thresher_core::pipeline::cancel::Cancel;
-use thresher_core::pipeline::probe;
+use thresher_core::pipeline::score::probe;
 use thresher_core::pipeline::{Pipeline, Reading};
 
 use super::data::LabelledChunk;

@@ -110,7 +110,6 @@ impl fmt::Display for EvictionForm {
         let against = match self.reference {
             Reference::SelfLogits => "the question's own keys",
             Reference::Rivals => "all other keys",
-            Reference::Both => "the question's own keys and all others",
         };
         write!(f, "RC against {against}, {} over the question", self.over_question)?;
         if self.neighbours > 1 {

@@ -16,11 +16,12 @@ use crate::model::contract::QuestionTokens;
 use crate::model::tokenizer::Tokens;
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::question::{self, EncodeContext, EncodedHeads, QuestionViews};
-use crate::pipeline::scan::{self, ScanBy};
+use crate::pipeline::scan;
+use crate::pipeline::score::ranked::{RankedCoverage, rc_of_peaks};
 use crate::pipeline::tokenize::tokens_under;
 use crate::pipeline::units::Unit;
 use crate::pipeline::validate::InvalidRequest;
-use crate::pipeline::{PipelineError, Reading, Settings, score};
+use crate::pipeline::{PipelineError, Reading, Settings};
 use crate::rc::{self, HeadMean};
 use crate::text::{self, Contrast, Term};
 
@@ -140,16 +141,14 @@ pub(super) fn score(
     // A sentence without a word has nothing to attribute, so its tokens are not scored.
     let tokens = if terms.is_empty() { Tokens::default() } else { tokens };
     let blocks = &candidates.blocks;
-    let (question, graph_logits) = match tokens.ids.is_empty() {
-        true => (QuestionViews::default(), None),
+    let question = match tokens.ids.is_empty() {
+        true => QuestionViews::default(),
         false => {
             // Sentences are always encoded as concurrent ones, so that a sentence that arrives alone gets
             // bit for bit the same result.
             let heads = EncodedHeads::Readout;
             let context = EncodeContext { model, limits, cancel, is_concurrent: true, heads };
-            let question = question::encode(&tokens.ids, blocks, context)?;
-            let by_graph = || scan::by_graph(&tokens.ids, blocks, model);
-            (question, (settings.scan == ScanBy::Onnx).then(by_graph).transpose()?)
+            question::encode(&tokens.ids, blocks, context)?
         }
     };
     let reading = Reading {
@@ -164,12 +163,11 @@ pub(super) fn score(
         repeats: Arc::default(),
         mentions: Arc::default(),
         neighbours: Arc::default(),
-        graph_logits,
         logits_have_fixed_scale: info.decoder.is_none(),
         question_tokens: QuestionTokens::All,
         // Words of the answer are compared with those of the chunks in any script.
         lexical: None,
-        probe: None,
+        scorer: Arc::new(RankedCoverage),
     };
     let weight = |term: &Option<usize>| term.map_or(PUNCTUATION_WEIGHT, |term| terms[term].weight);
     let token_weights: Vec<f32> = term_of_token[..reading.tokens.ids.len()].iter().map(weight).collect();
@@ -231,8 +229,8 @@ fn token_rc(candidates: &Candidates, reading: &Reading, cancel: &Cancel) -> Resu
             chunk_peaks.zip_mut_with(&unit_peaks, |best, &peak| *best = best.max(peak));
         }
         let self_logits = || reading.question.self_logits(heads.clone());
-        chunk_means.add(score::rc_of_peaks(&chunk_peaks, self_logits));
-        unit_means.add(score::rc_of_peaks(&unit_peaks, self_logits));
+        chunk_means.add(rc_of_peaks(&chunk_peaks, self_logits));
+        unit_means.add(rc_of_peaks(&unit_peaks, self_logits));
     }
     // Without a token there are no heads to average, and the mean has no columns.
     let or_zeros = |found: Array2<f32>, segments: usize| match found.ncols() == segments {

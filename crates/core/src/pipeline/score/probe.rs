@@ -1,14 +1,19 @@
-//! The probe stage: computes the attention mass of chunks and units in every head of a decoder, and from it
+//! The probe, `probe`: computes the attention mass of chunks and units in every head of a decoder, and from it
 //! the probability that the question needs them. Knows neither how a probe is trained nor budgets.
+
+use std::sync::Arc;
 
 use ndarray::{Array2, Array3, Axis, concatenate, s};
 
-use super::cancel::Cancel;
-use super::units::{Unit, sentences_of};
-use super::{PipelineError, Reading};
+use super::{Scorer, Scores, Wants, measured};
 use crate::domain::{Granularity, TokenSpan};
 use crate::model::RawLogits;
-use crate::model::contract::Probe;
+use crate::model::contract::{Probe, around_question};
+use crate::pipeline::cancel::Cancel;
+use crate::pipeline::clock::Clock;
+use crate::pipeline::question::EncodedHeads;
+use crate::pipeline::units::{Unit, sentences_of};
+use crate::pipeline::{PipelineError, Reading};
 use crate::rc;
 
 /// The smallest standard deviation by which a feature is divided. A feature that varies less is 0 for all
@@ -38,6 +43,63 @@ pub struct Probabilities {
     pub units: Vec<f32>,
     /// `[sentence]`; empty unless units are words.
     pub sentences: Vec<f32>,
+}
+
+/// The scorer of a decoder with a probe:
+///
+/// - A chunk's score is its probability.
+/// - A sentence's score is its own probability times the square root of its chunk's.
+/// - A word's score is the score of its sentence, times (1 + the word's own probability).
+pub struct ProbeScorer(pub Arc<Probe>);
+
+impl Scorer for ProbeScorer {
+    fn wants(&self) -> Wants<'_> {
+        // Probes were trained with questions that stand alone.
+        Wants {
+            around: around_question(&self.0.template).unwrap_or_default(),
+            history: false,
+            heads: EncodedHeads::All,
+            all_logits: true,
+        }
+    }
+
+    fn score(&self, reading: &Reading, cancel: &Cancel, clock: &mut Clock) -> Result<Scores, PipelineError> {
+        clock.stage("scan", || self.scores(reading, cancel))
+    }
+}
+
+impl ProbeScorer {
+    fn scores(&self, reading: &Reading, cancel: &Cancel) -> Result<Scores, PipelineError> {
+        let Probabilities { chunks, units: own, sentences } = probabilities(reading, &self.0, cancel)?;
+        let units = &reading.units;
+        let weighted_by_chunk = |(unit, own): (&Unit, f32)| own * chunks[unit.chunk].sqrt();
+        let (scores, own) = match reading.granularity {
+            Granularity::Chunk => {
+                let of_chunk: Vec<f32> = units.iter().map(|unit| chunks[unit.chunk]).collect();
+                (of_chunk.clone(), of_chunk)
+            }
+            Granularity::Sentence => {
+                (units.iter().zip(own.iter().copied()).map(weighted_by_chunk).collect(), own)
+            }
+            Granularity::Token => {
+                let (_, sentence_of) = sentences_of(units);
+                let of_sentence = sentence_of.iter().map(|&sentence| sentences[sentence]);
+                let in_sentence = of_sentence.zip(&own).map(|(sentence, word)| sentence * (1.0 + word));
+                (units.iter().zip(in_sentence).map(weighted_by_chunk).collect(), own)
+            }
+        };
+        let unit_rc = Array2::from_shape_vec((1, own.len()), own).expect("one row");
+        let measured = measured(reading);
+        Ok(Scores {
+            chunks,
+            units: scores,
+            unit_rc,
+            max_sim: None,
+            chunk_max_sims: Vec::new(),
+            measured,
+            are_probabilities: true,
+        })
+    }
 }
 
 /// Computes the features of all segments in the first `heads` heads of the reading.
