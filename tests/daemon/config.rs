@@ -155,8 +155,8 @@ fn an_unknown_or_invalid_setting_is_refused_by_name() {
     check(
         "single underscores",
         "",
-        &[("THRESHER_SERVICE_PORT", "1"), ("THRESHER_KV_CODEC", "f16")],
-        &["THRESHER_KV_CODEC: this is not a setting; did you mean THRESHER__BLOCKS__CODEC?"],
+        &[("THRESHER_SERVICE_PORT", "1"), ("THRESHER_BLOCKS_CODEC", "f16")],
+        &["THRESHER_BLOCKS_CODEC: this is not a setting; did you mean THRESHER__BLOCKS__CODEC?"],
     );
     let kv_export = ("THRESHER_KV_EXPORT_BYTES_MAX", "1");
     check(
@@ -164,6 +164,12 @@ fn an_unknown_or_invalid_setting_is_refused_by_name() {
         "",
         &[kv_export],
         &["did you mean THRESHER__KV_EXPORT__BYTES_MAX?"],
+    );
+    check(
+        "one underscore too few",
+        "",
+        &[("THRESHER_BLOCKS__DIR", "x")],
+        &["did you mean THRESHER__BLOCKS__DIR?"],
     );
     let no_section = &["variable THRESHER__NOPE__X: nope", "unknown field"];
     check("an unknown section, by environment", "", &[("THRESHER__NOPE__X", "1")], no_section);
