@@ -308,6 +308,77 @@ impl Term {
         self.is_negation() || WORDS.contains(&&*self.folded)
     }
 
+    /// Returns whether the term says that something is not so, in any way: a negation, a [denial](Self::is_denial), or a word such as
+    /// `closed`, `prohibited` or `geschlossen`. "Closed on Mondays" and "not open on Mondays" say the same.
+    pub fn is_negative(&self) -> bool {
+        const WORDS: [&str; 63] = [
+            "abgelehnt",
+            "abolished",
+            "absence",
+            "absent",
+            "banned",
+            "barred",
+            "cancelled",
+            "canceled",
+            "cannot",
+            "cease",
+            "ceased",
+            "cerrado",
+            "close",
+            "closed",
+            "closes",
+            "decline",
+            "declined",
+            "dismissed",
+            "end",
+            "ended",
+            "ends",
+            "excluded",
+            "excludes",
+            "exempt",
+            "expired",
+            "ferme",
+            "fermé",
+            "fermée",
+            "fermées",
+            "fermés",
+            "forbidden",
+            "forbids",
+            "free",
+            "geschlossen",
+            "interdit",
+            "interdite",
+            "interdits",
+            "missing",
+            "never",
+            "off",
+            "only",
+            "out",
+            "prohibido",
+            "prohibidos",
+            "prohibited",
+            "prohibits",
+            "reject",
+            "rejected",
+            "rejects",
+            "repealed",
+            "revoked",
+            "shut",
+            "stop",
+            "stopped",
+            "stops",
+            "unless",
+            "untersagt",
+            "verboten",
+            "void",
+            "vetoed",
+            "waived",
+            "withdrawn",
+            "withheld",
+        ];
+        self.is_denial() || WORDS.contains(&&*self.folded)
+    }
+
     /// Returns whether the term says that something stands against the expected, such as `although`.
     pub fn is_contrastive(&self) -> bool {
         const WORDS: [&str; 9] =

@@ -3,12 +3,12 @@
 //!
 //! A *claim word* is a word of the part. It is *aligned* with the word of the sentences that is most similar to it.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ops::Range;
 
 use super::candidates::Candidates;
 use super::sentence_scores::{AnswerTerm, FUNCTION_WORD_FACTOR, SentenceScores};
-use super::support::Support;
+use super::support::{Support, denies_otherwise};
 use super::verdict::{Feature, Features};
 use crate::domain::ByteRange;
 use crate::text::{self, Amount, Contrast, Limit, Term};
@@ -18,6 +18,9 @@ const UNITS_MAX: usize = 4;
 
 /// The share of the part's words, by weight, that must be traced to a unit for the part to be compared with it.
 const UNIT_SHARE_MIN: f32 = 0.1;
+
+/// How many words after a negation it takes the opposite of.
+const DENIED_WORDS: usize = 3;
 
 /// How many words a denial may be away from a word that it denies, in the sentences.
 const DENIAL_REACH_WORDS: usize = 3;
@@ -372,7 +375,13 @@ impl Compared<'_> {
         let [mut found, mut missing] = [0.0; 2];
         for at in (0..self.claim.len()).filter(|&at| is_denial(at)) {
             let near = at.saturating_sub(3)..self.claim.len().min(at + 5);
-            if self.claim[near.clone()].iter().any(|word| word.term.is_content && denied_by(word).is_some()) {
+            let is_said_otherwise = || {
+                let claim = self.claim.iter().map(|word| &word.term.word);
+                (0..self.units.len())
+                    .any(|unit| denies_otherwise(claim.clone(), self.candidates.words(self.units[unit])))
+            };
+            let is_denied = |word: &Aligned| word.term.is_content && denied_by(word).is_some();
+            if self.claim[near.clone()].iter().any(is_denied) || is_said_otherwise() {
                 found += 1.0;
                 continue;
             }
@@ -390,6 +399,11 @@ impl Compared<'_> {
             let near = at.saturating_sub(4)..self.claim.len().min(at + 5);
             let denied =
                 (is_said(word) && !near.into_iter().any(is_denial)).then(|| denied_by(word)).flatten();
+            // "Not open" in the sources is what "closed" in the part says.
+            let denied = denied.filter(|(unit, ..)| {
+                let words = self.candidates.words(self.units[*unit]);
+                !denies_otherwise(words, self.claim.iter().map(|word| &word.term.word))
+            });
             denied.map(|place| (word.term.bytes, place))
         });
         conflicts.extend(extra.map(|(bytes, (unit, denial, at))| {
@@ -413,14 +427,27 @@ impl Compared<'_> {
     fn contrasts(&self, conflicts: &mut Vec<Conflict>) -> [f32; 2] {
         // `[class]`: the groups in the part, and those in the units, each with the first word.
         let mut part: BTreeMap<usize, BTreeMap<usize, (ByteRange, bool)>> = BTreeMap::new();
-        for word in &self.claim {
+        // "Not open" does not exclude "closed".
+        for (at, word) in self.claim.iter().enumerate() {
+            let before = &self.claim[at.saturating_sub(DENIED_WORDS)..at];
+            let is_denied = before.iter().any(|word| word.term.word.is_negation());
             for Contrast { class, group, is_opposite } in word.term.contrasts {
+                if is_denied && *is_opposite {
+                    continue;
+                }
                 part.entry(*class).or_default().entry(*group).or_insert((word.term.bytes, *is_opposite));
             }
         }
         let mut units: BTreeMap<usize, BTreeMap<usize, (usize, &Term)>> = BTreeMap::new();
+        let mut before: VecDeque<bool> = VecDeque::new();
         for (unit, word) in self.words() {
-            for Contrast { class, group, .. } in text::contrasts(word, self.text_of(unit, word)) {
+            let is_denied = before.contains(&true);
+            before.push_front(word.is_negation());
+            before.truncate(DENIED_WORDS);
+            for Contrast { class, group, is_opposite } in text::contrasts(word, self.text_of(unit, word)) {
+                if is_denied && *is_opposite {
+                    continue;
+                }
                 units.entry(*class).or_default().entry(*group).or_insert((unit, word));
             }
         }

@@ -6,7 +6,7 @@ use super::candidates::Candidates;
 use super::sentence_scores::{AnswerTerm, SentenceScores};
 use super::trace::{IN_CHUNK_EVIDENCE, Trace};
 use crate::domain::ByteRange;
-use crate::text::Term;
+use crate::text::{self, Term};
 
 /// The weight of a word outside of the part, relative to a word inside, is [`CONTEXT_WEIGHT`] times
 /// [`CONTEXT_DECAY`] to the power of its distance from the part in tokens.
@@ -135,6 +135,8 @@ pub(super) fn of(
         let units = trace.unit.into_iter().chain(cited.iter().map(|&(_, unit)| unit));
         let source_negates =
             || units.clone().any(|unit| has_negation_of(candidates, unit, words_around(scores, index)));
+        // "Not open" is what "closed" says.
+        let is_said = || units.clone().any(|unit| denies_otherwise(words_of(scores), candidates.words(unit)));
         // "No other town" is what "the only town" says.
         let is_only = || {
             let excludes = scores
@@ -144,7 +146,7 @@ pub(super) fn of(
             excludes
                 && units.clone().any(|unit| candidates.words(unit).iter().any(|word| word.folded == "only"))
         };
-        let kind = if term.is_negation && !source_negates() && !is_only() {
+        let kind = if term.is_negation && !source_negates() && !is_only() && !is_said() {
             negation_differs = true;
             Some(UnsupportedKind::Negation)
         } else if term.is_number && !in_chunk {
@@ -166,7 +168,11 @@ pub(super) fn of(
     let is_cited = |trace: &&Trace| cited.iter().any(|&(chunk, _)| chunk == trace.chunk);
     let traces = part_terms.iter().map(|&(scores, index)| &scores.traces[index]);
     let main_unit = main_unit(traces.filter(is_cited));
-    if !part_is_negated && main_unit.is_some_and(|unit| negates(candidates, unit, terms())) {
+    let part_words = || terms().map(|term| &term.word);
+    let drops = |unit: usize| {
+        negates(candidates, unit, terms()) && !denies_otherwise(candidates.words(unit).iter(), part_words())
+    };
+    if !part_is_negated && main_unit.is_some_and(drops) {
         negation_differs = true;
         unsupported.push(UnsupportedSpan { bytes: part, kind: UnsupportedKind::NegationDropped });
     }
@@ -202,6 +208,28 @@ pub(super) fn context_weight(distance: usize) -> f32 {
 fn words_around(scores: &SentenceScores, index: usize) -> impl Iterator<Item = &AnswerTerm> {
     let end = scores.terms.len().min(index + NEGATION_SCOPE_WORDS + 1);
     scores.terms[index.saturating_sub(NEGATION_SCOPE_WORDS)..end].iter()
+}
+
+/// The words of a sentence.
+fn words_of(scores: &SentenceScores) -> impl Iterator<Item = &Term> + Clone {
+    scores.terms.iter().map(|term| &term.word)
+}
+
+/// Returns whether some words say in another way what others say with a negation: they have a negative word that the others lack, or
+/// a word of the others with a prefix that denies it.
+pub(super) fn denies_otherwise<'a>(
+    negated: impl IntoIterator<Item = &'a Term>,
+    words: impl IntoIterator<Item = &'a Term>,
+) -> bool {
+    let negated: Vec<&Term> = negated.into_iter().collect();
+    let is_other = |word: &Term| {
+        let is_shared = negated.iter().any(|other| other.folded == word.folded);
+        word.is_negative() && !word.is_negation() && !is_shared
+            || negated.iter().any(|other| {
+                text::is_denied_form(&other.folded, &word.folded) && word.folded.len() > other.folded.len()
+            })
+    };
+    words.into_iter().any(is_other)
 }
 
 /// Returns whether a unit negates some words: it has a negation within [`NEGATION_SCOPE_WORDS`] of one of
