@@ -218,6 +218,16 @@ mod tests {
             &["1 The bath opens daily.", "0 However, it does not open in May.", "Entry is 3 euros."],
         );
         check(
+            "who it is about",
+            "Ida Frey painted. She moved to Ulm. The bridge fell.",
+            &["Ida Frey painted.", "0 She moved to Ulm.", "The bridge fell."],
+        );
+        check(
+            "a record alone",
+            "Product: Ridge 40\nWeight: 1.2 kg\nColour: red",
+            &[">1 Product: Ridge 40", "0 Weight: 1.2 kg", "0 Colour: red"],
+        );
+        check(
             "a clause that another one limits",
             "2.1 The rent is 80 euros.\n2.2 It is paid in May.\n2.3 Clause 2.1 does not apply to barns.",
             &[
@@ -247,7 +257,11 @@ mod tests {
             &[">1 Name: Ann", "0 Born: 1988", ">3 Name: Bob", "2 Born: 1961"],
         );
         check("lines of a song", "red apples\n\nblue plums\n\ngreen pears", &[]);
-        check("a reference", "Rust is a fungus. That is wrong.", &["Rust is a fungus.", "0 That is wrong."]);
+        check(
+            "a reference",
+            "Rust is a fungus. That is wrong.",
+            &["1 Rust is a fungus.", "0 That is wrong."],
+        );
         check(
             "a subject further up",
             "The pump is old. It leaks. It is loud.",

@@ -101,7 +101,10 @@ fn is_subtitles(found: &Found) -> bool {
 
 fn is_mail(found: &Found) -> bool {
     // A page can show quotations and heads of mails.
-    found.signs.headings == 0 && found.signs.fences == 0 && mail::is_mail(found.lines)
+    found.signs.headings == 0
+        && found.signs.fences == 0
+        && !log::is_report(found.lines)
+        && mail::is_mail(found.lines)
 }
 
 fn is_chat(found: &Found) -> bool {

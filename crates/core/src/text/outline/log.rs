@@ -10,6 +10,8 @@ mod related;
 mod report;
 mod trace;
 
+pub(super) use report::is_report;
+
 use super::{Pieces, line::Line, line::lines, line::span, stamp};
 use crate::domain::ByteRange;
 
@@ -43,7 +45,7 @@ const KEYED: [&str; 12] = [
 /// Returns the pieces of a log: its events.
 pub(super) fn outline(text: &str) -> Pieces {
     let lines = lines(text);
-    if report::is_report(&lines) {
+    if is_report(&lines) {
         return report::outline(text, &lines);
     }
     let starts = event_starts(&lines);
@@ -117,7 +119,7 @@ fn is_diagnostic(line: &str) -> bool {
 
 /// Returns whether a text is what a compiler or a test prints.
 pub(super) fn has_diagnostics(lines: &[Line]) -> bool {
-    if report::is_report(lines) {
+    if is_report(lines) {
         return true;
     }
     let is_followed = |at: usize| {

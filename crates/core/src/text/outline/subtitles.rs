@@ -66,11 +66,24 @@ pub(super) fn outline(text: &str) -> Pieces {
         let said =
             blocks[first].iter().skip_while(|line| !is_time(line.text)).nth(1).map_or("", |line| line.text);
         let above = piece.checked_sub(1).filter(|&above| !pieces.list[above].is_frame);
-        let is_answer = above.is_some_and(|above| pieces.list[above].bytes.of(text).ends_with('?'));
+        let asks = |at: usize| {
+            pieces.list[at].bytes.of(text).trim_end_matches(['"', '”', '\'', '’', '»']).ends_with('?')
+        };
+        let is_answer = above.is_some_and(asks);
         let refers = is_answer || bonds::is_dependent(said.trim_start_matches(['-', ' ']));
         row = if refers { row + 1 } else { 0 };
-        if let Some(above) = above.filter(|_| refers && row % (ROW_MAX + 1) != 0) {
+        let is_over = row > ROW_MAX;
+        if is_over {
+            row = usize::from(is_answer);
+        }
+        if let Some(above) = above.filter(|_| refers && (!is_over || is_answer)) {
             pieces.require(piece, above);
+            // An answer keeps its question, which then stands for itself.
+            if is_over {
+                pieces.list[above].requires.retain(|&other| other + 1 != above);
+            }
+            // A question alone says nothing.
+            pieces.list[above].introduces = Some(piece).filter(|_| is_answer);
         }
         at += 1;
     }

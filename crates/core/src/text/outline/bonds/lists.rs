@@ -7,6 +7,13 @@ use super::{ANSWER_BYTES_WHOLE, LIST_BYTES_WHOLE, Part, Pieces, TITLE_BYTES_MAX,
 /// The longest name of a field of a record, in bytes.
 const FIELD_BYTES_MAX: usize = 40;
 
+/// The fewest fields of a record that stands alone, and the names of its first field.
+const RECORD_FIELDS_MIN: usize = 3;
+const WHOSE: [&str; 16] = [
+    "artikel", "company", "customer", "employee", "item", "model", "name", "nom", "nombre", "patient",
+    "product", "produit", "produkt", "site", "station", "title",
+];
+
 /// Words by which an introduction says that all of its items belong together.
 const ALL_OF: [&str; 31] = [
     "all",
@@ -143,7 +150,9 @@ pub(super) fn records(pieces: &mut Pieces, parts: &[Part]) {
     let names: Vec<Option<&str>> = runs.iter().map(|&(first, _)| field(first)).collect();
     for (run, &(first, end)) in runs.iter().enumerate() {
         let is_record = run.checked_sub(1).is_some_and(|before| names[before] == names[run])
-            || names.get(run + 1).is_some_and(|next| *next == names[run]);
+            || names.get(run + 1).is_some_and(|next| *next == names[run])
+            || end - first >= RECORD_FIELDS_MIN
+                && names[run].is_some_and(|name| WHOSE.contains(&&*name.to_lowercase()));
         if is_record {
             (first + 1..end).for_each(|field| pieces.require_as_context(field, first));
             pieces.list[first].introduces = Some(first + 1);

@@ -36,16 +36,18 @@ const REFERRING_PHRASES: [&str; 9] = [
     "in this case",
     "until then",
 ];
-const SUBJECTS: [&str; 3] = ["it", "they", "it's"];
+const SUBJECTS: [&str; 10] = ["it", "they", "it's", "he", "she", "er", "sie", "elle", "elles", "ils"];
 
 /// The longest sentence that is kept with what it is an exception to, in bytes.
 const EXCEPTION_BYTES_MAX: usize = 160;
 
 /// First words of an exception, and words that take something back.
-const EXCEPTIONS: [&str; 14] = [
+const EXCEPTIONS: [&str; 17] = [
     "aber",
     "allerdings",
     "ausgenommen",
+    "ausnahme",
+    "ausnahmen",
     "but",
     "except",
     "exception",
@@ -53,15 +55,55 @@ const EXCEPTIONS: [&str; 14] = [
     "however",
     "jedoch",
     "nevertheless",
+    "notwithstanding",
     "only",
     "pero",
     "toutefois",
     "unless",
 ];
-const DENIALS: [&str; 16] = [
-    "cannot", "except", "kein", "keine", "keinen", "never", "nicht", "nie", "no", "none", "not", "nur",
-    "only", "pas", "sin", "unless",
+const DENIALS: [&str; 18] = [
+    "cannot",
+    "except",
+    "höchstens",
+    "kein",
+    "keine",
+    "keinen",
+    "never",
+    "nicht",
+    "nie",
+    "no",
+    "none",
+    "not",
+    "notwithstanding",
+    "nur",
+    "only",
+    "pas",
+    "sin",
+    "unless",
 ];
+
+/// Words that take back what the sentence before says, and how far from the beginning they stand, in words.
+const CORRECTIONS: [&str; 18] = [
+    "abandoned",
+    "abolished",
+    "cancelled",
+    "canceled",
+    "declined",
+    "denied",
+    "discontinued",
+    "false",
+    "incorrect",
+    "obsolete",
+    "refused",
+    "rejected",
+    "repealed",
+    "retracted",
+    "revoked",
+    "untrue",
+    "withdrawn",
+    "wrong",
+];
+const CORRECTION_WORDS_MAX: usize = 6;
 
 pub(super) fn first_word(text: &str) -> String {
     let end = text.find(|c: char| !(c.is_alphanumeric() || c == '\'' || c == '’')).unwrap_or(text.len());
@@ -167,6 +209,17 @@ fn is_exception(text: &str) -> bool {
     let lower = text.to_lowercase();
     if ["excepted.", "ausgenommen.", "not apply.", "gilt nicht."].iter().any(|end| lower.ends_with(end)) {
         return true;
+    }
+    // "This is wrong.", "The offer was withdrawn."
+    if ["this", "that", "it", "they", "the"].contains(&&*first) {
+        let words = lower.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
+        if words
+            .take(CORRECTION_WORDS_MAX + 1)
+            .enumerate()
+            .any(|(at, word)| at < CORRECTION_WORDS_MAX && CORRECTIONS.contains(&word))
+        {
+            return true;
+        }
     }
     let turns = EXCEPTIONS.contains(&&*first);
     let refers = SUBJECTS.contains(&&*first) || ["this", "that", "dies", "das"].contains(&&*first);

@@ -1,11 +1,13 @@
 //! Reports of test runs: pytest, Jest and its kin, `cargo test` and `go test`. A failed test has a head, such as its name, and below
 //! it paragraphs: what was expected, the code, and where it is.
 
+use std::collections::HashMap;
+
 use super::super::{Pieces, line::Line, line::span, line::trimmed};
 use crate::domain::ByteRange;
 
 /// Returns whether a text is the report of a test run.
-pub(super) fn is_report(lines: &[Line]) -> bool {
+pub(in super::super) fn is_report(lines: &[Line]) -> bool {
     let has = |is: fn(&str) -> bool| lines.iter().any(|line| is(line.text.trim()));
     let is_jest = has(|line| line.starts_with("● "))
         && has(|line| {
@@ -20,13 +22,24 @@ pub(super) fn outline(text: &str, lines: &[Line]) -> Pieces {
     let mut pieces = Pieces::default();
     // The head of the failed test, and its first paragraph.
     let (mut head, mut message): (Option<usize>, Option<usize>) = (None, None);
+    // By the name of a test that ran: the line that says so, and what the test printed.
+    let mut runs: HashMap<&str, (usize, Option<usize>)> = HashMap::new();
     let mut at = 0;
     while at < lines.len() {
         let line = lines[at].text.trim();
         if line.is_empty() {
             at += 1;
+        } else if let Some(&(run, message)) = result_of(line).and_then(|name| runs.get(name)) {
+            // `go test -v` prints the result below what failed.
+            let requires: Vec<usize> = [run].into_iter().chain(message).collect();
+            pieces.push(lines[at].trimmed(), &requires);
+            (head, at) = (None, at + 1);
         } else if begins_test(line) {
-            (head, message) = (Some(pieces.push(lines[at].trimmed(), &[])), None);
+            let piece = pieces.push(lines[at].trimmed(), &[]);
+            if let Some(name) = run_of(line) {
+                runs.insert(name, (piece, None));
+            }
+            (head, message) = (Some(piece), None);
             at += 1;
         } else if ends_test(lines[at].text) || head.is_none() {
             (head, message) = (None, None);
@@ -38,6 +51,9 @@ pub(super) fn outline(text: &str, lines: &[Line]) -> Pieces {
             let requires: Vec<usize> = head.into_iter().chain(message).collect();
             let piece = pieces.push(trimmed(text, start, stop), &requires);
             message = message.or(Some(piece));
+            if let Some(run) = head.and_then(|head| run_of(pieces.list[head].bytes.of(text))) {
+                runs.entry(run).or_insert((head.unwrap_or_default(), None)).1 = message;
+            }
             at = end;
         }
     }
@@ -77,8 +93,20 @@ fn paragraph_end(lines: &[Line], start: usize) -> usize {
 fn begins_test(line: &str) -> bool {
     line.starts_with("● ")
         || line.starts_with("--- FAIL: ")
+        || run_of(line).is_some()
         || line.starts_with("---- ") && line.ends_with(" ----")
         || is_underscored(line)
+}
+
+/// The name in `=== RUN   TestName`, as `go test -v` writes it.
+fn run_of(line: &str) -> Option<&str> {
+    line.strip_prefix("=== RUN")?.split_whitespace().next()
+}
+
+/// The name in `--- FAIL: TestName (0.01s)`, also of a test that passed or was left out.
+fn result_of(line: &str) -> Option<&str> {
+    let results = ["--- FAIL: ", "--- PASS: ", "--- SKIP: "];
+    results.iter().find_map(|result| line.strip_prefix(result))?.split_whitespace().next()
 }
 
 /// `_____ test_name _____`, as pytest writes it.
@@ -93,7 +121,7 @@ fn is_rule(line: &str) -> bool {
 
 /// Returns whether a line belongs to no failed test.
 fn ends_test(line: &str) -> bool {
-    const SUMMARIES: [&str; 11] = [
+    const SUMMARIES: [&str; 12] = [
         "FAIL",
         "PASS",
         "failures:",
@@ -103,7 +131,8 @@ fn ends_test(line: &str) -> bool {
         "ok  ",
         "ok\t",
         "FAILED ",
-        "=== RUN",
+        "--- PASS: ",
+        "--- SKIP: ",
         "test ",
     ];
     is_rule(line.trim()) || SUMMARIES.iter().any(|begin| line.starts_with(begin))
@@ -127,6 +156,21 @@ mod tests {
                 "1 expect(received).toEqual(expected)//    - Expected  - 1/    + Received  + 1//      Tea {/    -   \"heat\": 90,/    +   \"heat\": 9,/      }",
                 "1,2 at tea.test.ts:4:2",
                 "Tests: 1 failed",
+            ],
+        );
+        let go = "=== RUN   TestTea\n    tea_test.go:4: got 9, want 90\n--- FAIL: TestTea (0.00s)\n=== RUN   TestCup\n--- PASS: TestCup (0.00s)\nFAIL";
+        assert_eq!(detect(go), Kind::Log);
+        check(
+            "go test -v",
+            Kind::Log,
+            go,
+            &[
+                ">1 === RUN   TestTea",
+                "0 tea_test.go:4: got 9, want 90",
+                "0,1 --- FAIL: TestTea (0.00s)",
+                ">4 === RUN   TestCup",
+                "3 --- PASS: TestCup (0.00s)",
+                "FAIL",
             ],
         );
         let pytest = "==== test session starts ====\ncollected 2 items\n\n==== FAILURES ====\n____ test_tea ____\n\n    def test_tea():\n>       assert heat() == 90\nE       assert 9 == 90\n\ntest_tea.py:3: AssertionError\n==== 1 failed in 0.1s ====";
