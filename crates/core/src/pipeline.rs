@@ -12,7 +12,7 @@
 //! | [`question`] | has the model encode the question; a decoder's question attends to the blocks |
 //! | [`lexical`] | scores words in scripts that the model does not know by their character n-grams |
 //! | [`scan`] | computes the raw logits of the question over all keys, and the peak of each segment |
-//! | [`score`] | computes RC, and from it a score per chunk and unit; [`probe`] gives the scores if `rc.estimator` says so |
+//! | [`score`] | computes a score per chunk and unit: from RC, or as `rc.estimator` says |
 //! | [`fit`] | selects units within the budget, writes the context and counts its tokens |
 //!
 //! [`Pipeline::compress`] runs the stages in this order. `score` calls `scan` for some heads at a time, which
