@@ -128,3 +128,16 @@ fn the_fused_scan_equals_the_query_graph_up_to_the_rounding_of_the_question() {
         assert!(worst <= bound, "{codec}: off by {worst}");
     }
 }
+
+/// The model does not know the misspelt word, and a question without it would be related to nothing.
+#[test]
+fn a_misspelt_question_finds_what_the_text_spells_right() {
+    let pipeline = pipeline(1, Settings::default());
+    let text = "The pump has a warranty of two years. Seals are excluded. The pump weighs 14 kg.";
+    let ask = |query: &str| {
+        let request = CompressRequest::new(query, vec![Chunk::new("pump", text)]);
+        pipeline.compress(&request, &Cancel::default()).expect("a context").context
+    };
+    assert!(ask("how long is the warrenty?").contains("two years"));
+    assert_eq!(ask("how long is the warrenty?"), ask("how long is the warranty?"));
+}

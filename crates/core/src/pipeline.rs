@@ -313,19 +313,32 @@ impl Pipeline {
     }
 
     /// Returns a request with a question that the limits allow, and a warning if that of the caller is longer: the model reads the
-    /// sentences of it that ask something, and its last ones.
+    /// sentences of it that ask something, and its last ones. Misspelt words are read as the chunks spell them.
     fn with_short_question<'a>(
         &self,
         request: &'a CompressRequest,
     ) -> Result<(Cow<'a, CompressRequest>, Option<Warning>), PipelineError> {
         let max = self.settings.limits.query_tokens_max;
-        Ok(match tokenize::shortened(&request.query, &self.tokenizer, max)? {
-            Some((query, tokens)) => {
-                let shortened = CompressRequest { query, ..request.clone() };
-                (Cow::Owned(shortened), Some(Warning::QuestionShortened { tokens, max }))
-            }
-            None => (Cow::Borrowed(request), None),
+        let shortened = tokenize::shortened(&request.query, &self.tokenizer, max)?;
+        let warning = shortened.as_ref().map(|&(_, tokens)| Warning::QuestionShortened { tokens, max });
+        let query = shortened.map_or(Cow::Borrowed(&*request.query), |(query, _)| Cow::Owned(query));
+        // An explanation names places in the question as it was sent.
+        let spelt =
+            if request.explain { None } else { self.with_spelling_of_chunks(&query, &request.chunks) };
+        let query = spelt.map_or(query, Cow::Owned);
+        Ok(match query {
+            Cow::Borrowed(_) => (Cow::Borrowed(request), warning),
+            Cow::Owned(query) => (Cow::Owned(CompressRequest { query, ..request.clone() }), warning),
         })
+    }
+
+    /// Returns a question whose misspelt words are spelt as in the chunks; `None` if there are none. A word that the tokenizer divides is
+    /// one that it does not know.
+    fn with_spelling_of_chunks(&self, query: &str, chunks: &[Arc<Chunk>]) -> Option<String> {
+        let is_known = |word: &str| self.tokenizer.encode(word).is_ok_and(|tokens| tokens.ids.len() == 1);
+        let titles = chunks.iter().filter_map(|chunk| chunk.title.as_deref());
+        let texts: Vec<&str> = chunks.iter().map(|chunk| &*chunk.text).chain(titles).collect();
+        text::with_spelling_of(query, &texts, is_known)
     }
 
     /// Finds or reads the blocks of a request's chunks, as long as there is time.

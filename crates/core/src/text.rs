@@ -27,6 +27,7 @@ pub mod outline;
 mod questions;
 mod quotes;
 mod relayed;
+mod spelling;
 mod stop_context;
 mod stops;
 mod terms;
@@ -57,6 +58,7 @@ pub use names::Names;
 pub use questions::questions;
 pub use quotes::quotations;
 pub use relayed::{Relayed, RelayedPiece};
+pub use spelling::with_spelling_of;
 pub use terms::{Limit, Term, terms};
 
 /// The length limit of the sentences that [`sentences`] returns, in bytes. Only a single grapheme cluster may
