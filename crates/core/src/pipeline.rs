@@ -291,7 +291,7 @@ impl Pipeline {
     pub fn compress(&self, request: &CompressRequest, cancel: &Cancel) -> Result<Compressed, PipelineError> {
         validate::check(request, &self.settings.limits)?;
         let mut clock = Clock::start();
-        let (request, shortened) = self.with_short_question(request)?;
+        let (request, shortened) = self.with_question_to_read(request)?;
         let request = &*request;
         let compressed = match (request.deadline_policy, cancel.deadline()) {
             (DeadlinePolicy::BestEffort, Some(deadline)) => {
@@ -314,7 +314,7 @@ impl Pipeline {
 
     /// Returns a request with a question that the limits allow, and a warning if that of the caller is longer: the model reads the
     /// sentences of it that ask something, and its last ones. Misspelt words are read as the chunks spell them.
-    fn with_short_question<'a>(
+    fn with_question_to_read<'a>(
         &self,
         request: &'a CompressRequest,
     ) -> Result<(Cow<'a, CompressRequest>, Option<Warning>), PipelineError> {
@@ -579,7 +579,7 @@ impl Pipeline {
             ..CompressRequest::new(query, Vec::new())
         };
         validate::check(&request, &self.settings.limits)?;
-        let (request, _) = self.with_short_question(&request)?;
+        let (request, _) = self.with_question_to_read(&request)?;
         let reading = self.read(&request, cancel, &mut Clock::start())?;
         // Each document has its own rank, whatever the others say.
         let reading = Reading { repeats: Arc::default(), ..reading };

@@ -3,7 +3,7 @@
 //!
 //! A *claim word* is a word of the part. It is *aligned* with the word of the sentences that is most similar to it.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
 use super::candidates::Candidates;
@@ -439,16 +439,17 @@ impl Compared<'_> {
             }
         }
         let mut units: BTreeMap<usize, BTreeMap<usize, (usize, &Term)>> = BTreeMap::new();
-        let mut before: VecDeque<bool> = VecDeque::new();
-        for (unit, word) in self.words() {
-            let is_denied = before.contains(&true);
-            before.push_front(word.is_negation());
-            before.truncate(DENIED_WORDS);
-            for Contrast { class, group, is_opposite } in text::contrasts(word, self.text_of(unit, word)) {
-                if is_denied && *is_opposite {
-                    continue;
+        for unit in 0..self.units.len() {
+            let words = self.candidates.words(self.units[unit]);
+            for (at, word) in words.iter().enumerate() {
+                let is_denied = words[at.saturating_sub(DENIED_WORDS)..at].iter().any(Term::is_negation);
+                for Contrast { class, group, is_opposite } in text::contrasts(word, self.text_of(unit, word))
+                {
+                    if is_denied && *is_opposite {
+                        continue;
+                    }
+                    units.entry(*class).or_default().entry(*group).or_insert((unit, word));
                 }
-                units.entry(*class).or_default().entry(*group).or_insert((unit, word));
             }
         }
         let (mut excluded, mut found) = (0.0, 0.0);

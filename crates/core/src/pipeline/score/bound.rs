@@ -1,7 +1,7 @@
 //! The upper bound of the RCStat paper's estimator (arXiv 2506.19549), `bound/self`: it needs to know which logits and which values of
 //! the reference occur for the question, but not for which of its tokens.
 
-use super::mean::{WANTS, by_all_keys};
+use super::mean::by_all_keys;
 use super::{Scorer, Scores, Wants};
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::clock::Clock;
@@ -13,7 +13,7 @@ pub struct MeanRcBound;
 
 impl Scorer for MeanRcBound {
     fn wants(&self) -> Wants<'_> {
-        WANTS
+        Wants { all_logits: true, ..Wants::default() }
     }
 
     fn score(&self, reading: &Reading, cancel: &Cancel, clock: &mut Clock) -> Result<Scores, PipelineError> {

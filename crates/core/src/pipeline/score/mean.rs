@@ -8,7 +8,6 @@ use crate::domain::TokenSpan;
 use crate::model::RawLogits;
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::clock::Clock;
-use crate::pipeline::question::EncodedHeads;
 use crate::pipeline::{PipelineError, Reading};
 use crate::rc::{self, HeadMean};
 
@@ -17,17 +16,13 @@ pub struct MeanRc;
 
 impl Scorer for MeanRc {
     fn wants(&self) -> Wants<'_> {
-        WANTS
+        Wants { all_logits: true, ..Wants::default() }
     }
 
     fn score(&self, reading: &Reading, cancel: &Cancel, clock: &mut Clock) -> Result<Scores, PipelineError> {
         clock.stage("scan", || by_all_keys(reading, rc::mean_rc, cancel))
     }
 }
-
-/// What a scorer of all keys wants.
-pub(super) const WANTS: Wants =
-    Wants { around: ("", ""), history: true, heads: EncodedHeads::Readout, all_logits: true };
 
 /// Computes RC of segments from the logits of all keys, `[head, query, segment]`, as [`rc::mean_rc`] does.
 type OfSegments = fn(ArrayView3<'_, f32>, ArrayView3<'_, f32>, &[TokenSpan]) -> Array3<f32>;

@@ -103,8 +103,8 @@ fn is_mail(found: &Found) -> bool {
     // A page can show quotations and heads of mails.
     found.signs.headings == 0
         && found.signs.fences == 0
-        && !log::is_report(found.lines)
         && mail::is_mail(found.lines)
+        && !log::is_report(found.lines)
 }
 
 fn is_chat(found: &Found) -> bool {

@@ -177,7 +177,9 @@ fn named_clauses(pieces: &mut Pieces, parts: &[Part]) {
         (part.begins_line && is_number).then(|| number.to_owned())
     };
     for at in 1..parts.len() {
-        if parts[at].text.len() > 2 * EXCEPTION_BYTES_MAX || !parts[at].begins_line || !denies(parts[at].text)
+        if parts[at].text.len() > 2 * EXCEPTION_BYTES_MAX
+            || !parts[at].begins_line
+            || !denies(parts[at].text, usize::MAX)
         {
             continue;
         }
@@ -193,8 +195,10 @@ fn named_clauses(pieces: &mut Pieces, parts: &[Part]) {
     }
 }
 
-fn denies(text: &str) -> bool {
-    let mut words = text.split(|c: char| !(c.is_alphanumeric() || c == '\'')).map(str::to_lowercase);
+/// Returns whether one of the first words of a text takes something back.
+fn denies(text: &str, words_max: usize) -> bool {
+    let words = text.split(|c: char| !(c.is_alphanumeric() || c == '\'')).filter(|word| !word.is_empty());
+    let mut words = words.take(words_max).map(str::to_lowercase);
     words.any(|word| DENIALS.contains(&&*word) || word.ends_with("n't"))
 }
 
@@ -223,7 +227,6 @@ fn is_exception(text: &str) -> bool {
     }
     let turns = EXCEPTIONS.contains(&&*first);
     let refers = SUBJECTS.contains(&&*first) || ["this", "that", "dies", "das"].contains(&&*first);
-    let words = text.split(|c: char| !(c.is_alphanumeric() || c == '\'')).filter(|word| !word.is_empty());
-    let mut words = words.take(if turns { usize::MAX } else { WORDS_READ }).map(str::to_lowercase);
-    (turns || refers) && words.any(|word| DENIALS.contains(&&*word) || word.ends_with("n't"))
+    let words_read = if turns { usize::MAX } else { WORDS_READ };
+    (turns || refers) && denies(text, words_read)
 }

@@ -51,8 +51,9 @@ pub(super) fn outline(text: &str, lines: &[Line]) -> Pieces {
             let requires: Vec<usize> = head.into_iter().chain(message).collect();
             let piece = pieces.push(trimmed(text, start, stop), &requires);
             message = message.or(Some(piece));
-            if let Some(run) = head.and_then(|head| run_of(pieces.list[head].bytes.of(text))) {
-                runs.entry(run).or_insert((head.unwrap_or_default(), None)).1 = message;
+            let name = head.and_then(|head| run_of(pieces.list[head].bytes.of(text)));
+            if let Some((_, printed)) = name.and_then(|name| runs.get_mut(name)) {
+                *printed = message;
             }
             at = end;
         }
