@@ -1,7 +1,7 @@
 # The commands of this repository. `make` lists them. Run them in this directory.
 #
 #   GPU=1                    use the CUDA runtime (Linux x86-64), and the GPU if there is one that works; `make test` fails without one
-#   BENCHFLAGS               arguments for `thresher bench`, such as "--chunks 1000"
+#   BENCHFLAGS               arguments for `thresher-lab`, such as "warm --chunks 1000"
 #   PREFIX, DESTDIR          where `make install` puts files: in DESTDIR/PREFIX (default: /usr/local)
 #   FUZZ_SECONDS             seconds for each fuzz target (default: 6)
 #   THRESHER_ADVISORIES      "skip": do not check advisories about crates; "require": fail if they cannot be fetched
@@ -61,7 +61,7 @@ provision: python ## fetch the pinned ONNX Runtime and default model (once; chec
 	@$(PYTHON) models/provision.py $(if $(GPU),--gpu)
 
 build: cargo ## build the release binary
-	$(CARGO) build --release $(CARGOFLAGS)
+	$(CARGO) build --release -p thresher $(CARGOFLAGS)
 
 model: provision build ## export the default model to models/minilm-l6 (once)
 	@$(WITH_RUNTIME) scripts/model.sh "$(MODEL_SOURCE)" "$(MODEL_DIR)" $(RELEASE)
@@ -153,20 +153,20 @@ audit: python cargo audit-tools ## check licences, sources, advisories and use o
 fuzz: cargo ## run every fuzz target for FUZZ_SECONDS, starting from its seeds
 	@CARGO="$(CARGO)" scripts/fuzz.sh "$(FUZZ_SECONDS)"
 
-bench: model ## run the criterion benches and `thresher bench`
+bench: model ## run the criterion benches, and measure warm requests (or what BENCHFLAGS says)
 	$(WITH_RUNTIME) $(CARGO) bench $(CARGOFLAGS)
-	$(WITH_RUNTIME) $(RELEASE) bench $(BENCHFLAGS)
+	$(WITH_RUNTIME) $(CARGO) run --release -p thresher-lab $(CARGOFLAGS) -- $(or $(BENCHFLAGS),warm)
 
 # The binary is built as `make test` builds it, so that one build serves both.
 soak: provision cargo ## send requests of every kind for a minute and check memory and losses; then short overload runs
-	@$(STAGE) "soak: build" "8 minutes after a fresh clone" $(CARGO) test $(CARGOFLAGS) --no-run --test daemon
+	@$(STAGE) "soak: build" "8 minutes after a fresh clone" $(CARGO) test $(CARGOFLAGS) --no-run --test daemon --test lab
 	@$(WITH_RUNTIME) scripts/model.sh "$(MODEL_SOURCE)" "$(MODEL_DIR)" $(DEBUG)
-	@$(WITH_RUNTIME) $(STAGE) "soak: requests of every kind" "80 seconds" scripts/soak.sh 60 $(DEBUG)
+	@$(WITH_RUNTIME) $(STAGE) "soak: requests of every kind" "80 seconds" scripts/soak.sh 60 $(DEBUG)-lab
 	@$(WITH_RUNTIME) $(STAGE) "soak: tests of soak and overload runs" "20 seconds" \
-	  $(CARGO) test $(CARGOFLAGS) --test daemon -- --ignored soak overload
+	  $(CARGO) test $(CARGOFLAGS) --test lab -- --ignored soak overload
 
-hostile: model ## attack a daemon with default settings for five minutes and report which limits held
-	$(WITH_RUNTIME) $(RELEASE) bench --hostile $(BENCHFLAGS)
+hostile: model ## attack a daemon with default settings for ten minutes; ROWS=kill runs only the attacks whose names contain it
+	$(WITH_RUNTIME) $(CARGO) test --release -p thresher-lab $(CARGOFLAGS) --test hostile -- --ignored --nocapture --test-threads 1 $(ROWS)
 
 eval: model ## measure quality on a data set: make eval EVAL_DATA=<path>
 	@test -n "$(EVAL_DATA)" || { echo "error: EVAL_DATA is not set; name a data set: make eval EVAL_DATA=<path>" >&2; exit 1; }

@@ -17,6 +17,7 @@ device=${1:-cuda:0}
 gpu=$([ "$device" = cpu ] || echo 1)
 out=target/gpu
 binary=target/release/thresher
+lab=target/release/thresher-lab
 source=models/.cache/all-MiniLM-L6-v2
 facts=models/facts
 peers=${PEERS_PYTHON:-target/peers/bin/python}
@@ -70,6 +71,7 @@ if [ -n "$gpu" ]; then
   fi
 fi
 make model GPU="$gpu"
+cargo build --release --quiet -p thresher-lab
 python3 models/provision.py --decoder ${gpu:+--gpu}
 
 # Sizes: those of docs/performance.md, or small ones on a CPU.
@@ -114,12 +116,12 @@ for precision in f32 tf32 f16; do
   table "export-$precision" "$binary" export "$source" --out "$model" --name minilm-l6 --weights "$weights"
   [ -f "$model/contract.toml" ] || continue
   export THRESHER__MODEL__DIR=$model
-  table "warm-$precision" "$binary" bench "${warm[@]}" --json "$out/warm-$precision.json"
-  table "throughput-100-$precision" "$binary" bench --throughput --chunks 100 "${throughput_100[@]}" --peer "$peers" "${peer[@]}" \
+  table "warm-$precision" "$lab" warm "${warm[@]}" --json "$out/warm-$precision.json"
+  table "throughput-100-$precision" "$lab" throughput --chunks 100 "${throughput_100[@]}" --peer "$peers" "${peer[@]}" \
     --json "$out/throughput-100-$precision.json"
-  table "throughput-1000-$precision" "$binary" bench --throughput "${throughput_1000[@]}" --peer "$peers" "${peer[@]}" \
+  table "throughput-1000-$precision" "$lab" throughput "${throughput_1000[@]}" --peer "$peers" "${peer[@]}" \
     --json "$out/throughput-1000-$precision.json"
-  table "kinds-$precision" "$binary" eval --kinds --json "$out/kinds-$precision.json"
+  table "kinds-$precision" "$lab" kinds --json "$out/kinds-$precision.json"
   table "two-daemons-$precision" python3 scripts/gpu.py two-daemons "$binary" docs/examples/request.json
   unset THRESHER__MODEL__DIR
 done
@@ -131,14 +133,14 @@ for precision in f32 tf32 f16; do
     --device "$device" --weights "$weights" "${decoder_rounds[@]}" --json "$out/decoder-$precision.json"
   model=$out/facts-$precision
   table "export-facts-$precision" "$binary" export "$facts" --out "$model" --name facts --weights "$weights"
-  table "kv-$precision" "$binary" eval --kv "$facts/rows.jsonl" --rows "$kv_rows" --model "$model" --json "$out/kv-$precision.json"
+  table "kv-$precision" "$lab" kv "$facts/rows.jsonl" --rows "$kv_rows" --model "$model" --json "$out/kv-$precision.json"
 done
-table host cargo bench --bench host
+table host cargo bench -p thresher-lab --bench host
 
 # The same on the CPU in f32, and the largest difference of each measure.
 export THRESHER__MODEL__DEVICE=cpu THRESHER__MODEL__TF32=false
-table kinds-cpu "$binary" eval --kinds --model "$out/minilm-l6-f32" --json "$out/kinds-cpu.json"
-table kv-cpu "$binary" eval --kv "$facts/rows.jsonl" --rows "$kv_rows" --model "$out/facts-f32" --json "$out/kv-cpu.json"
+table kinds-cpu "$lab" kinds --model "$out/minilm-l6-f32" --json "$out/kinds-cpu.json"
+table kv-cpu "$lab" kv "$facts/rows.jsonl" --rows "$kv_rows" --model "$out/facts-f32" --json "$out/kv-cpu.json"
 for precision in f32 tf32 f16; do
   for measured in kinds kv; do
     [ -f "$out/$measured-$precision.json" ] || continue

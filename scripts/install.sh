@@ -35,7 +35,7 @@ mkdir -p "$dist"
   "$python" -m venv "$tools/python"
   "$tools/python/bin/python" -m pip install --quiet --disable-pip-version-check maturin==1.16.0
 }
-$cargo build --quiet --locked --profile "$profile"
+$cargo build --quiet --locked -p thresher --profile "$profile"
 rm -f dist/thresher-*.tar.gz
 # It also writes the man pages, completions and licences that the Debian package has.
 "$python" scripts/release.py archive "$built/thresher" "$(rustc -vV | sed -n 's/^host: //p')" >/dev/null

@@ -1,6 +1,5 @@
 //! The command line: thin callers of the library.
 
-mod bench;
 mod calibrate;
 mod doctor;
 mod eval;
@@ -61,10 +60,8 @@ enum Command {
     Export(export::Args),
     /// Choose the attention heads of a decoder over which RC is computed, by questions of your own.
     Calibrate(calibrate::Args),
-    /// Measure selection, compression and attribution on labelled data, in comparison with other methods.
+    /// Measure selection, compression and attribution on your own labelled data, beside BM25.
     Eval(eval::Args),
-    /// Measure speed: of the model alone, the whole pipeline, HTTP, and a peer in the same run.
-    Bench(bench::Args),
     /// Compute what compression would have saved of recorded traffic, in tokens and money, and which sources of its answers it would have kept.
     Report(report::Args),
     /// Check the installation and the settings, and say what to do about problems.
@@ -117,7 +114,6 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Export(args) => export::run(&args),
         Command::Calibrate(args) => calibrate::run(&config()?, &args),
         Command::Eval(args) => eval::run(&config()?, &args),
-        Command::Bench(args) => bench::run(&config()?, &args),
         Command::Report(args) => report::run(&config()?, &args),
         Command::Doctor => doctor::run(config()),
         Command::Health => health::run(&config()?),

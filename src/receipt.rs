@@ -42,7 +42,6 @@ struct Signature {
 
 /// Why a receipt cannot be verified.
 #[derive(Debug, Error)]
-#[allow(missing_docs, reason = "each message says it")]
 pub enum ReceiptError {
     #[error("the type of the payload is {0:?}; it must be {PAYLOAD_TYPE:?}")]
     Type(String),

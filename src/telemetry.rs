@@ -36,7 +36,6 @@ const ANSWER_BYTES_MAX: usize = 1 << 20;
 
 /// Why logs and traces cannot be set up.
 #[derive(Debug, Error)]
-#[allow(missing_docs, reason = "each message says it")]
 pub enum TelemetryError {
     #[error("telemetry.log is not a filter: {0}")]
     Filter(#[from] tracing_subscriber::filter::ParseError),

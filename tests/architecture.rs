@@ -161,14 +161,7 @@ const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
 
 /// Libraries, and the only files or directories that may use them.
 const OWNED: &[(&str, &[&str])] = &[
-    (
-        "ort",
-        &[
-            "crates/core/src/model/ort.rs",
-            "crates/core/src/model/ort/",
-            "crates/lab/src/bench/model_graph.rs",
-        ],
-    ),
+    ("ort", &["crates/core/src/model/ort.rs", "crates/core/src/model/ort/", "crates/lab/src/model_graph.rs"]),
     ("libloading", &["crates/core/src/model/ort/version.rs"]),
     ("memmap2", &["crates/core/src/model/ort/weights.rs"]),
     ("tikv_jemallocator", &["src/allocator.rs"]),

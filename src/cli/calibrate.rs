@@ -16,13 +16,13 @@ use thresher_core::model::contract::{
 };
 use thresher_core::pipeline::score::Scoring;
 use thresher_core::pipeline::{Pipeline, Reading};
-use thresher_lab::eval::coverage;
-use thresher_lab::eval::heads::{self, CalibrationRows, Choice, HeadScores, Measured, Question};
-use thresher_lab::eval::kv::RATIOS;
-use thresher_lab::eval::kv::forms::{self, FormChoice};
-use thresher_lab::eval::verdicts;
+use thresher_eval::coverage;
+use thresher_eval::heads::{self, CalibrationRows, Choice, HeadScores, Measured, Question};
+use thresher_eval::kv::forms::{self, FormChoice};
+use thresher_eval::kv::{RATIOS, RowOptions};
+use thresher_eval::verdicts;
 
-use super::eval::{KvRowArgs, template, with_progress};
+use super::eval::with_progress;
 
 use crate::app;
 use crate::config::{self, BlockSettings, Config};
@@ -43,8 +43,12 @@ pub struct Args {
     /// them.
     #[arg(long, conflicts_with_all = ["heads", "by", "probe"])]
     kv: bool,
-    #[command(flatten)]
-    rows: KvRowArgs,
+    /// With --kv: use only the first N questions.
+    #[arg(long, value_name = "N", requires = "kv")]
+    rows: Option<usize>,
+    /// With --kv: use only N chunks of each question: those in its "gold", and others chosen by a fixed seed.
+    #[arg(long, value_name = "N", requires = "kv")]
+    chunks: Option<usize>,
     /// Train a probe, a logistic regression over the attention of all heads, for `rc.estimator = "probe"`. Questions without gold are
     /// left out; at least 20 with gold are needed.
     #[arg(long, conflicts_with = "by")]
@@ -74,6 +78,12 @@ pub struct Args {
     /// Show the result without changing the contract.
     #[arg(long)]
     dry_run: bool,
+}
+
+/// Reads a template from a command line, on which `\n` stands for a line break.
+#[expect(clippy::unnecessary_wraps, reason = "the type of a value parser")]
+fn template(text: &str) -> Result<String, std::convert::Infallible> {
+    Ok(text.replace("\\n", "\n"))
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -109,7 +119,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         );
     };
     let data = hash_of_questions(args)?;
-    if args.probe && args.rows.is_given() {
+    if args.probe && (args.rows.is_some() || args.chunks.is_some()) {
         bail!("--rows and --chunks belong to --kv");
     }
     if args.kv {
@@ -240,7 +250,12 @@ fn verdicts(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
 /// Chooses the form of KV eviction and reports it.
 fn eviction(config: &Config, args: &Args, data: String) -> anyhow::Result<CalibratedEviction> {
     let engine = app::engine(&exact(config)).all_layers(true).forward_pass(true).build()?;
-    let options = args.rows.options(&args.template);
+    let options = RowOptions {
+        rows_max: args.rows,
+        chunks_max: args.chunks,
+        template: args.template.clone(),
+        one_prompt: false,
+    };
     let choice = with_progress(&args.questions, |progress| {
         forms::calibrate(&args.questions, &engine, &options, progress)
     })?;

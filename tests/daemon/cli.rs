@@ -651,7 +651,7 @@ fn requests_that_a_decoder_does_not_support_are_refused_with_advice() {
     let bert = folder.path().join("bert");
     export("models/tiny/bert-gelu", &bert, Some(0));
     let no_chunks = write("no-chunks", &json!({"query": "a", "chunks": []}).to_string());
-    let table: [(&str, &Path, Vec<&str>, &str); 13] = [
+    let table: [(&str, &Path, Vec<&str>, &str); 12] = [
         ("no chunks", &out, vec!["calibrate", &no_chunks], "question 1: chunks is empty"),
         ("an encoder", &bert, vec!["calibrate", &one], "tiny is not a decoder"),
         ("no file", &out, vec!["calibrate", "/no/questions.jsonl"], "cannot read /no/questions.jsonl"),
@@ -694,7 +694,6 @@ fn requests_that_a_decoder_does_not_support_are_refused_with_advice() {
             vec!["calibrate", "--probe", &one, "--layers", "99"],
             "--layers is 99; tiny has",
         ),
-        ("bench", &out, vec!["bench"], "bench measures late-interaction models"),
     ];
     for (case, model, arguments, expect) in table {
         let mut command = thresher(&arguments);
@@ -722,12 +721,6 @@ fn requests_that_a_decoder_does_not_support_are_refused_with_advice() {
     command.env("THRESHER__MODEL__DIR", &out);
     let ran = run(command, &json!({"query": "the tide", "chunks": chunks}).to_string());
     assert!(ran.err.contains("passage.onnx, which does not exist; export the model again"), "{:?}", ran.err);
-}
-
-fn eval_kv(folder: &std::path::Path, model: &str, row: &Value) -> Ran {
-    let file = folder.join("one.jsonl");
-    std::fs::write(&file, row.to_string()).expect("written");
-    run(thresher(&["eval", "--kv", file.to_str().expect("UTF-8"), "--model", model]), "")
 }
 
 /// `calibrate --kv` chooses how keys are evicted, and writes it to the contract.
@@ -787,79 +780,6 @@ fn calibrate_kv_writes_the_form_of_eviction() {
         let ran = calibrate(file, more);
         assert!(ran.code != Some(0) && ran.err.contains(expect), "{name}: {}", ran.err);
     }
-}
-
-/// The loss from evicting keys and values, by RC and by other methods, in the JSON that the README and the
-/// scripts read.
-#[test]
-fn eval_kv_measures_every_method_at_every_ratio() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let (model, rows, json) =
-        (folder.path().join("facts"), folder.path().join("rows.jsonl"), folder.path().join("out.json"));
-    export("models/facts", &model, Some(0));
-    let all = std::fs::read_to_string(in_checkout("models/facts/rows.jsonl")).expect("rows");
-    std::fs::write(&rows, all.lines().take(6).collect::<Vec<_>>().join("\n")).expect("written");
-    let of = |path: &std::path::Path| path.to_str().expect("UTF-8").to_owned();
-    let (model, rows, json) = (of(&model), of(&rows), of(&json));
-    let ran = run(thresher(&["eval", "--kv", &rows, "--model", &model, "--json", &json]), "");
-    assert_eq!(ran.code, Some(0), "{}", ran.err);
-    let report: Value =
-        serde_json::from_str(&std::fs::read_to_string(&json).expect("a report")).expect("JSON");
-    assert!(report["full_accuracy"].as_f64().is_some_and(|right| right > 0.0), "{report}");
-    for ratio in ["2", "4", "8", "16"] {
-        for method in [
-            "rc",
-            "rc_paper",
-            "snapkv",
-            "ada_snapkv",
-            "pyramid_kv",
-            "quest",
-            "h2o",
-            "streaming_llm",
-            "key_norm",
-            "random",
-        ] {
-            let of = &report["ratios"][ratio][method];
-            let number =
-                |field: &str| of[field].as_f64().unwrap_or_else(|| panic!("{ratio} {method} {field}: {of}"));
-            let most = 1.0 / ratio.parse::<f64>().expect("a number");
-            assert!(
-                (0.0..=1.0).contains(&number("accuracy")) && number("kl") >= 0.0,
-                "{ratio} {method}: {of}"
-            );
-            // All methods keep the same number of keys.
-            let (kept, of_rc) =
-                (number("kept"), report["ratios"][ratio]["rc"]["kept"].as_f64().expect("a number"));
-            assert!(
-                kept > 0.9 * most && kept <= most && (kept - of_rc).abs() < 1e-12,
-                "{ratio} {method}: {of}"
-            );
-        }
-        // Eviction by RC loses less than random eviction.
-        let kl = |method: &str| report["ratios"][ratio][method]["kl"].as_f64().expect("a number");
-        assert!(kl("rc") < kl("random"), "{ratio}x: {} and {}", kl("rc"), kl("random"));
-    }
-    assert!(ran.out.contains("all keys: accuracy") && ran.out.contains("snapkv"), "{}", ran.out);
-
-    let short = json!({"query": "what", "chunks": [{"text": "a b c"}], "answers": ["no", "nothing"]});
-    let ok = eval_kv(folder.path(), &model, &short);
-    assert_eq!(ok.code, Some(0), "a short text is measured, too: {}", ok.err);
-    for (field, value, expect) in [
-        ("chunks", json!([]), "question 1: chunks is empty"),
-        ("answers", json!([]), "question 1: answers is empty"),
-        ("answers", json!(["no", " "]), "question 1: answer \" \" is not read"),
-        ("query", json!(""), "question 1: query is empty"),
-    ] {
-        let mut row = short.clone();
-        row[field] = value;
-        let ran = eval_kv(folder.path(), &model, &row);
-        assert_eq!(ran.code, Some(1), "{row}: {}", ran.out);
-        assert!(ran.err.contains(expect), "{row}: {}", ran.err);
-    }
-
-    let encoder = run(thresher(&["eval", "--kv", &rows]), "");
-    assert_eq!(encoder.code, Some(1), "{}", encoder.out);
-    assert!(encoder.err.contains("is an encoder; name a decoder"), "{}", encoder.err);
 }
 
 /// The options are a symbol that jemalloc looks for. Without it, the program would use several times as much memory.

@@ -1,7 +1,6 @@
 //! The daemon as its users run it: the real binary with the real model, its commands, settings and files, and
 //! two daemons that share a Redis server.
 
-mod bench;
 mod cli;
 mod config;
 mod originals;

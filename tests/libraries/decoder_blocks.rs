@@ -313,7 +313,7 @@ fn the_last_question_token_has_the_same_logits_alone_and_with_the_others_on_a_gp
     check_last_token(gpu());
 }
 
-/// What `thresher eval --kv` and `thresher calibrate --kv` run.
+/// What `thresher-lab kv` and `thresher calibrate --kv` run.
 fn check_forward_pass(device: DeviceChoice) {
     for name in ["llama", "mistral-sliding", "qwen2", "gemma3", "gpt-neox"] {
         let mut model = Model::new(name, device);

@@ -9,7 +9,6 @@ pub mod contract;
 pub mod cross;
 pub mod device;
 pub mod fallback;
-#[allow(missing_docs, reason = "the fields are ONNX's own, documented in onnx.proto")]
 pub mod onnx;
 pub mod ort;
 pub mod rotary;

@@ -1,4 +1,4 @@
-"""Encodes texts with sentence-transformers, as a peer of `thresher bench --peer`.
+"""Encodes texts with sentence-transformers, as a peer of `thresher-lab throughput --peer`.
 
     python encode_texts.py --model DIR --threads 2 [--backend onnx|torch] [--device cpu|cuda:0] [--precision f32|f16] [--batch-size 32]
 

@@ -7,7 +7,6 @@ use thiserror::Error;
 
 /// Why the files of an item cannot be provided. Every message says what to do.
 #[derive(Debug, Error)]
-#[allow(missing_docs, reason = "each message says what its values are")]
 pub enum ProvisionError {
     /// No wheel is pinned for this platform.
     #[error(

@@ -7,8 +7,8 @@ use thresher_core::model::contract::{
     Contract, Family, HeadChoice, Probe, ProbeFeatures, QUESTION_MARK, QuestionTokens, around_question,
 };
 use thresher_core::pipeline::score::Scoring;
-use thresher_lab::eval::heads::{self, HeadScores, Question};
-use thresher_lab::eval::probe::{self, ProbeRow, Trained};
+use thresher_eval::heads::{self, HeadScores, Question};
+use thresher_eval::probe::{self, ProbeRow, Trained};
 
 use super::{Args, layers_run, observe, save};
 use crate::config::{self, Config};
@@ -71,7 +71,7 @@ fn report(trained: &Trained, choice: &heads::Choice, questions: usize) {
         "R@gold on half of {questions} questions; the other half trained the probe and chose the heads:"
     ));
     let line = |what: &str, recall: String| super::super::print(format_args!("  {what:<12} {recall}"));
-    let estimate = |estimate: &thresher_lab::eval::Estimate| {
+    let estimate = |estimate: &thresher_eval::Estimate| {
         let [low, high] = estimate.interval;
         format!("{:.3} [{low:.3}, {high:.3}]", estimate.mean)
     };

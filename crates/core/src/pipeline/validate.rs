@@ -179,7 +179,6 @@ impl RequestLimits {
 
 /// The error of a request that its caller must change.
 #[derive(Debug, Error, PartialEq)]
-#[allow(missing_docs, reason = "the message of each variant describes it")]
 pub enum InvalidRequest {
     #[error("query is empty; send a question")]
     QueryEmpty,

@@ -1,0 +1,258 @@
+//! Bench of attribution (`bench --attribution`): the time to attribute an answer to cached chunks over HTTP,
+//! compared with the model graph alone over the answer.
+//!
+//! The two alternate in order from round to round, each round has another answer, and each ratio is taken
+//! within a round.
+
+use std::fmt::Write as _;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure};
+use serde_json::{Value, json};
+use thresher_core::domain::CompressRequest;
+use thresher_core::text::Arriving;
+
+use crate::Progress;
+use crate::client::Client;
+use crate::model_graph::{BatchedGraph, run_passage_graph};
+use crate::report::{headline, machine, model, quantile, round_to, sorted, spread, spread_json};
+use crate::subject::Subject;
+use crate::targets::{Bound, Target};
+use crate::workload::{self, Workload};
+
+/// Number of the first answer's workload round. Chunks use other rounds, so no chunk has the text of an
+/// answer.
+const ANSWER_ROUND_FIRST: u64 = 1 << 34;
+
+/// Results of the bench.
+pub struct Report {
+    json: Value,
+    table: String,
+}
+
+impl Report {
+    /// Returns the report as JSON.
+    pub fn json(&self) -> &Value {
+        &self.json
+    }
+}
+
+/// Returns the report as a text table.
+pub fn table(report: &Report) -> &str {
+    &report.table
+}
+
+/// Times of one round, in milliseconds.
+struct Round {
+    attribute_ms: f64,
+    encode_ms: f64,
+    stages: Value,
+    /// Time per sentence for each delta that completed at least one sentence.
+    sentences_ms: Vec<f64>,
+}
+
+/// How much is measured.
+#[derive(Debug, Clone, Copy)]
+pub struct Effort {
+    pub answers: usize,
+    /// Tokens of an answer.
+    pub answer_tokens: usize,
+}
+
+/// Attributes answers to the chunks of one request.
+///
+/// # Errors
+/// Fails if the model or the daemon fails, or if the daemon has to read a cached chunk again.
+pub fn run(
+    subject: &Subject,
+    mut batched: BatchedGraph,
+    workload: &Workload,
+    Effort { answers, answer_tokens }: Effort,
+    progress: Progress,
+) -> anyhow::Result<Report> {
+    let client = Client::new(subject.address)?;
+    let set = workload.request(0, &subject.tokenizer)?;
+    let answer_workload = Workload { chunks: 1, tokens: answer_tokens, ..*workload };
+    let mut rounds = Vec::with_capacity(answers);
+    // The first two rounds fill the cache and warm up; they are not measured.
+    for n in 0..answers + 2 {
+        progress("attribution and the model graph alone", n, answers + 2);
+        let answer = answer_workload.request(ANSWER_ROUND_FIRST + n as u64, &subject.tokenizer)?;
+        let (mut attribute_ms, mut encode_ms, mut stages) = (0.0, 0.0, Value::Null);
+        for step in 0..2 {
+            if (n + step) % 2 == 0 {
+                encode_ms = encode(subject, &mut batched, &answer)?;
+            } else {
+                (attribute_ms, stages) = attribute(&client, &set, &answer, n == 0)?;
+            }
+        }
+        if n >= 2 {
+            let sentences_ms =
+                time_streamed_sentences(subject.address, &chunks(&set), &answer.chunks[0].text)?;
+            rounds.push(Round { attribute_ms, encode_ms, stages, sentences_ms });
+        }
+    }
+    Ok(report(subject, workload, answer_tokens, &rounds))
+}
+
+/// Runs the model graph alone over the windows of an answer, once with all threads in one run and once with
+/// one window per worker, and returns the shorter time in milliseconds.
+fn encode(subject: &Subject, batched: &mut BatchedGraph, answer: &CompressRequest) -> anyhow::Result<f64> {
+    let ids = workload::ids(answer, &subject.tokenizer)?;
+    let window = subject.pipeline.model().window_tokens_max;
+    let windows: Vec<&[u32]> = ids.iter().flat_map(|ids| ids.chunks(window)).collect();
+    let started = Instant::now();
+    batched.run(&windows, 1)?;
+    let multi_threaded = started.elapsed();
+    let started = Instant::now();
+    run_passage_graph(&subject.runtime, &windows)?;
+    Ok(multi_threaded.min(started.elapsed()).as_secs_f64() * 1e3)
+}
+
+fn attribute(
+    client: &Client,
+    set: &CompressRequest,
+    answer: &CompressRequest,
+    is_cold: bool,
+) -> anyhow::Result<(f64, Value)> {
+    let body = json!({"answer": answer.chunks[0].text, "chunks": chunks(set)});
+    let response = client.attribute(body.to_string().into())?;
+    let mut attribution: Value = serde_json::from_slice(&response.body)?;
+    let read = attribution["blocks"]["read"].as_u64();
+    ensure!(
+        is_cold || read == Some(0),
+        "the daemon read {} cached chunks again: raise blocks.memory_bytes_max or blocks.disk_bytes_max",
+        read.map_or("an unknown number of".to_owned(), |read| read.to_string())
+    );
+    Ok((response.ms(), attribution["timing_ms"].take()))
+}
+
+fn chunks(set: &CompressRequest) -> Vec<Value> {
+    set.chunks.iter().map(|chunk| json!({"id": chunk.id, "text": chunk.text})).collect()
+}
+
+fn report(subject: &Subject, workload: &Workload, answer_tokens: usize, rounds: &[Round]) -> Report {
+    let attribute = sorted(rounds.iter().map(|round| round.attribute_ms));
+    let encode = sorted(rounds.iter().map(|round| round.encode_ms));
+    let ratio = spread(rounds.iter().map(|round| round.attribute_ms / round.encode_ms));
+    let target = Target {
+        name: "attribution / answer encoding",
+        reached: ratio.median,
+        bound: Bound::attribution_over_answer(workload, answer_tokens),
+    };
+    let stage =
+        |name: &str| quantile(&sorted(rounds.iter().filter_map(|round| round.stages[name].as_f64())), 0.5);
+    let stages: Vec<(&str, f64)> = ["blocks", "terms", "answer"].map(|name| (name, stage(name))).to_vec();
+    let (p50, p99) = (quantile(&attribute, 0.5), quantile(&attribute, 0.99));
+    let sentences = sorted(rounds.iter().flat_map(|round| round.sentences_ms.iter().copied()));
+    let [sentence_p50, sentence_p99] = [0.5, 0.99].map(|at| quantile(&sentences, at));
+    let encode = quantile(&encode, 0.5);
+    let json = json!({
+        "model": model(subject),
+        "machine": machine(subject),
+        "chunks": workload.chunks, "tokens": workload.tokens, "answer_tokens": answer_tokens, "answers": rounds.len(),
+        "attribute_ms": {"p50": round_to(p50, 3), "p99": round_to(p99, 3)},
+        "answer_encode_ms": round_to(encode, 3),
+        "arriving_sentence_ms": {"p50": round_to(sentence_p50, 3), "p99": round_to(sentence_p99, 3)},
+        "stages_ms": stages.iter().map(|(name, ms)| ((*name).to_owned(), round_to(*ms, 3))).collect::<serde_json::Map<_, _>>(),
+        "ratios": {"attribution_over_answer": spread_json(ratio)},
+        "targets": [target.json()],
+    });
+    let mut table = headline(&json);
+    let _ = writeln!(
+        table,
+        "attribution of an answer of {answer_tokens} tokens to {} cached chunks of {} tokens, {} rounds",
+        workload.chunks,
+        workload.tokens,
+        rounds.len()
+    );
+    let _ = writeln!(table, "  encoding the answer alone     {encode:>9.2} ms");
+    let _ = writeln!(table, "  attribution over HTTP         {p50:>9.2} ms   p99 {p99:.2}");
+    let stage_texts: Vec<String> = stages.iter().map(|(name, ms)| format!("{name} {ms:.2}")).collect();
+    let _ = writeln!(table, "  stages, ms: {}", stage_texts.join(", "));
+    let _ = writeln!(table, "  one streamed sentence         {sentence_p50:>9.2} ms   p99 {sentence_p99:.2}");
+    let _ = write!(table, "  {target}");
+    Report { json, table }
+}
+
+/// Characters of one delta: about as many as language models send at a time.
+const DELTA_CHARACTERS: usize = 4;
+
+/// How long the daemon may send nothing before the bench fails.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Streams an answer to `/v1/attribute/stream` in small deltas. For each delta that completes sentences,
+/// returns the time in milliseconds from sending the delta to receiving the events, divided by the number of
+/// sentences.
+///
+/// # Errors
+/// Fails if the connection breaks or the daemon refuses the request.
+fn time_streamed_sentences(daemon: SocketAddr, chunks: &[Value], answer: &str) -> anyhow::Result<Vec<f64>> {
+    let mut stream = EventStream::open(daemon)?;
+    stream.send(&json!({"chunks": chunks}))?;
+    let (mut splitter, mut found) = (Arriving::default(), Vec::new());
+    let characters: Vec<char> = answer.chars().collect();
+    for delta in characters.chunks(DELTA_CHARACTERS) {
+        let delta = String::from_iter(delta);
+        let completed = splitter.push(&delta).len();
+        let started = Instant::now();
+        stream.send(&json!({"delta": delta}))?;
+        (0..completed).try_for_each(|_| stream.wait_for("part"))?;
+        if completed > 0 {
+            found.push(started.elapsed().as_secs_f64() * 1e3 / completed as f64);
+        }
+    }
+    stream.end()?;
+    splitter.finish().iter().try_for_each(|_| stream.wait_for("part"))?;
+    stream.wait_for("done")?;
+    Ok(found)
+}
+
+/// An HTTP request whose body is still being sent while its response is read.
+struct EventStream {
+    writer: TcpStream,
+    reader: BufReader<TcpStream>,
+}
+
+impl EventStream {
+    fn open(daemon: SocketAddr) -> anyhow::Result<Self> {
+        let writer = TcpStream::connect(daemon)?;
+        writer.set_nodelay(true)?;
+        writer.set_read_timeout(Some(READ_TIMEOUT))?;
+        let reader = BufReader::new(writer.try_clone()?);
+        let mut stream = Self { writer, reader };
+        let head = format!(
+            "POST /v1/attribute/stream HTTP/1.1\r\nhost: {daemon}\r\nconnection: close\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        );
+        stream.writer.write_all(head.as_bytes())?;
+        Ok(stream)
+    }
+
+    fn send(&mut self, data: &Value) -> anyhow::Result<()> {
+        let event = format!("data: {data}\n\n");
+        Ok(self.writer.write_all(format!("{:x}\r\n{event}\r\n", event.len()).as_bytes())?)
+    }
+
+    fn end(&mut self) -> anyhow::Result<()> {
+        Ok(self.writer.write_all(b"0\r\n\r\n")?)
+    }
+
+    /// Reads until an event of this name begins. Its data arrive together with the name.
+    fn wait_for(&mut self, name: &str) -> anyhow::Result<()> {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            ensure!(
+                self.reader.read_line(&mut line)? > 0,
+                "the daemon ended the stream before it sent an event {name:?}"
+            );
+            match line.trim_end().strip_prefix("event: ") {
+                Some(found) if found == name => return Ok(()),
+                Some(found) => bail!("the daemon sent an event {found:?} instead of {name:?}"),
+                None => {}
+            }
+        }
+    }
+}

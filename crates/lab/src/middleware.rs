@@ -1,0 +1,277 @@
+//! Bench of the middleware (`bench --middleware`): the time that it adds to a request, over a request that goes
+//! to the same upstream directly.
+//!
+//! The upstream is in this process and answers at once. For each question the contenders take turns, so that
+//! all see the machine in the same state, and each difference is taken between requests about the same
+//! question.
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+
+use anyhow::ensure;
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::Request;
+use hyper::header::CONTENT_TYPE;
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+
+use crate::Progress;
+use crate::client::{Client, HttpResponse};
+use crate::report::{headline, machine, model, quantile, round_to, sorted};
+use crate::subject::Subject;
+use crate::targets::Bound;
+use crate::upstream::{Script, Upstream};
+use crate::workload::{RequestBodies, Source, Workload};
+
+/// Questions that are asked before the measured ones, so that chunks are cached and connections are open.
+const WARM_UP_COUNT: usize = 5;
+
+/// The most milliseconds that the middleware may add to a request that goes whole, at p50.
+const WHOLE_ADDED_MS_MAX: f64 = 3.0;
+
+/// Share of the context's tokens that is kept of a request that is compressed.
+const RATIO: f64 = 0.25;
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// The server of a language model in this process, which answers every request at once.
+pub struct ModelServer {
+    upstream: Upstream,
+    // Dropped after the server, whose tasks it runs.
+    _runtime: Runtime,
+}
+
+impl ModelServer {
+    /// Starts the server on a free port, with a thread of its own.
+    ///
+    /// # Errors
+    /// Fails if the system provides no port or no thread.
+    pub fn start() -> anyhow::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let upstream = runtime.block_on(Upstream::start(Script::ShortAnswer))?;
+        Ok(Self { upstream, _runtime: runtime })
+    }
+
+    /// Returns the URL of the server, for the settings of the middleware.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.upstream.address())
+    }
+}
+
+/// How a request reaches an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Contender {
+    /// To the upstream, without the daemon.
+    Direct,
+    /// Through the middleware, which reads the conversation and forwards it whole.
+    Whole,
+    /// On a path that the middleware does not read.
+    PassedOn,
+    /// Through the middleware, which compresses a context of cached chunks.
+    Compressed,
+    /// To `/v1/compress`, with the same chunks.
+    WarmCompress,
+}
+
+impl Contender {
+    const ALL: [Self; 5] = [Self::Direct, Self::Whole, Self::PassedOn, Self::Compressed, Self::WarmCompress];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Whole => "whole",
+            Self::PassedOn => "passed_on",
+            Self::Compressed => "compressed",
+            Self::WarmCompress => "warm_compress",
+        }
+    }
+
+    fn description(self) -> &'static str {
+        match self {
+            Self::Direct => "to the upstream directly",
+            Self::Whole => "forwarded whole",
+            Self::PassedOn => "on another path (/v1/embeddings)",
+            Self::Compressed => "compressed, cached chunks",
+            Self::WarmCompress => "POST /v1/compress, cached chunks",
+        }
+    }
+}
+
+/// Results of the bench.
+pub struct Report {
+    json: Value,
+    table: String,
+    passed: bool,
+}
+
+impl Report {
+    /// Returns the report as JSON.
+    pub fn json(&self) -> &Value {
+        &self.json
+    }
+
+    /// Returns whether a request that goes whole took at most the added time that it may take.
+    pub fn passed(&self) -> bool {
+        self.passed
+    }
+}
+
+/// Returns the report as a text table.
+pub fn table(report: &Report) -> &str {
+    &report.table
+}
+
+/// The requests about one question.
+struct Question {
+    conversation: Bytes,
+    compress: Bytes,
+}
+
+/// Sends `count` questions about one context, each in every way.
+///
+/// # Errors
+/// Fails if the model, the daemon or the upstream fails, or if the middleware does not do what a contender is
+/// about.
+pub fn run(
+    subject: &Subject,
+    server: &ModelServer,
+    workload: &Workload,
+    count: usize,
+    progress: Progress,
+) -> anyhow::Result<Report> {
+    let (daemon, upstream) = (Client::new(subject.address)?, Client::new(server.upstream.address())?);
+    let set = workload.request(0, &subject.tokenizer)?;
+    let bodies = Source::Inline.bodies(&set.chunks, subject.deadline_ms_max);
+    let context: Vec<&str> = set.chunks.iter().map(|chunk| &*chunk.text).collect();
+    let context = context.join("\n\n");
+    let mut times = [const { Vec::new() }; Contender::ALL.len()];
+    for n in 0..WARM_UP_COUNT + count {
+        progress("requests to the middleware", n, WARM_UP_COUNT + count);
+        let question = question(subject, workload, (&context, &bodies), n as u64)?;
+        for step in 0..Contender::ALL.len() {
+            let at = (n + step) % Contender::ALL.len();
+            let response = send(Contender::ALL[at], &question, (&daemon, &upstream))?;
+            if n >= WARM_UP_COUNT {
+                times[at].push(response.ms());
+            }
+        }
+    }
+    Ok(report(subject, workload, count, &times))
+}
+
+fn question(
+    subject: &Subject,
+    workload: &Workload,
+    (context, bodies): (&str, &RequestBodies),
+    n: u64,
+) -> anyhow::Result<Question> {
+    let question = workload.question(n, &subject.tokenizer)?;
+    let content = format!("<context>\n{context}\n</context>\n{question}");
+    let conversation = json!({
+        "model": "any",
+        "messages": [{"role": "user", "content": content}],
+        "thresher": {"budget": {"ratio": RATIO}, "cite": false},
+    });
+    Ok(Question { conversation: conversation.to_string().into(), compress: bodies.with_query(&question) })
+}
+
+/// Sends one request, and checks that it went the way that the contender is about.
+fn send(
+    contender: Contender,
+    question: &Question,
+    (daemon, upstream): (&Client, &Client),
+) -> anyhow::Result<HttpResponse> {
+    let (client, path, compresses) = match contender {
+        Contender::Direct => (upstream, CHAT, false),
+        Contender::Whole => (daemon, CHAT, false),
+        Contender::PassedOn => (daemon, "/v1/embeddings", false),
+        Contender::Compressed => (daemon, CHAT, true),
+        Contender::WarmCompress => return daemon.compress(question.compress.clone()),
+    };
+    let caller = client.caller();
+    let request = request(caller.address(), path, compresses, question.conversation.clone())?;
+    let response = client.block_on(caller.send(request))?;
+    let outcome = response.headers.get("x-thresher").and_then(|value| value.to_str().ok());
+    let expected = match contender {
+        Contender::Whole => Some("whole"),
+        Contender::Compressed => Some("compressed"),
+        _ => None,
+    };
+    ensure!(
+        response.status.is_success() && outcome == expected,
+        "a request {} was answered {} ({}): {}",
+        contender.description(),
+        response.status,
+        outcome.unwrap_or("no x-thresher"),
+        String::from_utf8_lossy(&response.body)
+    );
+    Ok(response)
+}
+
+fn request(
+    address: SocketAddr,
+    path: &str,
+    compresses: bool,
+    body: Bytes,
+) -> anyhow::Result<Request<Full<Bytes>>> {
+    let request = Request::post(format!("http://{address}{path}"));
+    let request = request.header(CONTENT_TYPE, "application/json");
+    let request = request.header("x-thresher-compress", if compresses { "true" } else { "false" });
+    Ok(request.body(Full::new(body))?)
+}
+
+fn report(subject: &Subject, workload: &Workload, count: usize, times: &[Vec<f64>]) -> Report {
+    let quantiles = |values: &[f64]| {
+        let values = sorted(values.iter().copied());
+        (quantile(&values, 0.5), quantile(&values, 0.99))
+    };
+    let quantiles_json = |(p50, p99): (f64, f64)| json!({"p50": round_to(p50, 3), "p99": round_to(p99, 3)});
+    let mut json = json!({
+        "model": model(subject),
+        "machine": machine(subject),
+        "workload": {
+            "chunks": workload.chunks,
+            "tokens": workload.tokens,
+            "query_tokens": workload.query_tokens,
+            "requests": count,
+        },
+    });
+    let mut table = headline(&json);
+    let _ = writeln!(
+        table,
+        "middleware in front of an upstream that answers at once; context of {} chunks of {} tokens, {count} \
+         requests",
+        workload.chunks, workload.tokens
+    );
+    let mut whole_added_ms = f64::NAN;
+    for (contender, ms) in Contender::ALL.into_iter().zip(times) {
+        let (p50, p99) = quantiles(ms);
+        json[format!("{}_ms", contender.name())] = quantiles_json((p50, p99));
+        let _ = write!(table, "  {:<34} {p50:>8.2} ms   p99 {p99:>8.2}", contender.description());
+        if ![Contender::Direct, Contender::WarmCompress].contains(&contender) {
+            let added: Vec<f64> = ms.iter().zip(&times[0]).map(|(ms, direct)| ms - direct).collect();
+            let (p50, p99) = quantiles(&added);
+            json[format!("{}_added_ms", contender.name())] = quantiles_json((p50, p99));
+            let _ = write!(table, "   added {p50:>8.2}   p99 {p99:>8.2}");
+            if contender == Contender::Whole {
+                whole_added_ms = p50;
+            }
+        }
+        table.push('\n');
+    }
+    let bound = Bound::AtMost(WHOLE_ADDED_MS_MAX);
+    let met = bound.is_met_by(whole_added_ms);
+    json["targets"] = json!([{
+        "name": "added to a request that goes whole, ms at p50",
+        "reached": round_to(whole_added_ms, 3),
+        "at_most": WHOLE_ADDED_MS_MAX,
+        "met": met,
+    }]);
+    let _ = write!(
+        table,
+        "  added to a request that goes whole: {whole_added_ms:.2} ms   {bound} ms   {}",
+        if met { "met" } else { "missed" }
+    );
+    Report { json, table, passed: met }
+}

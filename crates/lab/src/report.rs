@@ -1,0 +1,193 @@
+//! Statistics of a few dozen numbers (medians, quartiles, quantiles), and the values that all bench reports
+//! share.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::{Value, json};
+use thresher_core::model::contract::{Contract, Weights};
+use thresher_core::model::device::DeviceInUse;
+use thresher_core::model::ort::{cpu_kernels, runtime_version};
+
+use crate::subject::Subject;
+
+/// Median and quartiles of a sample.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Spread {
+    /// The 0.5 quantile.
+    pub median: f64,
+    /// The 0.25 quantile.
+    pub low: f64,
+    /// The 0.75 quantile.
+    pub high: f64,
+}
+
+/// Returns the median and quartiles of at least one number.
+pub fn spread(values: impl IntoIterator<Item = f64>) -> Spread {
+    let sorted = sorted(values);
+    Spread { median: quantile(&sorted, 0.5), low: quantile(&sorted, 0.25), high: quantile(&sorted, 0.75) }
+}
+
+/// Returns the values in ascending order.
+pub fn sorted(values: impl IntoIterator<Item = f64>) -> Vec<f64> {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_unstable_by(f64::total_cmp);
+    values
+}
+
+/// Returns the `q` quantile of a sorted sample, linearly interpolated.
+pub fn quantile(sorted: &[f64], q: f64) -> f64 {
+    let at = q * (sorted.len() - 1) as f64;
+    let (below, above) = (sorted[at.floor() as usize], sorted[at.ceil() as usize]);
+    below + (above - below) * at.fract()
+}
+
+/// Rounds to `digits` decimals and converts to JSON.
+pub fn round_to(value: f64, digits: i32) -> Value {
+    let scale = 10_f64.powi(digits);
+    json!((value * scale).round() / scale)
+}
+
+/// Converts median and quartiles to JSON, with four decimals.
+pub fn spread_json(spread: Spread) -> Value {
+    json!({
+        "median": round_to(spread.median, 4),
+        "low": round_to(spread.low, 4),
+        "high": round_to(spread.high, 4),
+    })
+}
+
+/// A model, and what runs it. Every report names them.
+#[derive(Debug, Clone)]
+pub struct ModelOnDevice {
+    name: String,
+    weights: Weights,
+    device: DeviceInUse,
+    runtime_version: String,
+}
+
+impl ModelOnDevice {
+    /// Describes the model in `model_dir` on a device with the ONNX Runtime in the file `runtime_lib`.
+    ///
+    /// # Errors
+    /// Fails if the contract cannot be read or the library cannot be loaded.
+    pub fn new(model_dir: &Path, runtime_lib: &Path, device: &DeviceInUse) -> anyhow::Result<Self> {
+        let Contract { name, weights, .. } = Contract::load(model_dir)?;
+        let runtime_version = runtime_version(runtime_lib)?;
+        Ok(Self { name, weights: weights.dtype, device: device.clone(), runtime_version })
+    }
+
+    /// Returns the model's name and the precision of its stored weights (`f32`, `f16` or `int8`).
+    pub fn model(&self) -> Value {
+        json!({"name": self.name, "weights": self.weights})
+    }
+
+    /// Returns the machine with the device, its execution provider and the version of ONNX Runtime. `gpu` is
+    /// the name of the GPU, and `int8_kernels` the kind of the CPU's 8-bit kernels; each is null on the other
+    /// device.
+    pub fn machine(&self) -> Value {
+        let is_cpu = self.device.is_cpu();
+        json!({
+            "arch": std::env::consts::ARCH,
+            "os": std::env::consts::OS,
+            "cores": std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            "device": self.device.name,
+            "gpu": gpu_name(&self.device.name),
+            "tf32": self.device.tf32,
+            "int8_kernels": is_cpu.then(cpu_kernels),
+            "execution_provider": if is_cpu { "CPUExecutionProvider" } else { "CUDAExecutionProvider" },
+            "onnxruntime": self.runtime_version,
+        })
+    }
+}
+
+/// Returns the name of the GPU `cuda:N`, as NVIDIA's driver reports it.
+fn gpu_name(device: &str) -> Option<String> {
+    let number: usize = device.strip_prefix("cuda:")?.parse().ok()?;
+    // With this variable, N counts the listed GPUs only. nvidia-smi ignores it.
+    let id = match std::env::var("CUDA_VISIBLE_DEVICES") {
+        Ok(visible) => visible.split(',').nth(number)?.trim().to_owned(),
+        Err(_) => number.to_string(),
+    };
+    let query = ["--query-gpu=name", "--format=csv,noheader", "-i", &id];
+    let found =
+        Command::new("nvidia-smi").args(query).output().ok().filter(|found| found.status.success())?;
+    let name = String::from_utf8(found.stdout).ok()?.trim().to_owned();
+    (!name.is_empty()).then_some(name)
+}
+
+/// Returns the model under test: [`ModelOnDevice::model`] with its fingerprint.
+pub fn model(subject: &Subject) -> Value {
+    let mut model = subject.on.model();
+    model["fingerprint"] = subject.pipeline.model().fingerprint.clone().into();
+    model
+}
+
+/// Returns [`ModelOnDevice::machine`] with the number of the model's worker threads.
+pub fn machine(subject: &Subject) -> Value {
+    let mut machine = subject.on.machine();
+    machine["workers"] = subject.runtime.workers().into();
+    machine
+}
+
+/// Returns the first line of every printed table: the model, its precision, and what runs it. `report` has the
+/// values of [`ModelOnDevice`] as `model` and `machine`.
+pub fn headline(report: &Value) -> String {
+    let (model, machine) = (&report["model"], &report["machine"]);
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let shown = |value: &Value| text(value).unwrap_or_else(|| "?".to_owned());
+    let int8_kernels = text(&machine["int8_kernels"]).map(|kind| format!("8-bit kernels {kind}"));
+    let about = [
+        text(&machine["gpu"]),
+        (machine["tf32"] == true).then(|| "TF32".to_owned()),
+        Some(shown(&machine["execution_provider"])),
+        Some(format!("ONNX Runtime {}", shown(&machine["onnxruntime"]))),
+        // The kind matters for these weights only.
+        int8_kernels.filter(|_| model["weights"] == "int8"),
+    ];
+    let workers =
+        machine["workers"].as_u64().map_or_else(String::new, |count| format!("{count} workers of "));
+    format!(
+        "{} in {} on {} ({}), {workers}{} cores ({})\n",
+        shown(&model["name"]),
+        shown(&model["weights"]),
+        shown(&machine["device"]),
+        about.into_iter().flatten().collect::<Vec<_>>().join(", "),
+        machine["cores"],
+        shown(&machine["arch"]),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_headline_names_model_precision_device_and_runtime() {
+        let check = |weights: &str, device: Value, expect: &str| {
+            let mut machine = json!({"arch": "x86_64", "cores": 4, "onnxruntime": "1.31.1"});
+            for (key, value) in device.as_object().expect("an object") {
+                machine[key] = value.clone();
+            }
+            let report = json!({"model": {"name": "m", "weights": weights}, "machine": machine});
+            assert_eq!(headline(&report), format!("m in {weights} on {expect} cores (x86_64)\n"));
+        };
+        let cpu = json!({"device": "cpu", "execution_provider": "CPUExecutionProvider", "int8_kernels": "x86-vnni", "workers": 2});
+        check("f32", cpu.clone(), "cpu (CPUExecutionProvider, ONNX Runtime 1.31.1), 2 workers of 4");
+        let vnni = "cpu (CPUExecutionProvider, ONNX Runtime 1.31.1, 8-bit kernels x86-vnni), 2 workers of 4";
+        check("int8", cpu, vnni);
+        let gpu =
+            json!({"device": "cuda:0", "execution_provider": "CUDAExecutionProvider", "gpu": "NVIDIA X"});
+        check("f16", gpu.clone(), "cuda:0 (NVIDIA X, CUDAExecutionProvider, ONNX Runtime 1.31.1), 4");
+        let mut tf32 = gpu;
+        tf32["tf32"] = true.into();
+        check("f32", tf32, "cuda:0 (NVIDIA X, TF32, CUDAExecutionProvider, ONNX Runtime 1.31.1), 4");
+    }
+
+    #[test]
+    fn small_cases() {
+        assert_eq!(spread([3.0, 1.0, 2.0]), Spread { median: 2.0, low: 1.5, high: 2.5 });
+        assert_eq!(spread([7.0]), Spread { median: 7.0, low: 7.0, high: 7.0 });
+        assert_eq!(quantile(&sorted([0.0, 100.0]), 0.99), 99.0);
+    }
+}

@@ -1,0 +1,166 @@
+//! Rows about the middleware: upstreams that stream without end, and secrets that must not reach an upstream.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::Finding;
+use crate::clients::{self, HttpRequest};
+use crate::memory::resident_growth;
+use crate::process::Setup;
+use thresher_lab::upstream::{Script, Upstream};
+
+/// Resident memory above the start, in MB, at which the bench kills the daemon.
+const KILL_ABOVE_MB: f64 = 2_000.0;
+
+/// How long an endless response is read.
+const READ_TIME: Duration = Duration::from_secs(10);
+
+/// The last part of each half of this time, in which something must arrive.
+const LAST_PART: Duration = Duration::from_secs(2);
+
+/// Resident memory that an endless response may add, beyond one body that the middleware may hold, in MB.
+const ENDLESS_MB: f64 = 100.0;
+
+/// Growth of resident memory allowed from the middle to the end of an endless response, in MB. Memory that
+/// grows with the response would have no bound.
+const GROWTH_MB: f64 = 20.0;
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// Runs the row `endless-upstream`.
+pub async fn endless_upstream(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
+    let body_mb = setup.number("/middleware/body_bytes_max").unwrap_or_default() as f64 / 1e6;
+    let scripts = [
+        ("sentences", Script::Sentences, true),
+        ("one sentence", Script::OneSentence, true),
+        // The daemon may end a stream whose line is longer than any event may be.
+        ("one line", Script::OneLine, false),
+    ];
+    let mut findings = Vec::new();
+    for (name, script, continues) in scripts {
+        let upstream = Upstream::start(script).await?;
+        let mut sandbox = setup.sandbox()?;
+        sandbox.set("middleware.upstreams", upstream.setting());
+        let daemon = sandbox.start().await?;
+        let before = daemon.resident()?.now_mb;
+        let guard = daemon.guard(before + KILL_ABOVE_MB);
+        let body = json!({
+            "model": "m",
+            "stream": true,
+            "messages": [{"role": "user", "content": "When is the tide?"}],
+            "thresher": {"chunks": ["The tide is at noon. Ships are slow. Gulls are loud."]},
+        })
+        .to_string();
+        let request = format!(
+            "POST {CHAT} HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            daemon.http(),
+            body.len()
+        );
+        let mut stream = clients::connect_and_send(daemon.http(), request.as_bytes()).await?;
+        let first = read_for(&mut stream, READ_TIME / 2).await;
+        let middle = daemon.resident();
+        let read = read_for(&mut stream, READ_TIME / 2).await;
+        let end = daemon.resident();
+        let memory_use = guard.finish();
+        let bytes = format!("{:.1} MB received, {:.3} of them at the end", first.mb + read.mb, read.last_mb);
+        let aim = format!("{name}: resident memory above the start, MB");
+        findings.push(resident_growth(
+            &aim,
+            memory_use.peak_mb - before,
+            ENDLESS_MB + body_mb,
+            memory_use.killed,
+        ));
+        if let (Ok(middle), Ok(end)) = (middle, end) {
+            let aim = format!("{name}: resident memory at the end above the middle, MB");
+            findings.push(Finding::at_most(aim, end.now_mb - middle.now_mb, GROWTH_MB));
+        }
+        if continues {
+            findings.push(
+                Finding::is_true(format!("{name}: the stream continues"), read.last_mb > 0.0).note(bytes),
+            );
+        }
+        findings.push(Finding::is_true(format!("{name}: the daemon runs"), daemon.is_alive()));
+    }
+    Ok(findings)
+}
+
+/// Bytes received, in MB.
+struct ReadBytes {
+    mb: f64,
+    /// Bytes received during [`LAST_PART`], in MB.
+    last_mb: f64,
+}
+
+async fn read_for(stream: &mut TcpStream, time: Duration) -> ReadBytes {
+    let (mut mb, mut last_mb) = (0.0, 0.0);
+    let (end, mut bytes) = (Instant::now() + time, vec![0; 64 * 1024]);
+    while let Ok(Ok(count @ 1..)) =
+        timeout(end.saturating_duration_since(Instant::now()), stream.read(&mut bytes)).await
+    {
+        mb += count as f64 / 1e6;
+        if end.saturating_duration_since(Instant::now()) < LAST_PART {
+            last_mb += count as f64 / 1e6;
+        }
+        if Instant::now() >= end {
+            break;
+        }
+    }
+    ReadBytes { mb, last_mb }
+}
+
+/// Runs the row `credentials`.
+pub async fn credentials(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
+    let upstream = Upstream::start(Script::ShortAnswer).await?;
+    let mut sandbox = setup.sandbox()?;
+    sandbox.set("middleware.upstreams", upstream.setting());
+    let daemon = sandbox.start().await?;
+    let caller = daemon.caller();
+    let body =
+        json!({"model": "m", "messages": [{"role": "user", "content": "When is the tide?"}]}).to_string();
+    let (thresher_key, upstream_key) =
+        ("thr_0123456789abcdefghijklmnopqrstuvwxyzABCDEFG", "sk-caller-0123456789");
+    let (bearer_thresher, bearer_upstream) =
+        (format!("Bearer {thresher_key}"), format!("Bearer {upstream_key}"));
+    let (cookie, query) = (format!("session={thresher_key}"), format!("{CHAT}?key={thresher_key}"));
+    type Case<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)], &'a str);
+    let cases: [Case; 7] = [
+        ("a caller's Authorization", CHAT, &[("authorization", &bearer_upstream)], upstream_key),
+        ("a Thresher key in Authorization", CHAT, &[("authorization", &bearer_thresher)], thresher_key),
+        ("a Thresher key in x-api-key", CHAT, &[("x-api-key", thresher_key)], thresher_key),
+        ("a Thresher key in api-key", CHAT, &[("api-key", thresher_key)], thresher_key),
+        ("a Thresher key in x-goog-api-key", CHAT, &[("x-goog-api-key", thresher_key)], thresher_key),
+        ("a Thresher key in a cookie", CHAT, &[("cookie", &cookie)], thresher_key),
+        ("a Thresher key in the query", &query, &[], thresher_key),
+    ];
+    let mut findings = Vec::new();
+    for (name, path, headers, secret) in cases {
+        let response = HttpRequest::post(path, body.clone()).with(headers).send(&caller).await?;
+        let recorded = upstream.take_requests();
+        let has = |value: &[u8]| value.windows(secret.len()).any(|window| window == secret.as_bytes());
+        let leaked = recorded
+            .iter()
+            .filter(|recorded| {
+                has(recorded.uri.as_bytes()) || recorded.headers.values().any(|value| has(value.as_bytes()))
+            })
+            .count();
+        let note =
+            format!("answered with {}; {} requests reached the upstream", response.status, recorded.len());
+        findings
+            .push(Finding::at_most(format!("{name}: reached the upstream"), leaked as f64, 0.0).note(note));
+    }
+    let response = HttpRequest::post(CHAT, body).send(&caller).await?;
+    let is_returned = |name: &&&str| response.headers.contains_key(**name);
+    let returned: Vec<&str> = ["set-cookie", "alt-svc", "access-control-allow-origin"]
+        .iter()
+        .filter(is_returned)
+        .copied()
+        .collect();
+    let aim = "headers of the upstream's web site that the client got";
+    findings.push(Finding::at_most(aim, returned.len() as f64, 0.0).note(returned.join(", ")));
+    findings.push(Finding::is_true("a request without secrets is answered", response.status.is_success()));
+    Ok(findings)
+}
