@@ -59,7 +59,7 @@ pub use questions::questions;
 pub use quotes::quotations;
 pub use relayed::{Relayed, RelayedPiece};
 pub use spelling::with_spelling_of;
-pub use terms::{Limit, Term, terms};
+pub use terms::{Limit, Negation, Term, terms};
 
 /// The length limit of the sentences that [`sentences`] returns, in bytes. Only a single grapheme cluster may
 /// be longer.

@@ -1,6 +1,9 @@
 //! Terms: the words of a text in the form in which search engines compare them, without punctuation and
 //! letter case.
 
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
 use unicode_segmentation::UnicodeSegmentation;
 
 use super::amounts::{self, Amount, Measure};
@@ -180,6 +183,38 @@ fn folded(word: &str) -> String {
     numbers::value(bare).unwrap_or_else(|| bare.to_owned())
 }
 
+/// How a word says that something is not so, from the plainest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Negation {
+    /// A negation, such as `not`, `without`, `nicht` or `jamais`.
+    Word,
+    /// A word that denies a statement, such as `failed` or `unlike`.
+    Denial,
+    /// A word that has an opposite in it, such as `closed`, `prohibited` or `geschlossen`: "closed on Mondays" and "not open on Mondays" say
+    /// the same.
+    Opposite,
+}
+
+static NEGATIONS: LazyLock<HashMap<&str, Negation>> = LazyLock::new(|| {
+    let words = "\
+        not no never none neither nor without nobody nothing nowhere nicht kein keine keinen keiner keines \
+        nie niemals ohne pas jamais aucun aucune sans nunca non niet geen";
+    let denials = "\
+        barely denied denies deny except fail failed failing fails false hardly impossible instead lack \
+        lacked lacking lacks rarely rather refuse refused refuses seldom unable unlike unsuccessful untrue";
+    let opposites = "\
+        abgelehnt abolished absence absent banned barred cancelled canceled cannot cease ceased cerrado \
+        close closed closes decline declined dismissed end ended ends excluded excludes exempt expired \
+        ferme fermé fermée fermées fermés forbidden forbids free geschlossen interdit interdite interdits \
+        missing off only out prohibido prohibidos prohibited prohibits reject rejected rejects repealed \
+        revoked shut stop stopped stops unless untersagt verboten void vetoed waived withdrawn withheld";
+    let kinds = [(words, Negation::Word), (denials, Negation::Denial), (opposites, Negation::Opposite)];
+    kinds
+        .into_iter()
+        .flat_map(|(words, kind)| words.split_whitespace().map(move |word| (word, kind)))
+        .collect()
+});
+
 impl Term {
     fn new(bytes: ByteRange, folded: String) -> Self {
         Self { bytes, folded, amount: None, is_unit: false, is_prefix: false }
@@ -263,120 +298,14 @@ impl Term {
         }
     }
 
+    /// Returns how the term says that something is not so; `None` if it does not.
+    pub fn negation(&self) -> Option<Negation> {
+        NEGATIONS.get(&*self.folded).copied()
+    }
+
     /// Returns whether the term is a negation, such as `not`, `without`, `nicht` or `jamais`.
     pub fn is_negation(&self) -> bool {
-        const WORDS: [&str; 28] = [
-            "not", "no", "never", "none", "neither", "nor", "without", "nobody", "nothing", "nowhere",
-            "nicht", "kein", "keine", "keinen", "keiner", "keines", "nie", "niemals", "ohne", "pas",
-            "jamais", "aucun", "aucune", "sans", "nunca", "non", "niet", "geen",
-        ];
-        WORDS.contains(&&*self.folded)
-    }
-
-    /// Returns whether the term is a negation, or an English word that says that something is not so, such as
-    /// `failed` or `unlike`.
-    pub fn is_denial(&self) -> bool {
-        const WORDS: [&str; 27] = [
-            "barely",
-            "denied",
-            "denies",
-            "deny",
-            "except",
-            "fail",
-            "failed",
-            "failing",
-            "fails",
-            "false",
-            "hardly",
-            "impossible",
-            "instead",
-            "lack",
-            "lacked",
-            "lacking",
-            "lacks",
-            "rarely",
-            "rather",
-            "refuse",
-            "refused",
-            "refuses",
-            "seldom",
-            "unable",
-            "unlike",
-            "unsuccessful",
-            "untrue",
-        ];
-        self.is_negation() || WORDS.contains(&&*self.folded)
-    }
-
-    /// Returns whether the term says that something is not so, in any way: a negation, a [denial](Self::is_denial), or a word such as
-    /// `closed`, `prohibited` or `geschlossen`. "Closed on Mondays" and "not open on Mondays" say the same.
-    pub fn is_negative(&self) -> bool {
-        const WORDS: [&str; 63] = [
-            "abgelehnt",
-            "abolished",
-            "absence",
-            "absent",
-            "banned",
-            "barred",
-            "cancelled",
-            "canceled",
-            "cannot",
-            "cease",
-            "ceased",
-            "cerrado",
-            "close",
-            "closed",
-            "closes",
-            "decline",
-            "declined",
-            "dismissed",
-            "end",
-            "ended",
-            "ends",
-            "excluded",
-            "excludes",
-            "exempt",
-            "expired",
-            "ferme",
-            "fermé",
-            "fermée",
-            "fermées",
-            "fermés",
-            "forbidden",
-            "forbids",
-            "free",
-            "geschlossen",
-            "interdit",
-            "interdite",
-            "interdits",
-            "missing",
-            "never",
-            "off",
-            "only",
-            "out",
-            "prohibido",
-            "prohibidos",
-            "prohibited",
-            "prohibits",
-            "reject",
-            "rejected",
-            "rejects",
-            "repealed",
-            "revoked",
-            "shut",
-            "stop",
-            "stopped",
-            "stops",
-            "unless",
-            "untersagt",
-            "verboten",
-            "void",
-            "vetoed",
-            "waived",
-            "withdrawn",
-            "withheld",
-        ];
-        self.is_denial() || WORDS.contains(&&*self.folded)
+        self.negation() == Some(Negation::Word)
     }
 
     /// Returns whether the term says that something stands against the expected, such as `although`.

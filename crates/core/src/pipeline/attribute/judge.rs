@@ -8,10 +8,10 @@ use std::ops::Range;
 
 use super::candidates::Candidates;
 use super::sentence_scores::{AnswerTerm, FUNCTION_WORD_FACTOR, SentenceScores};
-use super::support::{Support, denies_otherwise};
+use super::support::{NEGATION_SCOPE_WORDS, Support, denies_otherwise, words_near};
 use super::verdict::{Feature, Features};
 use crate::domain::ByteRange;
-use crate::text::{self, Amount, Contrast, Limit, Term};
+use crate::text::{self, Amount, Contrast, Limit, Negation, Term};
 
 /// The most units with which a part is compared.
 const UNITS_MAX: usize = 4;
@@ -19,11 +19,8 @@ const UNITS_MAX: usize = 4;
 /// The share of the part's words, by weight, that must be traced to a unit for the part to be compared with it.
 const UNIT_SHARE_MIN: f32 = 0.1;
 
-/// How many words after a negation it takes the opposite of.
-const DENIED_WORDS: usize = 3;
-
-/// How many words a denial may be away from a word that it denies, in the sentences.
-const DENIAL_REACH_WORDS: usize = 3;
+/// How many words of the part before and after a denial it may deny.
+const DENIAL_REACH_WORDS: usize = 4;
 
 /// The similarity from which on a claim word is taken to be in the sentences in other words.
 const SIMILAR_MIN: f32 = 0.6;
@@ -366,15 +363,13 @@ impl Compared<'_> {
         let denied_by = |word: &Aligned| {
             let (unit, at) = word.to?;
             let words = self.candidates.words(self.units[unit]);
-            let near = at.saturating_sub(DENIAL_REACH_WORDS)..words.len().min(at + DENIAL_REACH_WORDS + 1);
-            let denies = |denial: &usize| words[*denial].is_denial() && words[*denial].reaches(*denial, at);
-            near.into_iter().find(denies).map(|denial| (unit, denial, at))
+            let denies = |denial: &usize| is_denial(&words[*denial]) && words[*denial].reaches(*denial, at);
+            words_near(at, NEGATION_SCOPE_WORDS, words.len()).find(denies).map(|denial| (unit, denial, at))
         };
-        let is_denial = |at: usize| self.claim[at].term.word.is_denial();
         let is_said = |word: &Aligned| word.term.is_content && word.similarity >= DENIED_SIMILARITY_MIN;
         let [mut found, mut missing] = [0.0; 2];
-        for at in (0..self.claim.len()).filter(|&at| is_denial(at)) {
-            let near = at.saturating_sub(3)..self.claim.len().min(at + 5);
+        for at in (0..self.claim.len()).filter(|&at| is_denial(&self.claim[at].term.word)) {
+            let near = words_near(at, DENIAL_REACH_WORDS, self.claim.len());
             let is_said_otherwise = || {
                 let claim = self.claim.iter().map(|word| &word.term.word);
                 (0..self.units.len())
@@ -396,9 +391,9 @@ impl Compared<'_> {
             }));
         }
         let extra = self.claim.iter().enumerate().find_map(|(at, word)| {
-            let near = at.saturating_sub(4)..self.claim.len().min(at + 5);
-            let denied =
-                (is_said(word) && !near.into_iter().any(is_denial)).then(|| denied_by(word)).flatten();
+            let near = &self.claim[words_near(at, DENIAL_REACH_WORDS, self.claim.len())];
+            let denies = near.iter().any(|word| is_denial(&word.term.word));
+            let denied = (is_said(word) && !denies).then(|| denied_by(word)).flatten();
             // "Not open" in the sources is what "closed" in the part says.
             let denied = denied.filter(|(unit, ..)| {
                 let words = self.candidates.words(self.units[*unit]);
@@ -429,7 +424,7 @@ impl Compared<'_> {
         let mut part: BTreeMap<usize, BTreeMap<usize, (ByteRange, bool)>> = BTreeMap::new();
         // "Not open" does not exclude "closed".
         for (at, word) in self.claim.iter().enumerate() {
-            let before = &self.claim[at.saturating_sub(DENIED_WORDS)..at];
+            let before = &self.claim[at.saturating_sub(NEGATION_SCOPE_WORDS)..at];
             let is_denied = before.iter().any(|word| word.term.word.is_negation());
             for Contrast { class, group, is_opposite } in word.term.contrasts {
                 if is_denied && *is_opposite {
@@ -442,7 +437,8 @@ impl Compared<'_> {
         for unit in 0..self.units.len() {
             let words = self.candidates.words(self.units[unit]);
             for (at, word) in words.iter().enumerate() {
-                let is_denied = words[at.saturating_sub(DENIED_WORDS)..at].iter().any(Term::is_negation);
+                let is_denied =
+                    words[at.saturating_sub(NEGATION_SCOPE_WORDS)..at].iter().any(Term::is_negation);
                 for Contrast { class, group, is_opposite } in text::contrasts(word, self.text_of(unit, word))
                 {
                     if is_denied && *is_opposite {
@@ -518,8 +514,8 @@ impl Compared<'_> {
     /// Finds words of the part that the units have only with a prefix that denies them, or without one that they have in the
     /// part. Nothing is found if either side has another denial, which may take the prefix's place.
     fn denied_forms(&self, conflicts: &mut Vec<Conflict>) -> bool {
-        let is_denied = self.words().any(|(_, word)| word.is_denial())
-            || self.claim.iter().any(|word| word.term.word.is_denial());
+        let is_denied = self.words().any(|(_, word)| is_denial(word))
+            || self.claim.iter().any(|word| is_denial(&word.term.word));
         let absent = self.claim.iter().filter(|word| word.term.is_content && !self.units_have(word.term));
         let forms = absent.filter_map(|word| {
             let mut words = self.words();
@@ -741,4 +737,8 @@ fn is_met(amount: &Amount, limit: Option<Limit>, other: &Amount) -> bool {
 /// Returns the mean of some values; 0 if there are none.
 fn mean(values: &[f32]) -> f32 {
     values.iter().sum::<f32>() / values.len().max(1) as f32
+}
+/// Returns whether a word denies a statement. A word with an opposite in it denies nothing by itself.
+fn is_denial(word: &Term) -> bool {
+    word.negation().is_some_and(|negation| negation <= Negation::Denial)
 }

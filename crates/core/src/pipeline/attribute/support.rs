@@ -1,12 +1,14 @@
 //! Support: decides word by word how far the chunks support a part of the answer.
 
+use std::ops::Range;
+
 use schemars::JsonSchema;
 
 use super::candidates::Candidates;
 use super::sentence_scores::{AnswerTerm, SentenceScores};
 use super::trace::{IN_CHUNK_EVIDENCE, Trace};
 use crate::domain::ByteRange;
-use crate::text::{self, Term};
+use crate::text::{self, Negation, Term};
 
 /// The weight of a word outside of the part, relative to a word inside, is [`CONTEXT_WEIGHT`] times
 /// [`CONTEXT_DECAY`] to the power of its distance from the part in tokens.
@@ -30,7 +32,7 @@ const WORST_WORD_SHARE: f32 = 0.5;
 const RARE_WEIGHT_MIN: f32 = 0.3;
 
 /// How many words before and after a negation it is surely taken to negate.
-const NEGATION_SCOPE_WORDS: usize = 3;
+pub(super) const NEGATION_SCOPE_WORDS: usize = 3;
 
 /// How many words before and after a negation it may negate: "does not expect to pay a dividend".
 const NEGATION_REACH_WORDS: usize = 6;
@@ -206,8 +208,12 @@ pub(super) fn context_weight(distance: usize) -> f32 {
 
 /// Returns a word of a sentence and the words within [`NEGATION_SCOPE_WORDS`] of it.
 fn words_around(scores: &SentenceScores, index: usize) -> impl Iterator<Item = &AnswerTerm> {
-    let end = scores.terms.len().min(index + NEGATION_SCOPE_WORDS + 1);
-    scores.terms[index.saturating_sub(NEGATION_SCOPE_WORDS)..end].iter()
+    scores.terms[words_near(index, NEGATION_SCOPE_WORDS, scores.terms.len())].iter()
+}
+
+/// Returns the places of the word `at` and of those up to `reach` words away, in a text of `len` words.
+pub(super) fn words_near(at: usize, reach: usize, len: usize) -> Range<usize> {
+    at.saturating_sub(reach)..len.min(at + reach + 1)
 }
 
 /// The words of a sentence.
@@ -224,7 +230,7 @@ pub(super) fn denies_otherwise<'a>(
     let negated: Vec<&Term> = negated.into_iter().collect();
     let is_other = |word: &Term| {
         let is_shared = negated.iter().any(|other| other.folded == word.folded);
-        word.is_negative() && !word.is_negation() && !is_shared
+        word.negation().is_some_and(|kind| kind != Negation::Word) && !is_shared
             || negated.iter().any(|other| {
                 text::is_denied_form(&other.folded, &word.folded) && word.folded.len() > other.folded.len()
             })
