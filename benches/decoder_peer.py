@@ -79,7 +79,6 @@ class Served:
         settings = {
             "THRESHER__MODEL__DIR": str(exported),
             "THRESHER__MODEL__DEVICE": device,
-            "THRESHER__MODEL__DEVICE_FALLBACK": "false",
         }
         self.daemon = daemons.Daemon(THRESHER_CONFIG="", **settings)
 

@@ -88,7 +88,7 @@ else
 fi
 
 # CUDA and nvidia-smi number GPUs alike. What the GPU fails to compute is a failure, and not left to the CPU.
-export CUDA_DEVICE_ORDER=PCI_BUS_ID THRESHER_TEST_DEVICE=$device THRESHER__MODEL__DEVICE_FALLBACK=false
+export CUDA_DEVICE_ORDER=PCI_BUS_ID THRESHER_TEST_DEVICE=$device
 if [ -n "$tests" ] && [ -n "$gpu" ]; then
   table tests make test GPU=1
 elif [ -n "$tests" ]; then
@@ -106,8 +106,8 @@ table doctor "$binary" doctor
 # How the model multiplies: f32, f32 as TF32, which is the same on a CPU, or f16.
 use_precision() {
   weights=${1/tf32/f32}
-  export THRESHER__MODEL__TF32=false
-  [ "$1" != tf32 ] || THRESHER__MODEL__TF32=true
+  tf32=()
+  [ "$1" != tf32 ] || tf32=(--tf32)
 }
 
 for precision in f32 tf32 f16; do
@@ -116,12 +116,12 @@ for precision in f32 tf32 f16; do
   table "export-$precision" "$binary" export "$source" --out "$model" --name minilm-l6 --weights "$weights"
   [ -f "$model/contract.toml" ] || continue
   export THRESHER__MODEL__DIR=$model
-  table "warm-$precision" "$lab" warm "${warm[@]}" --json "$out/warm-$precision.json"
-  table "throughput-100-$precision" "$lab" throughput --chunks 100 "${throughput_100[@]}" --peer "$peers" "${peer[@]}" \
+  table "warm-$precision" "$lab" warm "${tf32[@]}" "${warm[@]}" --json "$out/warm-$precision.json"
+  table "throughput-100-$precision" "$lab" throughput "${tf32[@]}" --chunks 100 "${throughput_100[@]}" --peer "$peers" "${peer[@]}" \
     --json "$out/throughput-100-$precision.json"
-  table "throughput-1000-$precision" "$lab" throughput "${throughput_1000[@]}" --peer "$peers" "${peer[@]}" \
+  table "throughput-1000-$precision" "$lab" throughput "${tf32[@]}" "${throughput_1000[@]}" --peer "$peers" "${peer[@]}" \
     --json "$out/throughput-1000-$precision.json"
-  table "kinds-$precision" "$lab" kinds --json "$out/kinds-$precision.json"
+  table "kinds-$precision" "$lab" kinds "${tf32[@]}" --json "$out/kinds-$precision.json"
   table "two-daemons-$precision" python3 scripts/gpu.py two-daemons "$binary" docs/examples/request.json
   unset THRESHER__MODEL__DIR
 done
@@ -133,12 +133,12 @@ for precision in f32 tf32 f16; do
     --device "$device" --weights "$weights" "${decoder_rounds[@]}" --json "$out/decoder-$precision.json"
   model=$out/facts-$precision
   table "export-facts-$precision" "$binary" export "$facts" --out "$model" --name facts --weights "$weights"
-  table "kv-$precision" "$lab" kv "$facts/rows.jsonl" --rows "$kv_rows" --model "$model" --json "$out/kv-$precision.json"
+  table "kv-$precision" "$lab" kv "${tf32[@]}" "$facts/rows.jsonl" --rows "$kv_rows" --model "$model" --json "$out/kv-$precision.json"
 done
 table host cargo bench -p thresher-lab --bench host
 
 # The same on the CPU in f32, and the largest difference of each measure.
-export THRESHER__MODEL__DEVICE=cpu THRESHER__MODEL__TF32=false
+export THRESHER__MODEL__DEVICE=cpu
 table kinds-cpu "$lab" kinds --model "$out/minilm-l6-f32" --json "$out/kinds-cpu.json"
 table kv-cpu "$lab" kv "$facts/rows.jsonl" --rows "$kv_rows" --model "$out/facts-f32" --json "$out/kv-cpu.json"
 for precision in f32 tf32 f16; do

@@ -49,7 +49,7 @@ trap stop EXIT
 start() {
   local name=$1 port=$2 folder=$3
   mkdir -p "$data/$name"
-  (cd "$data/$name" && exec env THRESHER__MODEL__DIR="$folder" THRESHER__MODEL__LAYERS="${LAYERS:-needed}" THRESHER__HTTP__LISTEN="127.0.0.1:$port" \
+  (cd "$data/$name" && exec env THRESHER__MODEL__DIR="$folder" THRESHER__MODEL__KV_DIR="${KV_DIR:-}" THRESHER__HTTP__LISTEN="127.0.0.1:$port" \
     THRESHER__ADMIN__LISTEN="127.0.0.1:$((port + 1))" "$binary" serve > daemon.log 2>&1) &
   pids+=($!)
   for _ in $(seq 150); do
@@ -64,7 +64,7 @@ start() {
 }
 
 "$binary" export "$decoder" --out "$data/decoder" >/dev/null
-LAYERS=all start decoder 28090 "$data/decoder"
+KV_DIR="$data/decoder" start decoder 28090 "$data/decoder"
 start default 28080 "$model"
 # The Python client and its packages, which `make test` installs: a copied program imports it.
 export THRESHER_PYTHONPATH=$root/clients/python/src:$root/models/.cache/frameworks

@@ -31,12 +31,13 @@ pub struct AccessSettings {
     /// TOML file with the keys, reloaded when it changes. Empty: no key is needed, and everybody is the default tenant.
     pub keys_file: PathBuf,
     /// Tenants that the file may name. Each has a registry, a registry cache and stores of recent requests in memory. Default: 32.
+    #[serde(skip)]
     pub tenant_count_max: usize,
 }
 
 impl Default for AccessSettings {
     fn default() -> Self {
-        Self { keys_file: PathBuf::new(), tenant_count_max: 32 }
+        Self { keys_file: PathBuf::new(), tenant_count_max: 256 }
     }
 }
 

@@ -15,6 +15,7 @@ use thresher_core::model::ModelRuntime;
 use thresher_core::model::cross::CrossEncoder;
 use thresher_core::model::tokenizer::ModelTokenizer;
 use thresher_core::pipeline::cancel::Cancel;
+use thresher_core::pipeline::conformal::CALIBRATION_FILE;
 use thresher_core::pipeline::{Pipeline, Settings};
 use thresher_core::{Engine, EngineBuilder};
 use tokio::net::TcpListener;
@@ -24,7 +25,7 @@ use tokio::sync::watch;
 use crate::access::{Access, LOOK_AGAIN, Watched};
 use crate::admission::{Admission, Bounds};
 use crate::api::BodyLimits;
-use crate::config::{self, Config, LayersRead};
+use crate::config::{self, Config};
 use crate::executor::TimeLimits;
 use crate::http::tls::{Tls, TlsError};
 use crate::http::{
@@ -45,29 +46,39 @@ const ADMIN_CONNECTION_COUNT_MAX: usize = 64;
 /// How often recorded samples are moved into their histograms.
 const METRICS_UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// An engine with the configuration's model and settings. It has no cache: every block lives as long as its request.
+/// An engine with the configuration's model and settings, and with the calibration in the model's folder if there is one. It has no cache: every block lives
+/// as long as its request.
 pub fn engine(config: &Config) -> EngineBuilder {
-    let config::Model { device, device_memory_bytes_max, tf32, device_fallback, layers, .. } = config.model;
+    let engine = uncalibrated_engine(config);
+    let calibration = config.model.dir.join(CALIBRATION_FILE);
+    if calibration.exists() { engine.calibration(calibration) } else { engine }
+}
+
+/// The same engine without the calibration of budgets that promise a coverage.
+pub fn uncalibrated_engine(config: &Config) -> EngineBuilder {
+    let config::Model { device, device_memory_bytes_max, tf32, device_fallback, .. } = config.model;
     let engine = Engine::builder(&config.model.dir, config.model.runtime_lib())
         .workers(config.model.workers())
         .device(device)
         .device_memory_bytes_max(device_memory_bytes_max)
         .tf32(tf32)
         .device_fallback(device_fallback)
-        .all_layers(layers == LayersRead::All)
+        .all_layers(config.model.exports_itself())
         .settings(pipeline_settings(config))
         .store(Arc::new(KvStore::without_tiers()));
-    let calibration = &config.coverage.file;
-    let engine = if calibration.as_os_str().is_empty() { engine } else { engine.calibration(calibration) };
     let verdict_model = &config.verdict.model;
     if verdict_model.as_os_str().is_empty() { engine } else { engine.verdict_model_dir(verdict_model) }
 }
 
 /// The same engine as a daemon serves it: with the model for KV export, if the configuration names one.
 pub fn engine_with_exporter(config: &Config) -> EngineBuilder {
-    let dir = &config.model.kv_dir;
+    let config::Model { kv_dir, .. } = &config.model;
     let engine = engine(config);
-    if dir.as_os_str().is_empty() { engine } else { engine.kv_model_dir(dir) }
+    if kv_dir.as_os_str().is_empty() || config.model.exports_itself() {
+        engine
+    } else {
+        engine.kv_model_dir(kv_dir)
+    }
 }
 
 /// A pipeline without a cache, for one request of the command line.
@@ -96,7 +107,6 @@ fn pipeline_settings(config: &Config) -> Settings {
         answerable: config.answerable,
         calibration: None,
         codec: blocks.codec,
-        salt: blocks.salt.clone(),
         scoring: config.rc.estimator,
     }
 }
@@ -152,8 +162,13 @@ pub fn warm_up(pipeline: &Pipeline) -> anyhow::Result<Duration> {
 ///
 /// # Errors
 /// Fails if a listener cannot be bound, or the keys, the certificate or the model cannot be used.
-pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'static) -> anyhow::Result<()> {
+pub async fn serve(
+    mut config: Config,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> anyhow::Result<()> {
     let (access, keys) = Access::open(&config.access)?;
+    config.divide_memory(access.tenants().len());
+    config.log_memory();
     let (tls, certificate) = tls(&config)?.unzip();
     if !config.http.listen.ip().to_canonical().is_loopback() && tls.is_none() {
         tracing::warn!(http = %config.http.listen, "keys and texts are sent unencrypted, since http.tls_cert_file is not set");
@@ -349,7 +364,7 @@ pub fn serving(config: &Config) -> Serving {
     if allowed < http.connection_count_max {
         tracing::warn!(
             connection_count_max = allowed,
-            "the system allows too few file descriptors for http.connection_count_max; raise the limit (ulimit -n)"
+            "the system allows too few file descriptors for as many connections; raise the limit (ulimit -n)"
         );
     }
     Serving {

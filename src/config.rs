@@ -1,6 +1,7 @@
 //! All settings with their defaults and units: read from a TOML file, overridden by environment variables, then checked as a whole.
 //! The module knows the other modules' settings types and nothing else of the program.
 
+mod memory;
 mod places;
 mod relations;
 mod sections;
@@ -20,8 +21,8 @@ use toml::{Table, Value};
 
 pub use self::places::{SETTINGS_FILE_OF_SYSTEM, root_of_user, settings_file, settings_file_of_user};
 pub use self::sections::{
-    Admin, Admission, BlockSettings, Coverage, Http, LayersRead, LogFormat, Model, RUNTIME_FILE, Rc,
-    Receipts, Telemetry, VerdictSettings,
+    Admin, Admission, BlockSettings, Http, LogFormat, Model, RUNTIME_FILE, Rc, Receipts, Telemetry,
+    VerdictSettings,
 };
 use crate::access::AccessSettings;
 use crate::kv_export::KvExportSettings;
@@ -36,12 +37,15 @@ const ENV_PREFIX: &str = "THRESHER__";
 /// Short name of `THRESHER__MODEL__RUNTIME_LIB`, which wins if both are set.
 const ENV_RUNTIME_LIB: &str = "THRESHER_RUNTIME_LIB";
 
-/// All settings. A test checks that `config/thresher.toml` lists every one of them with its default.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+/// All settings. A test checks that `config/thresher.toml` lists every one of them with its default. Fields that serde skips are no settings: they
+/// are constants that tests change, and shares of `memory_bytes_max`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// The folder that relative paths of the settings are relative to. [`Config::load`] resolves all paths.
     pub root: PathBuf,
+    /// Bytes of memory for caches, request bodies and responses together. The model and its arithmetic come on top.
+    pub memory_bytes_max: u64,
     /// `[http]`: the public listener.
     pub http: Http,
     /// `[access]`: API keys and tenants.
@@ -58,9 +62,11 @@ pub struct Config {
     pub limits: RequestLimits,
     /// `[registry]`: registered chunks.
     pub registry: RegistrySettings,
-    /// `[handles]`: recent compressions, kept for `compress_id` of `/v1/attribute`.
+    /// Recent compressions, kept for `compress_id` of `/v1/attribute`.
+    #[serde(skip)]
     pub handles: TtlStoreSettings,
-    /// `[kv_export]`: exports of keys and values that wait to be fetched.
+    /// Exports of keys and values that wait to be fetched.
+    #[serde(skip)]
     pub kv_export: KvExportSettings,
     /// `[originals]`: full texts that the middleware compressed.
     pub originals: OriginalSettings,
@@ -70,13 +76,13 @@ pub struct Config {
     pub savings: SavingsSettings,
     /// `[receipts]`: signed records of attributions.
     pub receipts: Receipts,
-    /// `[auto]`: the budget of requests that set none.
+    /// The budget of requests that set none.
+    #[serde(skip)]
     pub auto: Auto,
-    /// `[coverage]`: budgets that promise a coverage.
-    pub coverage: Coverage,
     /// `[verdict]`: what judges whether the chunks support an answer.
     pub verdict: VerdictSettings,
-    /// `[answerable]`: when a question counts as answerable.
+    /// When a question counts as answerable.
+    #[serde(skip)]
     pub answerable: AnswerableSettings,
     /// `[admission]`: how many requests are worked on at the same time.
     pub admission: Admission,
@@ -118,6 +124,37 @@ pub enum ConfigError {
     Relation(String),
 }
 
+impl Default for Config {
+    fn default() -> Self {
+        let mut config = Self {
+            root: PathBuf::new(),
+            memory_bytes_max: 2 << 30,
+            http: Http::default(),
+            access: AccessSettings::default(),
+            admin: Admin::default(),
+            model: Model::default(),
+            rc: Rc::default(),
+            blocks: BlockSettings::default(),
+            limits: RequestLimits::default(),
+            registry: RegistrySettings::default(),
+            handles: TtlStoreSettings::default(),
+            kv_export: KvExportSettings::default(),
+            originals: OriginalSettings::default(),
+            middleware: MiddlewareSettings::default(),
+            savings: SavingsSettings::default(),
+            receipts: Receipts::default(),
+            auto: Auto::default(),
+            verdict: VerdictSettings::default(),
+            answerable: AnswerableSettings::default(),
+            admission: Admission::default(),
+            shared: SharedSettings::default(),
+            telemetry: Telemetry::default(),
+        };
+        config.divide_memory(1);
+        config
+    }
+}
+
 impl Config {
     /// The settings with one upstream of the middleware, which has any model.
     pub fn with_upstream(mut self, url: String) -> Self {
@@ -154,6 +191,7 @@ impl Config {
             ConfigError::Setting { location, reason: plain::message(error.into_inner().message()) }
         })?;
         places::resolve(&mut config, path, &variables);
+        config.divide_memory(1);
         config.check()?;
         Ok(config)
     }

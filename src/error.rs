@@ -292,11 +292,11 @@ impl From<Refusal> for ApiError {
     fn from(refusal: Refusal) -> Self {
         let (message, retry_after_s) = match refusal {
             Refusal::Overloaded { retry_after_s } => (
-                "too many requests are waiting; each tenant has a share of admission.queue_max".to_owned(),
+                "too many requests are waiting; each tenant may have a part of the queue; repeat the request later".to_owned(),
                 Some(retry_after_s),
             ),
             Refusal::StreamsTooMany { retry_after_s } => (
-                "too many streams of answers are open; each tenant has a share of admission.stream_count_max"
+                "too many streams of answers are open; each tenant may have a part of them; repeat the request later"
                     .to_owned(),
                 Some(retry_after_s),
             ),

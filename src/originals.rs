@@ -52,6 +52,7 @@ pub struct OriginalSettings {
     /// Bytes of one tenant's texts; the oldest are dropped. 0: none are kept. Default: 1 GiB.
     pub bytes_max: u64,
     /// Seconds after its last use at which a session of `POST /v1/compress` ends. 0: no session ends. Default: a day.
+    #[serde(skip)]
     pub session_expire_s: u64,
 }
 

@@ -145,8 +145,7 @@ pub fn parse(bytes: &[u8], tenant_count_max: usize) -> Result<Vec<ParsedKey>, Ke
         }
         tenants.insert(key.tenant.clone());
         if tenants.len() > tenant_count_max {
-            let reason =
-                format!("the file names more than {tenant_count_max} tenants (access.tenant_count_max)");
+            let reason = format!("the file names more than {tenant_count_max} tenants");
             return Err(at("tenant", reason));
         }
         parsed.push(key);
@@ -253,10 +252,7 @@ mod tests {
             let hash = HASH.replacen('9', &n.to_string(), 1);
             format!("[[key]]\nname = \"{n}\"\ntenant = \"{tenant}\"\nsha256 = \"{hash}\"\n")
         });
-        check(
-            &tenants.collect::<String>(),
-            "key[2].tenant: the file names more than 2 tenants (access.tenant_count_max)",
-        );
+        check(&tenants.collect::<String>(), "key[2].tenant: the file names more than 2 tenants");
         assert!(parse(b"\xff", 2).expect_err("not UTF-8").to_string().starts_with("not UTF-8"));
     }
 }

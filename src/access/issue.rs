@@ -123,7 +123,7 @@ impl IssuedKey {
             _ => b"\n\n",
         };
         let after = [&before, blank, self.entry.as_bytes()].concat();
-        // The number of tenants is the daemon's limit (access.tenant_count_max), not the file's.
+        // The number of tenants is the daemon's limit, not the file's.
         file::parse(&after, usize::MAX)
             .map_err(|problem| IssueError::Content { path: path.to_owned(), problem })?;
         replace(&target, &after).map_err(failed)

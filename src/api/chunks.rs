@@ -241,7 +241,7 @@ fn chunk(json: &str, limits: &RegisterLimits) -> Result<Chunk, ApiError> {
     for (name, len) in [("text", fields.text.len()), ("title", fields.title.as_ref().map_or(0, String::len))]
     {
         if len > max {
-            let message = format!("the {name} has {len} bytes, the limit is {max} (limits.chunk_bytes_max)");
+            let message = format!("the {name} has {len} bytes, the limit is {max}");
             return Err(ApiError::with_param(ErrorCode::ChunkTooLong, message, name));
         }
     }
@@ -269,10 +269,7 @@ fn check_id(id: &str) -> Result<(), ApiError> {
 fn check_metadata(json: &str, bytes_max: usize) -> Result<(), ApiError> {
     let wrong = |code, message: String| Err(ApiError::with_param(code, message, "metadata"));
     if json.len() > bytes_max {
-        let message = format!(
-            "the metadata has {} bytes, the limit is {bytes_max} (registry.metadata_bytes_max)",
-            json.len()
-        );
+        let message = format!("the metadata has {} bytes, the limit is {bytes_max}", json.len());
         return wrong(ErrorCode::MetadataTooLong, message);
     }
     if !json.starts_with('{') {

@@ -62,7 +62,7 @@ impl ListLimit {
 }
 
 impl BodyLimits {
-    /// The limits that the settings name; `batch_count_max` is `registry.batch_count_max`.
+    /// The limits of requests; `batch_count_max` is that of registrations.
     pub fn new(requests: &RequestLimits, batch_count_max: usize) -> Self {
         Self {
             chunk_count_max: requests.chunk_count_max,
@@ -88,7 +88,7 @@ impl BodyLimits {
 
     /// The limit of `chunk_ids`, the registered chunks that a request names.
     pub(super) fn chunk_ids(&self) -> ListLimit {
-        let (code, setting) = (ErrorCode::ChunkTooMany, "limits.registered_chunk_count_max");
+        let (code, setting) = (ErrorCode::ChunkTooMany, "");
         ListLimit { field: "chunk_ids", max: self.registered_chunk_count_max, code, setting }
     }
 
@@ -101,7 +101,7 @@ impl BodyLimits {
                 ListLimit { field: "keep", max: self.chunk_count_max, code, setting }
             }
             false => {
-                let setting = "limits.registered_chunk_count_max";
+                let setting = "";
                 ListLimit { field: "keep", max: self.registered_chunk_count_max, code, setting }
             }
         }
@@ -120,13 +120,13 @@ impl BodyLimits {
 
     /// The limit of `spans`.
     pub(super) fn spans(&self) -> ListLimit {
-        let (code, setting) = (ErrorCode::SpanTooMany, "limits.span_count_max");
+        let (code, setting) = (ErrorCode::SpanTooMany, "");
         ListLimit { field: "spans", max: self.span_count_max, code, setting }
     }
 
     /// The limit of a list of chunks to register or delete.
     pub(super) fn batch(&self, field: &'static str) -> ListLimit {
-        let (code, setting) = (ErrorCode::ChunkTooMany, "registry.batch_count_max");
+        let (code, setting) = (ErrorCode::ChunkTooMany, "");
         ListLimit { field, max: self.batch_count_max, code, setting }
     }
 
@@ -151,10 +151,9 @@ impl BodyLimits {
         let name = param.unwrap_or("the body");
         let (code, message) = match shape::check(json, limits) {
             Ok(()) | Err(ShapeError::Json(_) | ShapeError::DuplicateKey) => return Ok(()),
-            Err(ShapeError::TooMany) => (
-                ErrorCode::JsonValueTooMany,
-                format!("{name} has too many JSON values; the limit is {max} (limits.json_value_count_max)"),
-            ),
+            Err(ShapeError::TooMany) => {
+                (ErrorCode::JsonValueTooMany, format!("{name} has too many JSON values; the limit is {max}"))
+            }
             Err(ShapeError::TooDeep) => (
                 ErrorCode::JsonTooDeep,
                 format!("{name} nests objects and lists more than {TREE_DEPTH_MAX} deep"),

@@ -154,8 +154,7 @@ impl SearchBody {
         let within = |name: &str, count: usize| match count {
             1.. if count <= max => Ok(count),
             _ => {
-                let message =
-                    format!("{name} is {count}; it must be from 1 to {max} (registry.candidate_count_max)");
+                let message = format!("{name} is {count}; it must be from 1 to {max}");
                 Err(ApiError::with_param(ErrorCode::CountOutOfRange, message, name))
             }
         };

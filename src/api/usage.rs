@@ -19,7 +19,7 @@ const CACHE_READ: &[&str] = &[
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "Usage")]
 pub struct UsageAnswer {
-    /// What was compressed for the tenant since the daemon started, or since it last dropped the tenant's state (`access.tenant_count_max`).
+    /// What was compressed for the tenant since the daemon started, or since it last dropped the tenant's state.
     #[serde(flatten)]
     pub tokens: TokensAnswer,
     /// What providers said, as far as `POST /v1/usage` reported it.

@@ -14,6 +14,7 @@ use thresher_core::model::contract::{
     CONTRACT_FILE, CalibratedEviction, ChosenHeads, Contract, Decoder, Family, HeadChoice, QuestionTokens,
     TEMPLATE_DEFAULT, sha256_of,
 };
+use thresher_core::pipeline::conformal::CALIBRATION_FILE;
 use thresher_core::pipeline::score::Scoring;
 use thresher_core::pipeline::{Pipeline, Reading};
 use thresher_eval::coverage;
@@ -63,15 +64,6 @@ pub struct Args {
     /// Find how the cross-encoder of verdict.model is weighed in verdicts (docs/verdicts.md). A row has a claim, its chunks and a label.
     #[arg(long, conflicts_with_all = ["heads", "by", "probe", "kv", "coverage"])]
     verdicts: bool,
-    /// With --coverage: the file to write, for the setting coverage.file.
-    #[arg(
-        long,
-        value_name = "FILE.toml",
-        requires = "coverage",
-        conflicts_with = "verdicts",
-        default_value = "calibration.toml"
-    )]
-    out: PathBuf,
     /// With --kv or --probe: the text that the model reads after the chunks; {question} stands for the question, \n for a line break.
     #[arg(long, value_name = "TEXT", default_value = TEMPLATE_DEFAULT, value_parser = template)]
     template: String,
@@ -194,14 +186,11 @@ fn hash_of_questions(args: &Args) -> anyhow::Result<String> {
     sha256_of(&args.questions).with_context(|| format!("cannot read {}", args.questions.display()))
 }
 
-/// Finds the limits of budgets that promise a coverage, and writes them to a file of their own: they belong to the questions more than to
-/// the model.
+/// Finds the limits of budgets that promise a coverage, and writes them to a file of their own in the model's folder.
 fn coverage(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let data = hash_of_questions(args)?;
     // An earlier calibration has no influence on the new one, and may be of another model.
-    let mut own = config.clone();
-    own.coverage.file = PathBuf::new();
-    let pipeline = app::pipeline(&own)?;
+    let pipeline = app::uncalibrated_engine(config).build()?.into_pipeline();
     let rankings =
         with_progress(&args.questions, |progress| coverage::rank(&args.questions, &pipeline, progress))?;
     let model = pipeline.model();
@@ -217,11 +206,9 @@ fn coverage(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         super::print("nothing was written (--dry-run)");
         return Ok(ExitCode::SUCCESS);
     }
-    calibration.save(&args.out)?;
-    super::print(format_args!(
-        "written to {}: name it in coverage.file, and restart the daemon",
-        args.out.display()
-    ));
+    let file = config.model.dir.join(CALIBRATION_FILE);
+    calibration.save(&file)?;
+    super::print(format_args!("written to {}. Restart the daemon", file.display()));
     Ok(ExitCode::SUCCESS)
 }
 

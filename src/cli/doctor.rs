@@ -152,7 +152,7 @@ fn check(config: Result<Config, ConfigError>, report: &mut Report) {
     }
     let engine = app::engine_with_exporter(&config).build();
     let part = match &engine {
-        Err(EngineError::Calibration(_)) => "coverage.file",
+        Err(EngineError::Calibration(_)) => "calibration",
         Err(EngineError::VerdictModel { .. }) => "verdict.model",
         Err(EngineError::KvModel { .. }) => "model.kv_dir",
         _ => "device",

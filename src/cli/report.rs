@@ -73,7 +73,7 @@ impl Lines {
         }
         if line.len() > self.bytes_max {
             bail!(
-                "line {}: it has more than {} bytes, twice middleware.body_bytes_max",
+                "line {}: it has more than {} bytes, twice the largest body of a request",
                 self.number,
                 self.bytes_max
             );

@@ -68,7 +68,6 @@ fn paths(config: &mut Config) -> impl Iterator<Item = (&'static str, &mut PathBu
         originals,
         middleware,
         receipts,
-        coverage,
         verdict,
         shared,
         ..
@@ -87,7 +86,6 @@ fn paths(config: &mut Config) -> impl Iterator<Item = (&'static str, &mut PathBu
         ("registry.dir", &mut registry.dir),
         ("originals.dir", &mut originals.dir),
         ("receipts.key_file", &mut receipts.key_file),
-        ("coverage.file", &mut coverage.file),
         ("verdict.model", &mut verdict.model),
         ("shared.ca_file", &mut shared.ca_file),
         ("shared.client_cert_file", &mut shared.client_cert_file),

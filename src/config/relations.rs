@@ -1,11 +1,13 @@
 //! Rules that the values of settings must satisfy: ranges, and relations between settings. Each message names the settings, the values
 //! that were found, and what to change.
 
+use std::path::PathBuf;
+
 use axum::http::uri::Authority;
-use thresher_core::pipeline::select::Auto;
-use thresher_core::pipeline::validate::MISSED_MAX_RANGE;
+
 use tokio::sync::Semaphore;
 
+use super::memory::BODIES_PER_BODY;
 use super::{Config, ConfigError};
 
 /// The smallest disk cache, in bytes (16 MiB). A smaller value is most likely a mistake in the unit.
@@ -14,8 +16,8 @@ const DISK_BYTES_MIN: u64 = 16 << 20;
 /// The most workers: far more than any machine has cores.
 const WORKERS_MAX: usize = 1024;
 
-/// Bytes of `http.bodies_bytes_max` for each byte of the largest body: a body counts twice, and one tenant may take half.
-const BODIES_PER_BODY: usize = 4;
+/// The least `memory_bytes_max` (128 MiB). A smaller value is most likely a mistake in the unit.
+const MEMORY_BYTES_MIN: u64 = 128 << 20;
 
 impl Config {
     /// Checks every setting and the relations between settings.
@@ -111,44 +113,12 @@ impl Config {
 
     /// Settings that must be at least 1, with what 0 would mean.
     fn check_zeros(&self) -> Option<String> {
-        let Self { http, access, blocks, limits, registry, admission, .. } = self;
-        let writes_to_disk = blocks.disk();
-        let has_keys = !access.keys_file.as_os_str().is_empty();
+        let Self { http, limits, registry, admission, .. } = self;
         let no_request = "every request would be refused";
-        let no_chunk_id = "no request could name a registered chunk";
-        let no_registration = "no chunk could be registered";
         let zeros = [
             (http.body_bytes_max == 0, "http.body_bytes_max", no_request),
-            (http.read_ms_max == 0, "http.read_ms_max", "no request could arrive in time"),
-            (http.write_ms_max == 0, "http.write_ms_max", "no client could read an answer in time"),
-            (http.idle_ms_max == 0, "http.idle_ms_max", "every connection would be closed at once"),
-            (http.connection_count_max == 0, "http.connection_count_max", "no client could connect"),
-            (
-                http.peer_connection_count_max == 0,
-                "http.peer_connection_count_max",
-                "no client could connect",
-            ),
-            (has_keys && access.tenant_count_max == 0, "access.tenant_count_max", "no key could be used"),
             (limits.chunk_count_max == 0, "limits.chunk_count_max", no_request),
-            (limits.registered_chunk_count_max == 0, "limits.registered_chunk_count_max", no_chunk_id),
-            (limits.registered_bytes_max == 0, "limits.registered_bytes_max", no_chunk_id),
-            (limits.chunk_bytes_max == 0, "limits.chunk_bytes_max", no_request),
-            (limits.source_count_max == 0, "limits.source_count_max", "no answer could be attributed"),
-            (limits.query_tokens_max == 0, "limits.query_tokens_max", no_request),
-            (limits.input_tokens_max == 0, "limits.input_tokens_max", no_request),
-            (limits.logit_count_max == 0, "limits.logit_count_max", no_request),
-            (
-                limits.json_value_count_max == 0,
-                "limits.json_value_count_max",
-                "no MCP tool could be called and no conversation compressed",
-            ),
-            (registry.chunk_count_max == 0, "registry.chunk_count_max", no_registration),
-            (registry.batch_count_max == 0, "registry.batch_count_max", no_registration),
-            (
-                registry.candidate_count_max == 0,
-                "registry.candidate_count_max",
-                "no search could find a chunk",
-            ),
+            (registry.chunk_count_max == 0, "registry.chunk_count_max", "no chunk could be registered"),
             (
                 admission.deadline_ms_default == 0,
                 "admission.deadline_ms_default",
@@ -156,32 +126,23 @@ impl Config {
             ),
         ];
         let zero = zeros.into_iter().find(|(is_zero, ..)| *is_zero);
-        let message = zero.map(|(_, name, means)| format!("{name} is 0, so {means}; set it to at least 1"));
-        let no_queue = || {
-            (writes_to_disk && blocks.write_queue_bytes_max == 0).then(|| {
-                "blocks.write_queue_bytes_max is 0, so no block would be written to disk; set it to at least 1, or set blocks.dir to \
-                 \"\" for no disk cache"
-                    .to_owned()
-            })
-        };
-        message.or_else(no_queue)
+        zero.map(|(_, name, means)| format!("{name} is 0, so {means}; set it to at least 1"))
     }
 
     fn check_ranges(&self) -> Option<String> {
-        let Self { http, blocks, registry, admission, .. } = self;
-        let bodies = [
-            ("http.body_bytes_max", http.body_bytes_max),
-            ("middleware.body_bytes_max", self.middleware.body_bytes_max),
-        ];
-        for (name, bytes) in bodies {
-            let found = http.bodies_bytes_max;
-            if found / BODIES_PER_BODY < bytes {
-                return Some(format!(
-                    "http.bodies_bytes_max is {found}; it must be at least four times {name} ({bytes}), because a body counts twice and \
-                     one tenant may take half; set it to at least {}, or lower {name}",
-                    bytes.saturating_mul(BODIES_PER_BODY)
-                ));
-            }
+        let Self { http, blocks, admission, memory_bytes_max, .. } = self;
+        if *memory_bytes_max < MEMORY_BYTES_MIN {
+            return Some(format!(
+                "memory_bytes_max is {memory_bytes_max}; set it to at least {MEMORY_BYTES_MIN} (128 MiB)"
+            ));
+        }
+        if http.bodies_bytes_max / BODIES_PER_BODY < http.body_bytes_max {
+            return Some(format!(
+                "memory_bytes_max is {memory_bytes_max}, of which all request bodies together get {}; that must be at least four times \
+                 http.body_bytes_max ({}), because a body counts twice and one tenant may take half; raise memory_bytes_max, or lower \
+                 http.body_bytes_max",
+                http.bodies_bytes_max, http.body_bytes_max
+            ));
         }
         if blocks.disk() && blocks.disk_bytes_max < DISK_BYTES_MIN {
             return Some(format!(
@@ -191,38 +152,10 @@ impl Config {
         }
         let counts = [
             ("admission.concurrency_max", admission.concurrency_max, Semaphore::MAX_PERMITS),
-            ("admission.stream_count_max", admission.stream_count_max, Semaphore::MAX_PERMITS),
             ("model.workers", self.model.workers, WORKERS_MAX),
         ];
         if let Some((name, found, limit)) = counts.into_iter().find(|(_, found, limit)| found > limit) {
             return Some(format!("{name} is {found}; the limit is {limit}"));
-        }
-        let Auto { max_sim_min, structured_max_sim_min, lexical_min } = self.auto;
-        let least = [
-            ("max_sim_min", max_sim_min),
-            ("structured_max_sim_min", structured_max_sim_min),
-            ("lexical_min", lexical_min),
-        ];
-        if let Some((name, found)) = least.into_iter().find(|(_, least)| !least.is_finite()) {
-            return Some(format!(
-                "auto.{name} is {found}; set it to a finite number, or to 0 to turn it off"
-            ));
-        }
-        let missed_max = self.answerable.missed_max;
-        if !MISSED_MAX_RANGE.contains(&missed_max) {
-            return Some(format!("answerable.missed_max is {missed_max}; it must be from 0.01 to 0.5"));
-        }
-        let (default, max) = (registry.candidate_count_default, registry.candidate_count_max);
-        if default == 0 || default > max {
-            return Some(format!(
-                "registry.candidate_count_default is {default}; it must be from 1 to registry.candidate_count_max ({max})"
-            ));
-        }
-        let (to, above) = (registry.prefilter_to, registry.prefilter_above);
-        if above > 0 && (to == 0 || to > above) {
-            return Some(format!(
-                "registry.prefilter_to is {to}; it must be from 1 to registry.prefilter_above ({above})"
-            ));
         }
         let (default, max) = (admission.deadline_ms_default, admission.deadline_ms_max);
         (default > max).then(|| {
@@ -232,12 +165,23 @@ impl Config {
         })
     }
 
+    /// Each store has a folder of its own: two in one folder would drop each other's files.
     fn check_folders(&self) -> Option<String> {
-        let Self { blocks, registry, .. } = self;
-        (blocks.disk() && blocks.dir == registry.dir).then(|| {
-            let dir = blocks.dir.display();
-            format!("blocks.dir and registry.dir are both {dir:?}; each needs a folder of its own")
-        })
+        let Self { blocks, registry, originals, .. } = self;
+        let no_blocks = PathBuf::new();
+        let folders = [
+            ("blocks.dir", if blocks.disk() { &blocks.dir } else { &no_blocks }),
+            ("registry.dir", &registry.dir),
+            ("originals.dir", &originals.dir),
+        ];
+        let used = |folder: &&(&str, &PathBuf)| !folder.1.as_os_str().is_empty();
+        for (at, (name, dir)) in folders.iter().enumerate().filter(|(_, folder)| used(folder)) {
+            if let Some((other, _)) = folders[..at].iter().find(|(_, other)| other == dir) {
+                let dir = dir.display();
+                return Some(format!("{other} and {name} are both {dir:?}; each needs a folder of its own"));
+            }
+        }
+        None
     }
 
     fn check_marks(&self) -> Option<String> {

@@ -25,22 +25,29 @@ pub struct Http {
     /// Origins of web pages that may send requests and read answers (CORS), such as `https://app.example.com`.
     pub origins_allowed: Vec<String>,
     /// Open connections, at most half of the process's file descriptors. A new connection replaces the longest idle one.
+    #[serde(skip)]
     pub connection_count_max: usize,
     /// Open connections of one IPv4 address or one IPv6 /64 network.
+    #[serde(skip)]
     pub peer_connection_count_max: usize,
     /// Bytes of one request body; a longer body gets a 413.
     pub body_bytes_max: usize,
     /// Bytes of memory for the bodies of all requests while they are read and worked on. Each body counts twice, and one tenant may
     /// take half.
+    #[serde(skip)]
     pub bodies_bytes_max: usize,
     /// Bytes of memory for all answers that clients have not read yet.
+    #[serde(skip)]
     pub answers_bytes_max: usize,
     /// Milliseconds that the head of a request may take to arrive, and again the first byte of its body. The rest of the body must
     /// arrive at 256 KiB/s or faster.
+    #[serde(skip)]
     pub read_ms_max: u64,
     /// Milliseconds for which a client may read nothing of any answer before its connection is closed.
+    #[serde(skip)]
     pub write_ms_max: u64,
     /// Milliseconds for which a connection may have no request in flight before it is closed.
+    #[serde(skip)]
     pub idle_ms_max: u64,
     /// Milliseconds that requests in flight have to finish after SIGTERM.
     pub drain_ms_max: u64,
@@ -70,24 +77,14 @@ pub struct Model {
     /// Bytes of GPU memory that the model may use. 0: no limit.
     pub device_memory_bytes_max: u64,
     /// Whether a GPU multiplies single precision as TF32: faster, with 10 bits of mantissa.
+    #[serde(skip)]
     pub tf32: bool,
     /// Whether the CPU computes what the GPU fails to compute. If not, the request fails.
+    #[serde(skip)]
     pub device_fallback: bool,
-    /// The layers of a decoder that are run and cached.
-    pub layers: LayersRead,
-    /// Folder of the decoder whose keys and values are exported, in full. Empty: those of the model in `dir`, if it is a decoder.
+    /// Folder of the decoder whose keys and values are exported, in full. It may be `dir`: then all layers of that model are run and cached, not
+    /// only those up to its last chosen head. Empty: those of the model in `dir`, if it is a decoder that runs all its layers.
     pub kv_dir: PathBuf,
-}
-
-/// The layers of a decoder that are run and cached (`model.layers`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LayersRead {
-    /// The layers up to the last one that has a calibrated head.
-    #[default]
-    Needed,
-    /// All layers, as KV export from this model requires.
-    All,
 }
 
 /// `[rc]`: the scoring method.
@@ -103,6 +100,7 @@ pub struct Rc {
 #[serde(deny_unknown_fields, default)]
 pub struct BlockSettings {
     /// Bytes of blocks in memory, the overhead of the cache included. 0: no memory cache.
+    #[serde(skip)]
     pub memory_bytes_max: u64,
     /// Folder of the disk cache, used by one daemon only. Empty: no disk cache.
     pub dir: PathBuf,
@@ -110,19 +108,10 @@ pub struct BlockSettings {
     pub disk_bytes_max: u64,
     /// Bytes of blocks that wait to be written to disk, not counted in `memory_bytes_max`. A block that does not fit is kept in memory
     /// only.
+    #[serde(skip)]
     pub write_queue_bytes_max: u64,
     /// Number format of stored keys and values.
     pub codec: Codec,
-    /// Part of every block's name: daemons with different salts never find each other's blocks on a shared tier.
-    pub salt: String,
-}
-
-/// `[coverage]`: budgets that promise a coverage.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Coverage {
-    /// File of `thresher calibrate --coverage`. Empty: the calibration that comes with Thresher, for encoders only.
-    pub file: PathBuf,
 }
 
 /// `[verdict]`: what judges whether the chunks support an answer.
@@ -156,10 +145,13 @@ pub struct Admission {
     pub concurrency_max: usize,
     /// Requests that wait for a permit; one more gets a 429. While several tenants have keys, one of them takes at most half of
     /// `queue_max`, of `concurrency_max` and of `stream_count_max`.
+    #[serde(skip)]
     pub queue_max: usize,
     /// Answers that arrive over `/v1/attribute/stream` at the same time; one more gets a 429.
+    #[serde(skip)]
     pub stream_count_max: usize,
     /// Milliseconds that a streamed answer may take to arrive.
+    #[serde(skip)]
     pub stream_ms_max: u64,
     /// Milliseconds that a request may take, time in the queue included, if it sets no `deadline_ms`.
     pub deadline_ms_default: u64,
@@ -176,6 +168,7 @@ pub struct Telemetry {
     /// The format of log lines.
     pub log_format: LogFormat,
     /// Milliseconds from which on a request is logged as a warning, with the time of each stage and without any text; 0: none is.
+    #[serde(skip)]
     pub slow_ms: u64,
     /// OTLP endpoint for traces over HTTP, such as `http://127.0.0.1:4318/v1/traces`. Empty: no traces.
     pub otlp_endpoint: String,
@@ -232,7 +225,6 @@ impl Default for Model {
             device_memory_bytes_max: 0,
             tf32: false,
             device_fallback: true,
-            layers: LayersRead::default(),
             kv_dir: PathBuf::new(),
         }
     }
@@ -246,7 +238,6 @@ impl Default for BlockSettings {
             disk_bytes_max: 8 << 30,
             write_queue_bytes_max: 64 << 20,
             codec: Codec::default(),
-            salt: String::new(),
         }
     }
 }
@@ -287,6 +278,11 @@ impl Model {
             return self.runtime_lib.clone();
         }
         Path::new("models/.cache/onnxruntime").join(RUNTIME_FILE)
+    }
+
+    /// Returns whether keys and values are exported from the model that scores, which then runs all its layers.
+    pub fn exports_itself(&self) -> bool {
+        self.kv_dir == self.dir
     }
 
     /// Returns the number of windows that the model reads at the same time: `workers`, or the number of cores if `workers` is 0.

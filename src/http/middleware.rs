@@ -354,7 +354,7 @@ impl ModelRequest {
     ) -> Result<Self, ApiError> {
         let choices = [boolean(headers, COMPRESS)?, boolean(headers, CITE)?, boolean(headers, SHADOW)?];
         let bytes = service.middleware.settings.body_bytes_max;
-        let limit = body::BodyLimit { bytes, setting: "middleware.body_bytes_max" };
+        let limit = body::BodyLimit { bytes, setting: "" };
         let body = body::whole(service, headers, body, limit).await?;
         let limits = service.limits.bodies;
         let (middleware, time) = (Arc::clone(&service.middleware), service.limits.deadline_max);
@@ -588,7 +588,7 @@ impl ModelRequest {
     fn added_context(&self, settings: &MiddlewareSettings) -> AddedContext {
         AddedContext {
             chunks: self.options.as_ref().map(|options| options.chunks.clone()).unwrap_or_default(),
-            delimiters: settings.delimiters(),
+            delimiters: settings.delimiters().unwrap_or_default(),
         }
     }
 }

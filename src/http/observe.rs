@@ -21,7 +21,7 @@ use crate::savings::counts::{Counts, Exchange, Money, SavedAs, Treatment};
 use crate::savings::ledger;
 use crate::savings::report::Coverage;
 
-/// Milliseconds from which on a request is logged as slow (`telemetry.slow_ms`). As for the level of the log, there is one value for the
+/// Milliseconds from which on a request is logged as slow. As for the level of the log, there is one value for the
 /// whole process.
 static SLOW_MS: AtomicU64 = AtomicU64::new(0);
 

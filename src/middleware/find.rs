@@ -61,9 +61,9 @@ impl Policy {
 /// The limits of a conversation. A conversation over a limit is not compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
-    /// The most turns (`middleware.turn_count_max`).
+    /// The most turns.
     pub turn_count_max: usize,
-    /// The most passages (`middleware.piece_count_max`).
+    /// The most passages.
     pub piece_count_max: usize,
 }
 
@@ -82,12 +82,10 @@ pub enum TooMany {
     )]
     Parts,
     /// More turns than this limit.
-    #[error("the conversation has too many turns; the limit is {0} (middleware.turn_count_max)")]
+    #[error("the conversation has too many turns; the limit is {0}")]
     Turns(usize),
     /// More passages than this limit.
-    #[error(
-        "the conversation has too many texts that can be compressed; the limit is {0} (middleware.piece_count_max)"
-    )]
+    #[error("the conversation has too many texts that can be compressed; the limit is {0}")]
     Passages(usize),
     /// More than 16 MiB of names.
     #[error(

@@ -27,15 +27,14 @@ pub struct MiddlewareSettings {
     /// Names of tools whose results are not compressed unless `tools` names them: those that list, search, read and change files.
     pub tools_untouched: Vec<String>,
     /// Kinds of text that are not compressed in results of tools.
+    #[serde(skip)]
     pub kinds_untouched: Vec<TextKind>,
     /// Whether shortened results of tools end with a mark that names the hash of the original, for models that have the MCP tool `retrieve`.
     pub retrievable: bool,
     /// Tokens of the texts and tools of a request after compression; a request with more is refused. 0: no limit.
     pub input_tokens_max: usize,
-    /// Delimiter before a context inside a message. Empty: no context is looked for.
-    pub context_start: String,
-    /// Delimiter after a context inside a message.
-    pub context_end: String,
+    /// Delimiters before and after a context inside a message, such as `<context>` and `</context>`. Empty: no context is looked for.
+    pub context_tags: Vec<String>,
     /// Share of tokens to keep, from 0 to 1. 0: chosen for each request (`auto`).
     pub ratio: f64,
     /// Tokens below which no prompt is compressed, unless a request sets a budget: providers do not cache shorter prompts. 0: no minimum.
@@ -45,16 +44,22 @@ pub struct MiddlewareSettings {
     /// Milliseconds to compress a request, and again to cite its answer. After that, the text is forwarded unchanged.
     pub deadline_ms: u64,
     /// Turns of a conversation; a longer conversation is forwarded unchanged.
+    #[serde(skip)]
     pub turn_count_max: usize,
     /// Passages of a conversation, which are the texts that could be compressed; a conversation with more is forwarded unchanged.
+    #[serde(skip)]
     pub piece_count_max: usize,
     /// Bytes of a request body; also the most that is buffered of a JSON answer.
+    #[serde(skip)]
     pub body_bytes_max: usize,
     /// Requests to upstreams that are in flight at the same time, shared fairly between tenants; one more gets a 429.
+    #[serde(skip)]
     pub request_count_max: usize,
     /// Milliseconds to connect to an upstream.
+    #[serde(skip)]
     pub connect_ms_max: u64,
     /// Milliseconds that an upstream may take to begin its answer, or pause within it.
+    #[serde(skip)]
     pub silence_ms_max: u64,
 }
 
@@ -148,8 +153,7 @@ impl Default for MiddlewareSettings {
             kinds_untouched: TextKind::ALL.into(),
             retrievable: false,
             input_tokens_max: 0,
-            context_start: "<context>".to_owned(),
-            context_end: "</context>".to_owned(),
+            context_tags: vec!["<context>".to_owned(), "</context>".to_owned()],
             ratio: 0.0,
             prompt_tokens_min: 1_024,
             result_tokens_min: 200,
@@ -174,43 +178,30 @@ impl MiddlewareSettings {
         if !(0.0..=1.0).contains(&self.ratio) {
             return Err(format!("middleware.ratio is {}; it must be from 0 to 1", self.ratio));
         }
-        let (start, end) = (&self.context_start, &self.context_end);
-        if start.is_empty() != end.is_empty() {
+        let tags = &self.context_tags;
+        let is_pair = tags.len() == 2 && tags[0] != tags[1] && tags.iter().all(|tag| !tag.is_empty());
+        if !tags.is_empty() && !is_pair {
             return Err(format!(
-                "middleware.context_start is {start:?} and middleware.context_end is {end:?}; set both, or neither to look for no context"
+                "middleware.context_tags is {tags:?}; write two different texts, or [] to look for no context"
             ));
         }
-        if !start.is_empty() && start == end {
-            return Err(format!(
-                "middleware.context_start and middleware.context_end are both {start:?}; they must differ"
-            ));
+        if self.deadline_ms == 0 {
+            return Err(
+                "middleware.deadline_ms is 0, so no conversation would be compressed; set it to at least 1"
+                    .to_owned(),
+            );
         }
-        let no_compression = "no conversation would be compressed";
-        let zeros = [
-            (self.deadline_ms == 0, "deadline_ms", no_compression),
-            (self.turn_count_max == 0, "turn_count_max", no_compression),
-            (self.piece_count_max == 0, "piece_count_max", no_compression),
-            (self.request_count_max == 0, "request_count_max", "no request could be sent to an upstream"),
-            (self.connect_ms_max == 0, "connect_ms_max", "no upstream could be reached in time"),
-            (self.silence_ms_max == 0, "silence_ms_max", "no upstream could answer in time"),
-        ];
-        match zeros.into_iter().find(|(is_zero, ..)| *is_zero) {
-            Some((_, name, means)) => {
-                Err(format!("middleware.{name} is 0, so {means}; set it to at least 1"))
-            }
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     /// Returns which texts of a conversation may be compressed. `keeps_documents` excludes documents and search results.
     pub fn policy(&self, keeps_documents: bool) -> Policy {
-        let delimiters = (!self.context_start.is_empty()).then(|| self.delimiters());
         let bounds = Bounds { turn_count_max: self.turn_count_max, piece_count_max: self.piece_count_max };
         Policy {
             tools: self.tools.clone(),
             tools_untouched: self.tools_untouched.clone(),
             kinds_untouched: self.kinds_untouched.clone(),
-            delimiters,
+            delimiters: self.delimiters(),
             keeps_documents,
             bounds,
         }
@@ -221,9 +212,10 @@ impl MiddlewareSettings {
         if self.ratio > 0.0 { Budget::Ratio(self.ratio) } else { Budget::Auto }
     }
 
-    /// Returns the delimiters before and after a context inside a message.
-    pub fn delimiters(&self) -> (String, String) {
-        (self.context_start.clone(), self.context_end.clone())
+    /// Returns the delimiters before and after a context inside a message; `None` if no context is looked for.
+    pub fn delimiters(&self) -> Option<(String, String)> {
+        let [start, end] = &self.context_tags[..] else { return None };
+        Some((start.clone(), end.clone()))
     }
 }
 
@@ -468,8 +460,9 @@ mod tests {
                 .iter()
                 .for_each(|part| assert!(message.contains(part), "{name}: {message:?} lacks {part:?}"));
         };
-        check("turns", |settings| settings.turn_count_max = 0, &["middleware.turn_count_max"]);
-        check("pieces", |settings| settings.piece_count_max = 0, &["middleware.piece_count_max"]);
+        check("deadline", |settings| settings.deadline_ms = 0, &["middleware.deadline_ms is 0"]);
+        let one_tag = |settings: &mut MiddlewareSettings| settings.context_tags = vec!["<c>".to_owned()];
+        check("one tag", one_tag, &["middleware.context_tags is [\"<c>\"]", "two different texts"]);
         let both = |settings: &mut MiddlewareSettings| {
             settings.upstreams[0].key_file = "key".into();
             settings.upstreams[0].caller_key = Some(true);

@@ -38,7 +38,7 @@ pub struct ShadowReport {
 /// The counts of a model in one API.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct ModelSavings {
-    /// The model that requests named. Beyond `savings.model_count_max` models, the `model` of its price, or `other`.
+    /// The model that requests named. Beyond 64 models, the `model` of its price, or `other`.
     pub model: String,
     /// The path of the API.
     pub route: String,

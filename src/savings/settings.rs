@@ -14,8 +14,10 @@ pub struct SavingsSettings {
     /// Share of conversations that are not compressed, for comparison, from 0 to 1.
     pub holdout: f64,
     /// Models that are counted apart for each tenant; further models are counted together as `other`.
+    #[serde(skip)]
     pub model_count_max: usize,
     /// Conversations of each tenant whose requests are known to belong together, for the interval of the comparison.
+    #[serde(skip)]
     pub conversation_count_max: usize,
 }
 
@@ -54,12 +56,6 @@ impl SavingsSettings {
                 "savings.holdout is {}; it must be a share from 0 (no conversation goes whole for comparison) to 1 (all do)",
                 self.holdout
             ));
-        }
-        if self.conversation_count_max == 0 && self.holdout > 0.0 {
-            return Err(
-                "savings.conversation_count_max is 0, so savings.holdout could give no interval; set it to at least 1"
-                    .to_owned(),
-            );
         }
         let mut models = HashSet::new();
         for (at, price) in self.prices.iter().enumerate() {
@@ -182,10 +178,6 @@ mod tests {
         check("below 0", |settings| settings.holdout = -0.1, &["savings.holdout is -0.1", "from 0"]);
         check("beyond 1", |settings| settings.holdout = 5.0, &["savings.holdout is 5"]);
         check("no number", |settings| settings.holdout = f64::NAN, &["savings.holdout is NaN"]);
-        let none = |settings: &mut SavingsSettings| {
-            (settings.holdout, settings.conversation_count_max) = (0.1, 0);
-        };
-        check("no conversation", none, &["savings.conversation_count_max", "savings.holdout"]);
         check(
             "a negative price",
             |settings| settings.prices[1].output = -1.0,

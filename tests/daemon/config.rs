@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use thresher::config::{Config, LogFormat};
+use thresher_core::kv::codec::Codec;
 use toml::{Table, Value};
 
 /// The path of the settings file that the project ships.
@@ -42,7 +43,9 @@ fn the_shipped_file_has_every_setting_with_its_default() {
     let file: Table = std::fs::read_to_string(shipped()).expect("a file").parse().expect("TOML");
     let mut without_root = file.clone();
     without_root.remove("root");
-    assert_eq!(without_root.try_into::<Config>().expect("settings"), Config::default());
+    let mut config = without_root.try_into::<Config>().expect("settings");
+    config.divide_memory(1);
+    assert_eq!(config, Config::default());
     let defaults = Table::try_from(Config::default()).expect("settings are TOML");
     let (mut named, mut all) = (names(&file), names(&defaults));
     named.sort();
@@ -83,7 +86,7 @@ fn every_path_of_the_settings_is_resolved() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("thresher.toml");
     let mut file: Table = std::fs::read_to_string(shipped()).expect("a file").parse().expect("TOML");
-    file.remove("root");
+    file.retain(|_, section| section.is_table());
     // Every setting with such a name is a path.
     let is_path =
         |name: &str| name == "dir" || ["_dir", "_file", "_lib"].iter().any(|end| name.ends_with(end));
@@ -121,9 +124,9 @@ fn an_unknown_or_invalid_setting_is_refused_by_name() {
     check("a setting outside its section", "listen = \"127.0.0.1:1\"", &[], &["listen", "unknown field"]);
     check(
         "text for a number",
-        "[admission]\nqueue_max = \"many\"",
+        "[admission]\ndeadline_ms_max = \"many\"",
         &[],
-        &["admission.queue_max", "string \"many\", expected a whole number"],
+        &["admission.deadline_ms_max", "string \"many\", expected a whole number"],
     );
     check("a negative number", "[limits]\nchunk_count_max = -1", &[], &["limits.chunk_count_max", "-1"]);
     check(
@@ -149,21 +152,14 @@ fn an_unknown_or_invalid_setting_is_refused_by_name() {
     check(
         "wrong type, by environment",
         "",
-        &[("THRESHER__AUTO__MAX_SIM_MIN", "low")],
-        &["auto.max_sim_min", "string \"low\""],
+        &[("THRESHER__MIDDLEWARE__RATIO", "low")],
+        &["middleware.ratio", "string \"low\""],
     );
     check(
         "single underscores",
         "",
         &[("THRESHER_SERVICE_PORT", "1"), ("THRESHER_BLOCKS_CODEC", "f16")],
         &["THRESHER_BLOCKS_CODEC: this is not a setting; did you mean THRESHER__BLOCKS__CODEC?"],
-    );
-    let kv_export = ("THRESHER_KV_EXPORT_BYTES_MAX", "1");
-    check(
-        "a section with an underscore",
-        "",
-        &[kv_export],
-        &["did you mean THRESHER__KV_EXPORT__BYTES_MAX?"],
     );
     check(
         "one underscore too few",
@@ -212,64 +208,33 @@ fn settings_that_contradict_each_other_are_refused() {
         "http.tls_cert_file is \"/c\", but http.tls_key_file is empty; set both",
     );
     check("[http]\ntls_key_file = \"/k\"", "http.tls_key_file is \"/k\", but http.tls_cert_file is empty");
+    check("memory_bytes_max = 2000", "memory_bytes_max is 2000; set it to at least 134217728 (128 MiB)");
     check(
-        "[http]\nbodies_bytes_max = 1000000",
-        "http.bodies_bytes_max is 1000000; it must be at least four times http.body_bytes_max (8388608)",
+        "memory_bytes_max = 200000000",
+        "memory_bytes_max is 200000000, of which all request bodies together get 25000000; that must be at least four times \
+         http.body_bytes_max (8388608)",
     );
-    check(
-        "[http]\nbodies_bytes_max = 40000000",
-        "it must be at least four times middleware.body_bytes_max (33554432)",
-    );
-    check("[access]\nkeys_file = \"/k\"\ntenant_count_max = 0", "access.tenant_count_max is 0");
     check("[limits]\nchunk_count_max = 0", "limits.chunk_count_max is 0");
-    check("[blocks]\nwrite_queue_bytes_max = 0", "blocks.write_queue_bytes_max is 0");
     check(
         "[blocks]\ndisk_bytes_max = 8",
         "blocks.disk_bytes_max is 8; set it to at least 16777216 (16 MiB), or to 0",
+    );
+    check(
+        "[registry]\ndir = \"/d\"\n[originals]\ndir = \"/d\"",
+        "registry.dir and originals.dir are both \"/d\"",
     );
     check("[blocks]\ndir = \"/d\"\n[registry]\ndir = \"/d\"", "blocks.dir and registry.dir are both \"/d\"");
     check("[telemetry]\nlog = \"info,inof\"", "telemetry.log contains \"inof\"; write a level");
     assert!(load("[telemetry]\nlog = \"info, thresher=debug\"", &[]).is_ok());
     check("[model]\nworkers = 100000", "model.workers is 100000; the limit is 1024");
-    check("[limits]\nquery_tokens_max = 0", "limits.query_tokens_max is 0");
-    check("[limits]\ninput_tokens_max = 0", "limits.input_tokens_max is 0");
-    check("[limits]\nlogit_count_max = 0", "limits.logit_count_max is 0");
-    check("[limits]\njson_value_count_max = 0", "limits.json_value_count_max is 0");
-    check("[limits]\nregistered_chunk_count_max = 0", "limits.registered_chunk_count_max is 0");
-    check("[limits]\nregistered_bytes_max = 0", "limits.registered_bytes_max is 0");
-    check("[registry]\nchunk_count_max = 0", "registry.chunk_count_max is 0");
-    check("[registry]\nbatch_count_max = 0", "registry.batch_count_max is 0");
-    check("[registry]\ncandidate_count_max = 0", "registry.candidate_count_max is 0");
-    check(
-        "[registry]\ncandidate_count_default = 2000",
-        "registry.candidate_count_default is 2000; it must be from 1 to registry.candidate_count_max (1000)",
-    );
-    check(
-        "[registry]\nprefilter_to = 20000",
-        "registry.prefilter_to is 20000; it must be from 1 to registry.prefilter_above (10000)",
-    );
     check("[admission]\ndeadline_ms_default = 0", "admission.deadline_ms_default is 0");
     check(
         "[admission]\ndeadline_ms_default = 2\ndeadline_ms_max = 1",
         "admission.deadline_ms_default is 2; it must be at most admission.deadline_ms_max (1)",
     );
-    let no_disk = "[blocks]\nwrite_queue_bytes_max = 0\n";
-    assert!(load(&format!("{no_disk}dir = \"\""), &[]).is_ok(), "without a directory there is no disk tier");
-    assert!(
-        load(&format!("{no_disk}disk_bytes_max = 0"), &[]).is_ok(),
-        "without space there is no disk tier"
-    );
     check("[shared]\ntimeout_ms = 0", "shared.timeout_ms is 0");
-    check("[shared]\nttl_s = 0", "shared.ttl_s is 0");
-    check("[shared]\nttl_s = 5000000000", "shared.ttl_s is more");
-    check("[shared]\nbreaker_failures = 0", "shared.breaker_failures is 0");
-    check("[shared]\nbreaker_probe_ms = 0", "shared.breaker_probe_ms is 0");
     check("[receipts]\nkey_file = \"\"", "receipts.key_file is empty");
     check("[shared]\nclient_key_file = \"/k\"", "is set without the other");
-    assert!(
-        load("[registry]\nprefilter_above = 0", &[]).is_ok(),
-        "without a prefilter, its size does not matter"
-    );
     let any_ports = "[http]\nlisten = \"127.0.0.1:0\"\n[admin]\nlisten = \"127.0.0.1:0\"";
     assert!(load(any_ports, &[]).is_ok(), "two ports that the system chooses are different");
 }
@@ -302,7 +267,6 @@ fn the_environment_overrides_the_file_in_every_section() {
     let table: &[(&str, &str, Set)] = &[
         ("THRESHER__HTTP__LISTEN", "127.0.0.2:9000", |c| c.http.listen = ([127, 0, 0, 2], 9000).into()),
         ("THRESHER__ACCESS__KEYS_FILE", "k.toml", |c| c.access.keys_file = "k.toml".into()),
-        ("THRESHER__ACCESS__TENANT_COUNT_MAX", "2", |c| c.access.tenant_count_max = 2),
         ("THRESHER__HTTP__BODY_BYTES_MAX", "1_000", |c| c.http.body_bytes_max = 1000),
         ("THRESHER__ADMIN__LISTEN", "[::1]:9001", |c| {
             c.admin.listen = "[::1]:9001".parse().expect("an address")
@@ -311,12 +275,14 @@ fn the_environment_overrides_the_file_in_every_section() {
         ("THRESHER__MODEL__RUNTIME_LIB", "/lib/a.so", |c| c.model.runtime_lib = "/lib/a.so".into()),
         ("THRESHER_RUNTIME_LIB", "/lib/b.so", |c| c.model.runtime_lib = "/lib/b.so".into()),
         ("THRESHER__MODEL__WORKERS", "3", |c| c.model.workers = 3),
-        ("THRESHER__BLOCKS__MEMORY_BYTES_MAX", "0", |c| c.blocks.memory_bytes_max = 0),
+        ("THRESHER__MEMORY_BYTES_MAX", "1_000_000_000", |c| {
+            c.memory_bytes_max = 1_000_000_000;
+            c.divide_memory(1);
+        }),
         ("THRESHER__BLOCKS__DIR", "", |c| c.blocks.dir = "".into()),
         ("THRESHER__LIMITS__CHUNK_COUNT_MAX", "7", |c| c.limits.chunk_count_max = 7),
         ("THRESHER__REGISTRY__DIR", "", |c| c.registry.dir = "".into()),
-        ("THRESHER__AUTO__MAX_SIM_MIN", "0.25", |c| c.auto.max_sim_min = 0.25),
-        ("THRESHER__ADMISSION__QUEUE_MAX", "0", |c| c.admission.queue_max = 0),
+        ("THRESHER__ADMISSION__DEADLINE_MS_MAX", "60_000", |c| c.admission.deadline_ms_max = 60_000),
         ("THRESHER__SHARED__URLS", "redis://u:p@a, redis://b", |c| {
             c.shared.urls = ["redis://u:p@a", "redis://b"].into_iter().collect()
         }),
@@ -327,7 +293,7 @@ fn the_environment_overrides_the_file_in_every_section() {
         ("THRESHER__TELEMETRY__LOG_FORMAT", "text", |c| c.telemetry.log_format = LogFormat::Text),
         ("THRESHERS__HTTP__LISTEN", "not a setting of this program", |_| {}),
         ("THRESHER_SERVICE_HOST", "an orchestrator's", |_| {}),
-        ("THRESHER__BLOCKS__SALT", "tenant", |c| c.blocks.salt = "tenant".to_owned()),
+        ("THRESHER__BLOCKS__CODEC", "f16", |c| c.blocks.codec = Codec::F16),
     ];
     let file = std::fs::read_to_string(shipped()).expect("the shipped file");
     let of_repository = file.lines().find(|line| line.starts_with("root = ")).expect("a root");

@@ -226,7 +226,7 @@ async fn bodies_share_a_memory_limit() {
     }
     eventually("all memory for bodies is taken", async || pool.held() >= BODIES_BYTES_MAX).await;
     let refused = post(daemon.http, "/v1/compress", good().to_string()).await;
-    check_error("no memory for a body", &refused, "429 overloaded -", "http.bodies_bytes_max");
+    check_error("no memory for a body", &refused, "429 overloaded -", "memory_bytes_max");
     assert!(refused.header("retry-after").is_some());
     drop(held);
     eventually("the memory is given back", async || pool.held() == 0).await;
@@ -241,7 +241,7 @@ async fn responses_share_a_memory_limit() {
     let claim = Claim { tenant: &tenant, has_rivals: false };
     let held = pool.try_take(claim, 16 << 20).expect("all of the memory");
     let refused = post(daemon.http, "/v1/compress", good().to_string()).await;
-    check_error("no memory for a response", &refused, "429 overloaded -", "http.answers_bytes_max");
+    check_error("no memory for a response", &refused, "429 overloaded -", "memory_bytes_max");
     drop(held);
     assert_good("with free memory", &post(daemon.http, "/v1/compress", good().to_string()).await);
     eventually("the memory is given back", async || pool.held() == 0).await;

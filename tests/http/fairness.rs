@@ -102,7 +102,12 @@ async fn a_flood_of_requests_of_one_tenant_does_not_delay_another() {
         .await;
     }
     let refused = ask("b", "one too many".to_owned()).await.expect("no panic");
-    check_error("b's share of the queue is full", &refused, "429 overloaded -", "admission.queue_max");
+    check_error(
+        "b's share of the queue is full",
+        &refused,
+        "429 overloaded -",
+        "too many requests are waiting",
+    );
     assert!(retry_after_s(&refused) >= 1);
     let other = ask("a", "of a".to_owned());
     eventually("the request of a works at once", async || arrived() == 3).await;
@@ -221,7 +226,7 @@ async fn refusals_are_delayed_for_a_tenant_that_repeats_requests_at_once() {
     let started = Instant::now();
     for n in 0..30 {
         let refused = ask(format!("again {n}")).await.expect("no panic");
-        check_error("b", &refused, "429 overloaded -", "admission.queue_max");
+        check_error("b", &refused, "429 overloaded -", "too many requests are waiting");
     }
     // Twenty refusals come at once and ten after a delay. A busy machine can only make this take longer.
     assert!(started.elapsed() >= Duration::from_millis(400), "{:?}", started.elapsed());

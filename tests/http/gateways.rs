@@ -175,7 +175,7 @@ async fn wrong_sessions_counts_and_usages_are_refused_with_their_place() {
     check(json!({"target_ratio": 0}), &format!("422 ratio_out_of_range {ratio}"), ratio).await;
     check(json!("ccr"), "400 wrong_type config", "an object").await;
     let unknown = get(daemon.http, "/v1/usage?session_id=none").await;
-    check_error("unknown", &unknown, "404 session_unknown session_id", "originals.session_expire_s");
+    check_error("unknown", &unknown, "404 session_unknown session_id", "was last used");
     let blank = get(daemon.http, "/v1/usage?session_id=%20").await;
     check_error("blank", &blank, "422 session_id_invalid session_id", "");
     assert_eq!(get(daemon.http, "/v1/usage?session=s").await.status, 400);

@@ -167,10 +167,11 @@ async fn a_daemon_that_is_told_to_stop_while_the_model_loads_exits_with_0() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_request_is_logged_with_the_time_of_its_stages_and_without_its_text() {
-    let mut daemon = Running::start_with(&[("THRESHER__TELEMETRY__SLOW_MS", "1")]);
+    let mut daemon = Running::start();
     let mut log = Vec::new();
     let (http, _) = daemon.ready(&mut log).await;
-    let chunks: Vec<_> = (0..8).map(|i| format!("{i} The {SECRET} rises. ").repeat(40)).collect();
+    // Work for several seconds: a request is slow from two on.
+    let chunks: Vec<_> = (0..80).map(|i| format!("{i} The {SECRET} rises. ").repeat(60)).collect();
     let request = json!({"query": format!("Does the {SECRET} rise?"), "chunks": chunks}).to_string();
     assert_eq!(post(http, "/v1/compress", request).await.status, 200);
     daemon.terminate();
@@ -286,29 +287,29 @@ async fn workers_share_the_weights_of_the_model() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_without_a_request_are_closed_and_slow_ones_are_served() {
-    let mut daemon = Running::start_with(&[("THRESHER__HTTP__READ_MS_MAX", "400")]);
+    let mut daemon = Running::start();
     let (http, _) = daemon.ready(&mut Vec::new()).await;
     let open = async |http: SocketAddr, bytes: &[u8]| {
         let mut stream = TcpStream::connect(http).await.expect("the daemon listens");
         stream.write_all(bytes).await.expect("the daemon reads");
         stream
     };
-    for begun in [
+    let mut begun = Vec::new();
+    for bytes in [
         "",
         "P",
         "PRI * HTTP/2.0\r\n",
         "POST /v1/compress HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n",
     ] {
-        let mut stream = open(http, begun.as_bytes()).await;
+        begun.push((bytes, open(http, bytes.as_bytes()).await));
+    }
+    for (bytes, mut stream) in begun {
         let mut rest = Vec::new();
         let closed = tokio::time::timeout(WAIT_MAX, stream.read_to_end(&mut rest)).await;
-        assert!(closed.is_ok(), "{begun:?} is still open");
-        assert!(!String::from_utf8_lossy(&rest).contains("200 OK"), "{begun:?}: {rest:?}");
+        assert!(closed.is_ok(), "{bytes:?} is still open");
+        assert!(!String::from_utf8_lossy(&rest).contains("200 OK"), "{bytes:?}: {rest:?}");
     }
-    // The second daemon has the default time limit, which no machine is too slow for. The pause makes the
-    // request arrive in two parts.
-    let mut patient = Running::start();
-    let (http, _) = patient.ready(&mut Vec::new()).await;
+    // The pause makes the request arrive in two parts.
     let mut stream = open(http, b"P").await;
     tokio::time::sleep(Duration::from_millis(50)).await;
     let body = r#"{"query": "tide", "chunks": ["The tide is at noon."]}"#;

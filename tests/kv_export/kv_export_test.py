@@ -800,26 +800,12 @@ class Refusals(Test):
     def compress(self, using=None, **options):
         return (using or client).compress(self.row["query"], self.row["chunks"], **{"budget": {"ratio": 1}, **options})
 
-    def test_an_unknown_or_expired_handle(self):
+    def test_an_unknown_handle(self):
         with self.refused("kv_unknown", NotFoundError):
             client.kv("kv_00000000000000000000000000000000")
         with self.refused("kv_unknown", NotFoundError):
             client.kv("a/b?c")
-        served = start_daemon(THRESHER__KV_EXPORT__EXPIRE_S="1")
-        self.addCleanup(served.stop)
-        using = client_of(self, served)
-        answer = self.compress(using, include=["kv"])
-        self.assertEqual(answer.kv.expires_s, 1)
-        def is_expired():
-            try:
-                using.kv(answer.kv.handle)
-            except NotFoundError:
-                return True
-            return False
-
-        eventually("the export expires", is_expired)
-        with self.refused("kv_unknown", NotFoundError):
-            using.kv(answer.kv.handle)
+        self.assertEqual(self.compress(include=["kv"]).kv.expires_s, 600)
 
     def test_the_handle_of_another_tenant(self):
         keys, file = {}, work / "keys.toml"
@@ -870,19 +856,6 @@ class Refusals(Test):
         self.assertLessEqual(answer.kv.share, 0.25)
         with self.refused("kv_budget_too_small"):
             exported_kv(self.row["query"], chunks, kv={"policy": "heads", "sinks": 4})
-
-    def test_exports_that_are_turned_off(self):
-        served = start_daemon(THRESHER__KV_EXPORT__BYTES_MAX="0")
-        self.addCleanup(served.stop)
-        with self.refused("kv_unavailable") as found:
-            self.compress(client_of(self, served), include=["kv"])
-        self.assertIn("kv_export.bytes_max", found.message)
-
-    def test_an_export_beyond_the_memory_limit(self):
-        served = start_daemon(THRESHER__KV_EXPORT__BYTES_MAX="1000")
-        self.addCleanup(served.stop)
-        with self.refused("kv_too_large"):
-            self.compress(client_of(self, served), include=["kv"])
 
     def test_the_fingerprint_of_another_model(self):
         answer, data, export = exported_kv(self.row["query"], self.row["chunks"])
@@ -1045,7 +1018,7 @@ class Recipe(Test):
         for command in (["export", FOLDER, "--out", calibrated], ["calibrate", FOLDER / "questions.jsonl"]):
             environment = {**os.environ, "THRESHER__MODEL__DIR": str(calibrated)}
             subprocess.run([BINARY, *command], env=environment, check=True, stdout=subprocess.DEVNULL)
-        served = Daemon(THRESHER__MODEL__DIR=str(calibrated), THRESHER__MODEL__LAYERS="all")
+        served = Daemon(THRESHER__MODEL__DIR=str(calibrated), THRESHER__MODEL__KV_DIR=str(calibrated))
         self.addCleanup(served.stop)
         environment = {**os.environ, "THRESHER_URL": served.url}
         run = subprocess.run([sys.executable, RECIPE], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)

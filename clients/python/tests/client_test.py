@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import time
 import unittest
+from contextlib import ExitStack
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -432,22 +433,24 @@ class Busy(unittest.TestCase):
     """Daemons that accept fewer streams or requests than the clients send."""
 
     def test_a_stream_is_retried_until_the_daemon_accepts_it(self) -> None:
-        small = Daemon(THRESHER__ADMISSION__STREAM_COUNT_MAX="1")
+        small = Daemon()
         self.addCleanup(small.stop)
         client, refused = Client(small.url), Client(small.url, retries=Retries(0))
         self.addCleanup(client.close)
         self.addCleanup(refused.close)
-        with client.attribute_stream(ANSWER, CHUNKS) as first:
+        with ExitStack() as streams:
+            opened = [streams.enter_context(client.attribute_stream(ANSWER, CHUNKS)) for _ in range(64)]
             with self.assertRaises(OverloadedError) as raised, refused.attribute_stream(ANSWER, CHUNKS):
                 pass
             self.assertGreaterEqual(raised.exception.retry_after_s or 0.0, 1.0)
-            list(first)
+            for stream in opened:
+                list(stream)
         with client.attribute_stream(ANSWER, CHUNKS) as second:
             self.assertEqual(len(list(second)), 2)
 
     def test_all_requests_beyond_the_capacity_are_answered_in_the_end(self) -> None:
-        """One request works and one waits, so the others are refused at first. The clients obey `Retry-After`, and all are answered."""
-        small = Daemon(THRESHER__ADMISSION__CONCURRENCY_MAX="1", THRESHER__ADMISSION__QUEUE_MAX="1")
+        """One request works and 64 wait, so the others are refused at first. The clients obey `Retry-After`, and all are answered."""
+        small = Daemon(THRESHER__ADMISSION__CONCURRENCY_MAX="1")
         self.addCleanup(small.stop)
         refused: list[httpx.Response] = []
 
@@ -459,11 +462,11 @@ class Busy(unittest.TestCase):
             client = Client(small.url, http_client=http, timeout_s=600.0)
 
             def ask(number: int) -> str:
-                chunks = [f"Sentence {n} of request {number} says that the tower is {n} metres high." for n in range(20)]
+                chunks = [f"Sentence {n} of request {number} says that the tower is {n} metres high." for n in range(2)]
                 return client.compress("How high is the tower?", chunks, deadline_ms=120_000).context
 
-            with ThreadPoolExecutor(8) as threads:
-                answers = list(threads.map(ask, range(16)))
+            with ThreadPoolExecutor(90) as threads:
+                answers = list(threads.map(ask, range(90)))
         self.assertTrue(all(answers))
         self.assertTrue(refused, "the daemon refused no request, so this tested nothing")
         for response in refused:

@@ -119,9 +119,6 @@ pub struct Settings {
     pub auto: Auto,
     /// The format in which keys are cached; int8 by default.
     pub codec: Codec,
-    /// Part of every block key: pipelines with different salts never find each other's blocks. Empty by
-    /// default.
-    pub salt: String,
     /// The limits of budgets that promise a coverage; `None` means those of
     /// [`Calibration::of_default_model`] for an encoder with the default scoring, and none for other models.
     pub calibration: Option<Arc<Calibration>>,
@@ -163,8 +160,7 @@ impl Pipeline {
         store: Arc<KvStore>,
         settings: Settings,
     ) -> Self {
-        let (codec, salt) = (settings.codec, settings.salt.as_bytes());
-        let reader = Reader::new(Arc::clone(&model), Arc::clone(&tokenizer), store, codec, salt);
+        let reader = Reader::new(Arc::clone(&model), Arc::clone(&tokenizer), store, settings.codec);
         let frame_costs = FrameCosts::new();
         Self { model, tokenizer, reader, frame_costs, settings, exporter: None, verdict_model: None }
     }

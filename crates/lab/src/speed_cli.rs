@@ -114,6 +114,9 @@ over the answer. In the JSON: attribute_ms, answer_encode_ms."
         /// The number of threads of the model, the daemon and its arithmetic, as if the machine had that many cores.
         #[arg(long, value_name = "N", value_parser = positive)]
         workers: Option<usize>,
+        /// MiB of blocks in memory; a quarter of it for registered chunks, and as much for recent requests.
+        #[arg(long, value_name = "N", default_value_t = 64, value_parser = positive)]
+        memory_mb: usize,
     },
 }
 
@@ -179,9 +182,8 @@ system does not report it
   ratios              computed within each round (or request), then the median with quartiles";
 
 const SOAK: &str = "\
-Keeps at most 64 MiB of blocks in memory, 256 MiB on disk, 16 MiB of registered chunks in memory and 16 MiB of recent requests, or less if the \
-settings say so. Exits with 1 if resident memory was ever above blocks.memory_bytes_max + blocks.write_queue_bytes_max + \
-registry.cache_bytes_max + handles.bytes_max + 300 MB, or if a request failed that should not.";
+Keeps at most 256 MiB of blocks on disk, or less if the settings say so, and 128 MiB that wait to be written. Exits with 1 if resident memory \
+was ever above the sum of its bounds and 300 MB, or if a request failed that should not.";
 
 const OVERLOAD: &str = "\
 Each client sends a request about new chunks with the default deadline, and the next one when it is answered, or a second after a refusal. In \
@@ -197,11 +199,9 @@ about the same question, at p50 and p99.";
 /// The number of HTTP requests for each round of `throughput`.
 const REQUESTS_PER_ROUND: usize = 5;
 
-/// The limits of `soak`: so small that both tiers evict blocks all the time.
-const SOAK_MEMORY_BYTES_MAX: u64 = 64 << 20;
+/// The limits of `soak`: so small that the disk tier, too, evicts blocks all the time.
 const SOAK_DISK_BYTES_MAX: u64 = 256 << 20;
-const SOAK_HANDLE_BYTES_MAX: u64 = 16 << 20;
-const SOAK_REGISTRY_BYTES_MAX: usize = 16 << 20;
+const SOAK_WRITE_QUEUE_BYTES_MAX: u64 = 128 << 20;
 
 /// The deadline of requests, long enough for slow machines.
 const DEADLINE: Duration = Duration::from_secs(3600);
@@ -283,9 +283,10 @@ fn measure(config: &Config, command: &Command, progress: Progress) -> anyhow::Re
                 overload::run(&subject, overload::Settings { time, clients: *clients, workload }, progress)?;
             Ok((overload::table(&report), report.json().clone(), report.passed()))
         }
-        Command::Soak { seconds, clients, workers } => {
+        Command::Soak { seconds, clients, workers, memory_mb } => {
             let workload = Workload { chunks: 100, tokens: 200, query_tokens: 16, mixed: false };
-            let config = soak_limits(settings(config, *workers, &workload, *clients));
+            let config =
+                soak_limits(settings(config, *workers, &workload, *clients), (*memory_mb as u64) << 20);
             let subject = Subject::start(&config)?;
             let soak_settings = soak::Settings {
                 time: Duration::from_secs(*seconds as u64),
@@ -348,13 +349,13 @@ fn settings(config: &Config, workers: Option<usize>, workload: &Workload, client
 }
 
 /// Returns the settings with the limits of `soak`.
-fn soak_limits(mut config: Config) -> Config {
-    let blocks = &mut config.blocks;
-    blocks.memory_bytes_max = blocks.memory_bytes_max.min(SOAK_MEMORY_BYTES_MAX);
-    blocks.disk_bytes_max = blocks.disk_bytes_max.min(SOAK_DISK_BYTES_MAX);
-    let registry = &mut config.registry;
-    registry.cache_bytes_max = registry.cache_bytes_max.min(SOAK_REGISTRY_BYTES_MAX);
-    config.handles.bytes_max = config.handles.bytes_max.min(SOAK_HANDLE_BYTES_MAX);
+fn soak_limits(mut config: Config, memory_bytes: u64) -> Config {
+    config.blocks.memory_bytes_max = memory_bytes;
+    config.blocks.disk_bytes_max = config.blocks.disk_bytes_max.min(SOAK_DISK_BYTES_MAX);
+    // So large that a peak on a busy machine loses no block.
+    config.blocks.write_queue_bytes_max = SOAK_WRITE_QUEUE_BYTES_MAX;
+    config.registry.cache_bytes_max = memory_bytes as usize / 4;
+    config.handles.bytes_max = memory_bytes / 4;
     config
 }
 

@@ -53,18 +53,25 @@ pub struct RegistrySettings {
     /// not. Default: 1,000,000.
     pub chunk_count_max: usize,
     /// The largest number of chunks in one call that registers or deletes chunks. Default: 10,000.
+    #[serde(skip)]
     pub batch_count_max: usize,
     /// The largest size of one chunk's metadata as JSON, in bytes. Default: 16,384.
+    #[serde(skip)]
     pub metadata_bytes_max: usize,
     /// The size of the cache of chunks in memory, in bytes. Default: 256 MiB.
+    #[serde(skip)]
     pub cache_bytes_max: usize,
     /// How many candidates a search passes to the model if the request names no number. Default: 100.
+    #[serde(skip)]
     pub candidate_count_default: usize,
     /// The largest number of candidates that a request may name. Default: 1,000.
+    #[serde(skip)]
     pub candidate_count_max: usize,
     /// A request that names more ids than this is prefiltered by BM25; 0: never. Default: 10,000.
+    #[serde(skip)]
     pub prefilter_above: usize,
     /// How many chunks the prefilter keeps. Default: 10,000.
+    #[serde(skip)]
     pub prefilter_to: usize,
 }
 
@@ -147,10 +154,8 @@ pub enum RegistryError {
     /// not reach the other sidecars.
     #[error(transparent)]
     Log(LogError),
-    /// The chunks that a search found have more text than `limits.registered_bytes_max`.
-    #[error(
-        "the chunks found have more than {bytes_max} bytes of text (limits.registered_bytes_max); ask for fewer candidates"
-    )]
+    /// The chunks that a search found have more text than a request may name.
+    #[error("the chunks found have more than {bytes_max} bytes of text; ask for fewer candidates")]
     FoundTooLong {
         /// The limit, in bytes.
         bytes_max: usize,

@@ -88,7 +88,9 @@ pub enum SharedError {
     #[error("{0:?} is not a valid journal name: use one or more letters, digits, '-', '_' and '.'")]
     Name(String),
     /// There is a user but no password, so that the server would treat the client as its default user.
-    #[error("shared.username is set without a password: set shared.password_file to the file that holds it")]
+    #[error(
+        "shared.urls names a user without a password: set shared.password_file to the file that holds it"
+    )]
     PasswordMissing,
     /// A server does not answer.
     #[error("{server} does not answer: {reason}")]

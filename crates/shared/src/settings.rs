@@ -28,9 +28,6 @@ pub struct SharedSettings {
     pub client_cert_file: PathBuf,
     /// The PEM file with the private key of `client_cert_file`. Set both or neither.
     pub client_key_file: PathBuf,
-    /// The ACL user. Empty (the default): the user in the URL, or the server's user `default` if the URL has
-    /// none.
-    pub username: String,
     /// The file with the password, read again at every connect. Empty (the default): the password in the URL.
     pub password_file: PathBuf,
     /// The file with a secret that all sidecars share. With it, values are authenticated: a value made
@@ -43,15 +40,19 @@ pub struct SharedSettings {
     /// long, and at least one second.
     pub timeout_ms: u64,
     /// How long a block that no sidecar uses is kept, in seconds. Default: 604,800 (7 days).
+    #[serde(skip)]
     pub ttl_s: u64,
     /// The limit on bytes of blocks that wait to be written; blocks over it are dropped and counted. Default:
     /// 32 MiB.
+    #[serde(skip)]
     pub write_queue_bytes_max: usize,
     /// The number of consecutive failures that open a server's circuit breaker. No requests are sent to a
     /// server whose breaker is open. Default: 5.
+    #[serde(skip)]
     pub breaker_failures: u32,
     /// The pause between two health checks of a server that does not answer, in milliseconds; it doubles up
     /// to eightfold while the server stays down. Default: 500.
+    #[serde(skip)]
     pub breaker_probe_ms: u64,
 }
 
@@ -63,7 +64,6 @@ impl Default for SharedSettings {
             ca_file: PathBuf::new(),
             client_cert_file: PathBuf::new(),
             client_key_file: PathBuf::new(),
-            username: String::new(),
             password_file: PathBuf::new(),
             secret_file: PathBuf::new(),
             prefix: "thresher:".to_owned(),
@@ -95,11 +95,6 @@ impl SharedSettings {
         let prefix_bytes = self.prefix.len();
         let rules = [
             (self.timeout_ms == 0, E::TimeoutZero),
-            (self.ttl_s == 0, E::TtlZero),
-            (self.ttl_s > u64::from(u32::MAX), E::TtlTooLong { ttl_s: self.ttl_s }),
-            (self.write_queue_bytes_max > u32::MAX as usize, E::WriteQueueTooLarge),
-            (self.breaker_failures == 0, E::BreakerFailuresZero),
-            (self.breaker_probe_ms == 0, E::BreakerProbeZero),
             (prefix_bytes > PREFIX_BYTES_MAX, E::PrefixTooLong { prefix_bytes }),
             (is_set(&self.client_cert_file) != is_set(&self.client_key_file), E::ClientCertIncomplete),
         ];
@@ -117,26 +112,6 @@ pub enum SharedSettingsError {
     /// `timeout_ms` is 0.
     #[error("shared.timeout_ms is 0, so no answer could arrive in time; set it to at least 1")]
     TimeoutZero,
-    /// `ttl_s` is 0.
-    #[error("shared.ttl_s is 0, so every block would expire at once; set it to at least 1")]
-    TtlZero,
-    /// `ttl_s` does not fit 32 bits.
-    #[error("shared.ttl_s is more than a server can count: it is {ttl_s}; the limit is {max}", max = u32::MAX)]
-    TtlTooLong {
-        /// The value of the setting, in seconds.
-        ttl_s: u64,
-    },
-    /// `write_queue_bytes_max` is over 4 GiB.
-    #[error(
-        "shared.write_queue_bytes_max is more than 4 GiB; blocks that wait are kept in memory, so set it lower"
-    )]
-    WriteQueueTooLarge,
-    /// `breaker_failures` is 0.
-    #[error("shared.breaker_failures is 0, so no request would ever be sent; set it to at least 1")]
-    BreakerFailuresZero,
-    /// `breaker_probe_ms` is 0.
-    #[error("shared.breaker_probe_ms is 0, so a server that is down would be flooded; set it to at least 1")]
-    BreakerProbeZero,
     /// `prefix` is over its limit.
     #[error("shared.prefix has {prefix_bytes} bytes; the limit is {PREFIX_BYTES_MAX}")]
     PrefixTooLong {

@@ -25,7 +25,7 @@ pub enum NoValues {
     #[error("{0}")]
     Unusable(String),
     /// The answer has more values than the limit.
-    #[error("the answer has more than {max} values (limits.span_count_max)")]
+    #[error("the answer has more than {max} values")]
     TooMany {
         /// The limit.
         max: usize,

@@ -102,8 +102,7 @@ impl<'a> DocumentReader<'a> {
         let max = self.bytes_max;
         if bytes > max {
             let what = if self.fields.is_some() { "in its rank_fields together" } else { "of text" };
-            let message =
-                format!("{} has {bytes} bytes {what}; the limit is {max} (limits.chunk_bytes_max)", param());
+            let message = format!("{} has {bytes} bytes {what}; the limit is {max}", param());
             return Err(ApiError::with_param(ErrorCode::ChunkTooLong, message, param()));
         }
         Ok(texts.join("\n"))

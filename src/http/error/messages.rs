@@ -97,12 +97,13 @@ impl ApiError {
     }
 
     pub(in crate::http) fn body_too_large(bytes_max: usize, setting: &str) -> Self {
-        let message = format!("the body is larger than {bytes_max} bytes ({setting})");
+        let setting = if setting.is_empty() { String::new() } else { format!(" ({setting})") };
+        let message = format!("the body is larger than {bytes_max} bytes{setting}");
         Self::new(ErrorCode::BodyTooLarge, message)
     }
 
     pub(in crate::http) fn body_timeout() -> Self {
-        let message = "the body arrived too slowly (http.read_ms_max); send it at 256 KiB a second or more";
+        let message = "the body arrived too slowly; send it at 256 KiB a second or more";
         Self::new(ErrorCode::BodyTimeout, message)
     }
 
@@ -131,12 +132,12 @@ impl ApiError {
     }
 
     pub(in crate::http) fn body_memory_full() -> Self {
-        let message = "the bodies of other requests take all the memory for bodies (http.bodies_bytes_max); repeat the request later";
+        let message = "the bodies of other requests take all the memory for bodies (memory_bytes_max); repeat the request later";
         Self::new(ErrorCode::Overloaded, message)
     }
 
     pub(in crate::http) fn answer_memory_full() -> Self {
-        let message = "answers that other clients have not read yet take all the memory for answers (http.answers_bytes_max); repeat the \
+        let message = "answers that other clients have not read yet take all the memory for answers (memory_bytes_max); repeat the \
                        request later";
         Self::new(ErrorCode::Overloaded, message)
     }
@@ -174,15 +175,13 @@ impl ApiError {
     }
 
     pub(in crate::http) fn ids_too_many(found: usize, max: usize) -> Self {
-        let message =
-            format!("chunk_ids has {found} ids; the limit is {max} (limits.registered_chunk_count_max)");
+        let message = format!("chunk_ids has {found} ids; the limit is {max}");
         Self::with_param(ErrorCode::ChunkTooMany, message, "chunk_ids")
     }
 
     pub(in crate::http) fn ids_too_long(max: usize) -> Self {
-        let message = format!(
-            "the chunks that chunk_ids names have more than {max} bytes of text (limits.registered_bytes_max); name fewer of them"
-        );
+        let message =
+            format!("the chunks that chunk_ids names have more than {max} bytes of text; name fewer of them");
         Self::with_param(ErrorCode::InputTooLong, message, "chunk_ids")
     }
 
@@ -203,8 +202,8 @@ impl ApiError {
 
     pub(in crate::http) fn compress_id_unknown(expire_s: u64) -> Self {
         let message = format!(
-            "no recent compression has this id: this daemon did not give it, or it expired after {expire_s} s (handles.expire_s), or newer \
-             ones took its memory (handles.bytes_max); send its chunks instead"
+            "no recent compression has this id: this daemon did not give it, or it expired after {expire_s} s, or newer \
+             ones took its memory (memory_bytes_max); send its chunks instead"
         );
         Self::with_param(ErrorCode::CompressIdUnknown, message, "compress_id")
     }
@@ -213,19 +212,19 @@ impl ApiError {
 /// Keys and values, and receipts.
 impl ApiError {
     pub(in crate::http) fn kv_unknown() -> Self {
-        let message = "no keys and values are stored under this handle: they expired (kv_export.expire_s), newer ones took their memory \
-                       (kv_export.bytes_max), or they are another tenant's; compress again";
+        let message = "no keys and values are stored under this handle: they expired, newer ones took their memory \
+                       (memory_bytes_max), or they are another tenant's; compress again";
         Self::with_param(ErrorCode::KvUnknown, message, "handle")
     }
 
     pub(in crate::http) fn kv_off() -> Self {
-        let message = "keys and values are not exported here: kv_export.bytes_max or kv_export.expire_s is 0";
+        let message = "keys and values are not exported here";
         Self::with_param(ErrorCode::KvUnavailable, message, "include")
     }
 
     pub(in crate::http) fn kv_too_large(bytes: usize, max: usize) -> Self {
         let message = format!(
-            "the keys and values of the kept chunks take {bytes} bytes; all exports together may take {max} (kv_export.bytes_max). Keep \
+            "the keys and values of the kept chunks take {bytes} bytes; all exports together may take {max} (memory_bytes_max). Keep \
              fewer chunks, or raise the limit"
         );
         Self::with_param(ErrorCode::KvTooLarge, message, "include")
@@ -264,8 +263,7 @@ impl ApiError {
     }
 
     pub(in crate::http) fn stream_too_slow(max: Duration) -> Self {
-        let message =
-            format!("the answer was not complete after {} s (admission.stream_ms_max)", max.as_secs());
+        let message = format!("the answer was not complete after {} s", max.as_secs());
         Self::new(ErrorCode::DeadlineExceeded, message)
     }
 
@@ -320,7 +318,7 @@ impl ApiError {
     pub(in crate::http) fn session_unknown(id: &str, expire_s: Option<u64>) -> Self {
         let or = match expire_s {
             Some(expire_s) => {
-                format!(", or was last used {expire_s} s ago or earlier (originals.session_expire_s)")
+                format!(", or was last used {expire_s} s ago or earlier")
             }
             None => String::new(),
         };
@@ -380,7 +378,7 @@ impl ApiError {
     }
 
     pub(in crate::http) fn middleware_chunks_too_many(max: usize) -> Self {
-        let message = format!("thresher.chunks has more than {max} chunks (middleware.piece_count_max)");
+        let message = format!("thresher.chunks has more than {max} chunks");
         Self::with_param(ErrorCode::ChunkTooMany, message, "thresher.chunks")
     }
 
@@ -391,7 +389,7 @@ impl ApiError {
     }
 
     pub(in crate::http) fn upstream_requests_too_many(retry_after_s: u64) -> Self {
-        let message = "too many requests to upstreams are in flight; each tenant has a share of middleware.request_count_max";
+        let message = "too many requests to upstreams are in flight; each tenant may have a part of them; repeat the request later";
         Self { retry_after_s: Some(retry_after_s), ..Self::new(ErrorCode::Overloaded, message) }
     }
 
@@ -431,10 +429,8 @@ impl ApiError {
     }
 
     pub(in crate::http) fn upstream_silent(max: Duration) -> Self {
-        let message = format!(
-            "the upstream that has this model did not begin to answer within {} s (middleware.silence_ms_max)",
-            max.as_secs()
-        );
+        let message =
+            format!("the upstream that has this model did not begin to answer within {} s", max.as_secs());
         Self::new(ErrorCode::UpstreamSilent, message)
     }
 

@@ -76,7 +76,6 @@ impl Sidecar {
             .env("THRESHER__SHARED__CLUSTER", self.servers.cluster.to_string())
             // Wide limits: the tests are about request is found, on machines that may be busy.
             .env("THRESHER__SHARED__TIMEOUT_MS", "1000")
-            .env("THRESHER__SHARED__BREAKER_PROBE_MS", "100")
             .env("THRESHER__ADMISSION__DEADLINE_MS_DEFAULT", "60000")
             .stderr(Stdio::piped())
             .stdout(Stdio::null())

@@ -104,8 +104,8 @@ async fn calls_succeed_while_slots_move_between_nodes() {
     servers.iter().for_each(|server| assert_eq!(server.cli(&rights), "OK"));
     let login = servers[0].file("password", "secret");
     let user = SharedSettings {
-        username: "thresher".to_owned(),
         password_file: login,
+        urls: [servers[0].url().replace("redis://", "redis://thresher@")].into_iter().collect(),
         ..settings_of(&servers[..1])
     };
     let shared = connected(&user).await;

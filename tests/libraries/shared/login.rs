@@ -39,9 +39,8 @@ async fn a_user_with_the_documented_permissions_can_do_everything() {
     assert_eq!(server.cli(&rights), "OK");
     server.cli(&["ACL", "SETUSER", "default", "off"]);
     let user = SharedSettings {
-        username: "thresher".to_owned(),
         password_file: server.file("password", "secret"),
-        ..settings(&server.url())
+        ..settings(&server.url().replace("redis://", "redis://thresher@"))
     };
     let shared = connected(&user).await;
     store(&shared, [1]).await;

@@ -21,7 +21,7 @@ pub struct KeySpace(Hasher);
 
 impl KeySpace {
     /// Returns the space of blocks that depend on all of `parts`, in this order: the fingerprint of the
-    /// model, the codec, the versions of the rules of segmentation and tokenization, and the salt of the tenant.
+    /// model, the codec, the versions of the rules of segmentation and tokenization, and the tenant.
     pub fn new(parts: &[&[u8]]) -> Self {
         let mut hasher = Hasher::new_derive_key(CONTEXT);
         parts.iter().for_each(|part| add(&mut hasher, part));

@@ -73,7 +73,6 @@ pub struct Reader {
     tokenizer: Arc<ModelTokenizer>,
     store: Arc<KvStore>,
     codec: Codec,
-    salt: Vec<u8>,
     keys: KeySpace,
     tenant: Tenant,
     /// Shared by all tenants of the model.
@@ -100,37 +99,35 @@ struct TokenBytes {
 }
 
 impl Reader {
-    /// Returns a reader for the default tenant. Readers with different salts never find each other's blocks.
+    /// Returns a reader for the default tenant.
     pub fn new(
         model: Arc<dyn ModelRuntime>,
         tokenizer: Arc<ModelTokenizer>,
         store: Arc<KvStore>,
         codec: Codec,
-        salt: &[u8],
     ) -> Self {
         let info = model.info();
         let tenant = Tenant::default();
-        let keys = key_space(info, codec, salt, &tenant);
+        let keys = key_space(info, codec, &tenant);
         let scale_bytes = if codec.is_quantized() { 4 } else { 0 };
         let key_bytes = codec.head_bytes(LANES, info.head_dim) / LANES;
         let token_bytes = TokenBytes {
             encoded: info.planes * (key_bytes + scale_bytes),
             decoded: info.planes * info.head_dim * 4,
         };
-        let (salt, load) = (salt.to_vec(), Arc::default());
-        Self { model, tokenizer, store, codec, salt, keys, tenant, load, token_bytes }
+        let load = Arc::default();
+        Self { model, tokenizer, store, codec, keys, tenant, load, token_bytes }
     }
 
     /// Returns a reader for another tenant, which reads with `model`, the tenant's own share of the model. It
     /// neither finds blocks of other tenants nor waits for reads of theirs.
     pub fn of_tenant(&self, tenant: &Tenant, model: Arc<dyn ModelRuntime>) -> Self {
         Self {
-            keys: key_space(model.info(), self.codec, &self.salt, tenant),
+            keys: key_space(model.info(), self.codec, tenant),
             model,
             tokenizer: Arc::clone(&self.tokenizer),
             store: Arc::clone(&self.store),
             codec: self.codec,
-            salt: self.salt.clone(),
             tenant: tenant.clone(),
             load: Arc::clone(&self.load),
             token_bytes: self.token_bytes,
@@ -401,10 +398,10 @@ fn chunks_per_batch(windows_at_once: usize) -> usize {
 }
 
 /// Returns the key space of a tenant's blocks: everything that a block depends on besides its chunk.
-fn key_space(model: &ModelInfo, codec: Codec, salt: &[u8], tenant: &Tenant) -> KeySpace {
+fn key_space(model: &ModelInfo, codec: Codec, tenant: &Tenant) -> KeySpace {
     let rules = [text::RULES_VERSION, tokenizer::RULES_VERSION].map(u32::to_le_bytes);
     let codec = [codec.id()];
-    let mut parts = vec![model.fingerprint.as_bytes(), &codec, rules.as_flattened(), salt];
+    let mut parts = vec![model.fingerprint.as_bytes(), &codec, rules.as_flattened()];
     // The default tenant adds nothing, so it shares its blocks with a daemon without tenants.
     if !tenant.is_default() {
         parts.push(tenant.name().as_bytes());
@@ -493,7 +490,7 @@ mod tests {
     fn the_load_of_a_whole_request_is_estimated_before_any_chunk_is_read() {
         let store = Arc::new(KvStore::without_tiers());
         let (model, tokenizer) = (ScriptedModel::new(64), Arc::new(ScriptedModel::tokenizer(&[])));
-        let mut reader = Reader::new(Arc::new(model), tokenizer, store, Codec::Int8, b"");
+        let mut reader = Reader::new(Arc::new(model), tokenizer, store, Codec::Int8);
         reader.load = Arc::new(LoadEstimator::with_speed(1_000.0));
         let chunk = |n: usize| Arc::new(Chunk::new(n.to_string(), format!("{n:020}")));
         let chunks: Vec<Arc<Chunk>> = (0..200).map(chunk).collect();
@@ -522,7 +519,7 @@ mod tests {
         let read = |checks: usize| -> Vec<bool> {
             let tokenizer = Arc::new(ScriptedModel::tokenizer(&["tide"]));
             let (model, store) = (Arc::new(ScriptedModel::new(4)), Arc::new(KvStore::without_tiers()));
-            let reader = Reader::new(model, tokenizer, store, Codec::Int8, b"");
+            let reader = Reader::new(model, tokenizer, store, Codec::Int8);
             let left = AtomicUsize::new(checks);
             let spend =
                 move || left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok();
@@ -560,7 +557,7 @@ mod tests {
     fn tokens_are_counted_once_whether_read_or_cached() {
         let (model, tokenizer) = (ScriptedModel::new(4), Arc::new(ScriptedModel::tokenizer(&["tide"])));
         let store = Arc::new(KvStore::without_tiers());
-        let reader = Reader::new(Arc::new(model), tokenizer, store, Codec::Int8, b"");
+        let reader = Reader::new(Arc::new(model), tokenizer, store, Codec::Int8);
         let chunk = |text: &str| Arc::new(Chunk::new(String::new(), text));
         // A chunk of several windows, two equal chunks, and an empty one.
         let chunks = ["tide ".repeat(11), "tide".to_owned(), "tide".to_owned(), String::new()];
@@ -628,26 +625,24 @@ mod tests {
             windows_at_once: 1,
             device: DeviceInUse::cpu(),
         };
-        let key_of = |model: &ModelInfo, codec, salt: &[u8], tenant: &str| {
+        let key_of = |model: &ModelInfo, codec, tenant: &str| {
             let tenant = Tenant::new(tenant).expect("a name");
-            key_space(model, codec, salt, &tenant).key(None, "text")
+            key_space(model, codec, &tenant).key(None, "text")
         };
-        let key = |model: &ModelInfo, codec, salt: &[u8]| key_of(model, codec, salt, "");
-        let usual = key(&model, Codec::Int8, b"");
-        let check = |name: &str, change: &dyn Fn(&mut ModelInfo), codec, salt: &[u8]| {
+        let key = |model: &ModelInfo, codec| key_of(model, codec, "");
+        let usual = key(&model, Codec::Int8);
+        let check = |name: &str, change: &dyn Fn(&mut ModelInfo), codec| {
             let mut other = model.clone();
             change(&mut other);
-            assert_ne!(key(&other, codec, salt), usual, "{name}");
+            assert_ne!(key(&other, codec), usual, "{name}");
         };
         // The fingerprint covers tokenizer, window and readout: see `Contract::fingerprint`.
-        check("fingerprint", &|model| model.fingerprint.push('f'), Codec::Int8, b"");
-        check("codec", &|_| {}, Codec::F16, b"");
-        check("salt", &|_| {}, Codec::Int8, b"salt");
-        let tenants = ["", "a", "b", "ab"].map(|tenant| key_of(&model, Codec::Int8, b"", tenant));
+        check("fingerprint", &|model| model.fingerprint.push('f'), Codec::Int8);
+        check("codec", &|_| {}, Codec::F16);
+        let tenants = ["", "a", "b", "ab"].map(|tenant| key_of(&model, Codec::Int8, tenant));
         assert_eq!(HashSet::from(tenants).len(), 4, "every tenant has keys of its own");
         assert_eq!(tenants[0], usual, "the default tenant has the keys of a daemon without tenants");
-        assert_ne!(key_of(&model, Codec::Int8, b"a", ""), tenants[1], "a salt is not confused with a tenant");
         let renamed = ModelInfo { name: "n".to_owned(), ..model.clone() };
-        assert_eq!(key(&renamed, Codec::Int8, b""), usual, "the model's name does not matter");
+        assert_eq!(key(&renamed, Codec::Int8), usual, "the model's name does not matter");
     }
 }

@@ -54,11 +54,14 @@ pub struct Calibration {
     limits: Vec<f32>,
 }
 
+/// The calibration of a model, in its folder.
+pub const CALIBRATION_FILE: &str = "calibration.toml";
+
 /// The error of a calibration that cannot be used.
 #[derive(Debug, Error)]
 pub enum CalibrationError {
     /// The file cannot be read or written.
-    #[error("cannot read or write the calibration {} (coverage.file): {cause}", file.display())]
+    #[error("cannot read or write the calibration {}: {cause}", file.display())]
     File {
         /// The file.
         file: PathBuf,
@@ -76,7 +79,7 @@ pub enum CalibrationError {
     /// The file was made with another model or scoring method.
     #[error(
         "{} was made with {found}, but the daemon runs {expected}; run `thresher calibrate --coverage` again with \
-         these settings, or unset coverage.file",
+         these settings, or remove the file",
         file.display()
     )]
     OtherModel {

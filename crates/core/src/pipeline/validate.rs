@@ -22,29 +22,40 @@ pub struct RequestLimits {
     /// The number of chunks that a request may send; 1,000 by default.
     pub chunk_count_max: usize,
     /// The number of registered chunks that a request may name; 100,000 by default.
+    #[serde(skip)]
     pub registered_chunk_count_max: usize,
     /// The bytes of text of all registered chunks that a request names; 64 MiB by default.
+    #[serde(skip)]
     pub registered_bytes_max: usize,
     /// The bytes of one chunk's text; 1 MiB by default.
+    #[serde(skip)]
     pub chunk_bytes_max: usize,
     /// The bytes of an answer to attribute; 256 KiB by default.
+    #[serde(skip)]
     pub answer_bytes_max: usize,
     /// The number of spans, or of JSON values, of an answer that a request may ask about; 10,000 by default.
+    #[serde(skip)]
     pub span_count_max: usize,
     /// The model's tokens in the question; 512 by default.
+    #[serde(skip)]
     pub query_tokens_max: usize,
     /// The model's tokens in all chunks together; 4 Mi by default.
+    #[serde(skip)]
     pub input_tokens_max: usize,
     /// The bytes of the blocks of all chunks, which a request holds in memory while it is scored; 2 GiB by
     /// default. It also limits the bytes of the `f32` values of one chunk while the model reads it.
+    #[serde(skip)]
     pub block_bytes_max: usize,
     /// The number of parts of an answer times `sources_max`; 100,000 by default.
+    #[serde(skip)]
     pub source_count_max: usize,
     /// The tokens of the question times the units and chunks that are scored, or times all tokens of the
     /// chunks if each token is explained; 32 Mi by default.
+    #[serde(skip)]
     pub logit_count_max: usize,
     /// The number of JSON values in a request body that is parsed into a tree, such as tool calls and
     /// conversations; 262,144 by default.
+    #[serde(skip)]
     pub json_value_count_max: usize,
 }
 
@@ -184,42 +195,40 @@ pub enum InvalidRequest {
     QueryEmpty,
     #[error("query has no token that the model can read; send a question in words")]
     QueryUnreadable,
-    #[error("query has {found} tokens; the limit is {max} (limits.query_tokens_max)")]
+    #[error("query has {found} tokens; the limit is {max}")]
     QueryTooLong { found: usize, max: usize },
     #[error(
         "kv.prompt has no token that the model can read; send the text that the model reads after the chunks"
     )]
     KvPromptEmpty,
-    #[error("kv.prompt has {found} tokens; the limit is {max} (limits.query_tokens_max)")]
+    #[error("kv.prompt has {found} tokens; the limit is {max}")]
     KvPromptTooLong { found: usize, max: usize },
     #[error("query has {found} tokens; the model's context has room for {max} beside a chunk; shorten query")]
     QueryBeyondModel { found: usize, max: usize },
     #[error("chunks is empty; send at least one chunk")]
     ChunksEmpty,
-    #[error("chunks has {found} entries; the limit is {max} (limits.{setting})")]
+    #[error("chunks has {found} entries; the limit is {max}{setting}")]
     ChunkTooMany { found: usize, max: usize, setting: &'static str },
-    #[error(
-        "chunks have more than {max} tokens together (limits.input_tokens_max); send fewer or shorter chunks"
-    )]
+    #[error("chunks have more than {max} tokens together; send fewer or shorter chunks")]
     InputTooLong { max: usize },
     #[error(
-        "the blocks of chunks are larger than {max} bytes together (limits.block_bytes_max); this model \
+        "the blocks of chunks are larger than {max} bytes together; this model \
          needs {token_bytes} bytes per token, so send at most {tokens_max} tokens"
     )]
     BlocksTooLarge { max: usize, token_bytes: usize, tokens_max: usize },
     #[error(
         "the chunks fill the model's context {groups} times, and the {question_tokens} tokens of query are \
-         held for each time in {heads} heads, which makes more than {max} values (limits.logit_count_max); \
+         held for each time in {heads} heads, which makes more than {max} values; \
          send a shorter query or fewer chunks, or choose heads with `thresher calibrate`"
     )]
     GroupsTooMany { groups: usize, question_tokens: usize, heads: usize, max: usize },
     #[error(
         "{question_tokens} query tokens times {columns} scored chunks and units (with explain: tokens of \
-         chunks) are more than {max} (limits.logit_count_max); send a shorter query or fewer chunks, choose \
+         chunks) are more than {max}; send a shorter query or fewer chunks, choose \
          a larger granularity, or leave out explain"
     )]
     LogitTooMany { question_tokens: usize, columns: usize, max: usize },
-    #[error("chunks[{index}].text has {found} bytes; the limit is {max} (limits.chunk_bytes_max)")]
+    #[error("chunks[{index}].text has {found} bytes; the limit is {max}")]
     ChunkTooLong { index: usize, found: usize, max: usize },
     #[error("keep names {found} chunks; the request has {max}")]
     KeepTooMany { found: usize, max: usize },
@@ -232,7 +241,7 @@ pub enum InvalidRequest {
     KeepUnknown { id: String, position: usize },
     #[error("answer is empty; send the text to attribute")]
     AnswerEmpty,
-    #[error("answer has {found} bytes; the limit is {max} (limits.answer_bytes_max)")]
+    #[error("answer has {found} bytes; the limit is {max}")]
     AnswerTooLong { found: usize, max: usize },
     #[error(
         "the answer's sentence at byte {at} has {found} tokens; the model's context has room for {max} \
@@ -241,22 +250,22 @@ pub enum InvalidRequest {
     SentenceBeyondModel { at: usize, found: usize, max: usize },
     #[error(
         "{tokens} tokens of answer are attributed together; times {segments} (the chunks, plus twice their \
-         titles and sentences) they are more than {max} (limits.logit_count_max); send fewer chunks, or ask \
+         titles and sentences) they are more than {max}; send fewer chunks, or ask \
          about shorter parts"
     )]
     AnswerLogitTooMany { tokens: usize, segments: usize, max: usize },
     #[error(
-        "{parts} parts times {sources} sources are more than {max} (limits.source_count_max); send a smaller \
+        "{parts} parts times {sources} sources are more than {max}; send a smaller \
          sources_max, or ask about fewer parts"
     )]
     SourceTooMany { parts: usize, sources: usize, max: usize },
-    #[error("answer has {found} JSON values; the limit is {max} (limits.span_count_max)")]
+    #[error("answer has {found} JSON values; the limit is {max}")]
     ValueTooMany { found: usize, max: usize },
     #[error("sources_max is {found}; the limit is {max}")]
     SourcesOutOfRange { found: usize, max: usize },
     #[error("spans is empty; send at least one span, or choose another granularity")]
     SpansEmpty,
-    #[error("spans has {found} entries; the limit is {max} (limits.span_count_max)")]
+    #[error("spans has {found} entries; the limit is {max}")]
     SpanTooMany { found: usize, max: usize },
     #[error("spans[{index}] is empty; its end must be greater than its start")]
     SpanEmpty { index: usize },
@@ -281,7 +290,7 @@ pub enum InvalidRequest {
     CoverageTooHigh { coverage: f64, max: f64, rows: usize, needed: usize },
     #[error(
         "budget.coverage needs a calibration of this model and scoring method: run `thresher calibrate --coverage` \
-         with labelled questions, and name its file in coverage.file"
+         with labelled questions, and restart the daemon"
     )]
     CoverageUncalibrated,
     #[error("budget.coverage was calibrated for sentences; send granularity \"sentence\", or leave it out")]
@@ -295,7 +304,7 @@ pub enum InvalidRequest {
     KvOfEncoder { model: String },
     #[error(
         "{model} is loaded with {depth} of its {layers} layers, up to the last one with a chosen head; set \
-         model.layers = \"all\" to export keys and values"
+         model.kv_dir to the same folder as model.dir to run all"
     )]
     KvLayersMissing { model: String, depth: usize, layers: usize },
     #[error(
@@ -488,8 +497,8 @@ fn check_chunks(
         return Err(InvalidRequest::ChunksEmpty);
     }
     let (max, setting) = match registered {
-        true => (limits.registered_chunk_count_max, "registered_chunk_count_max"),
-        false => (limits.chunk_count_max, "chunk_count_max"),
+        true => (limits.registered_chunk_count_max, ""),
+        false => (limits.chunk_count_max, " (limits.chunk_count_max)"),
     };
     let found = chunks.len();
     if found > max {

@@ -279,9 +279,6 @@ fn address(
         return refuse("a cluster has no database other than 0");
     }
     let mut login = address.redis_settings().clone().set_skip_set_lib_name();
-    if !settings.username.is_empty() {
-        login = login.set_username(&settings.username);
-    }
     if let Some(password) = password {
         login = login.set_password(password);
     }
