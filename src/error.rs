@@ -93,46 +93,49 @@ impl ApiError {
 impl From<&InvalidRequest> for ErrorCode {
     fn from(invalid: &InvalidRequest) -> Self {
         match invalid {
-            InvalidRequest::QueryEmpty | InvalidRequest::QueryUnreadable | InvalidRequest::KvPromptEmpty => {
-                Self::QueryEmpty
-            }
+            InvalidRequest::QueryEmpty
+            | InvalidRequest::QueryUnreadable
+            | InvalidRequest::KvPromptEmpty
+            | InvalidRequest::ChunksEmpty
+            | InvalidRequest::AnswerEmpty
+            | InvalidRequest::SpansEmpty
+            | InvalidRequest::SpanEmpty { .. } => Self::FieldEmpty,
             InvalidRequest::QueryTooLong { .. }
             | InvalidRequest::QueryBeyondModel { .. }
-            | InvalidRequest::KvPromptTooLong { .. } => Self::QueryTooLong,
-            InvalidRequest::ChunksEmpty => Self::ChunksEmpty,
-            InvalidRequest::ChunkTooMany { .. } => Self::ChunkTooMany,
-            InvalidRequest::InputTooLong { .. } | InvalidRequest::BlocksTooLarge { .. } => Self::InputTooLong,
-            InvalidRequest::LogitTooMany { .. }
+            | InvalidRequest::KvPromptTooLong { .. }
+            | InvalidRequest::InputTooLong { .. }
+            | InvalidRequest::BlocksTooLarge { .. }
+            | InvalidRequest::ChunkTooLong { .. }
+            | InvalidRequest::AnswerTooLong { .. }
+            | InvalidRequest::SentenceBeyondModel { .. }
+            | InvalidRequest::KvTooLong { .. } => Self::TooLong,
+            InvalidRequest::ChunkTooMany { .. }
+            | InvalidRequest::LogitTooMany { .. }
             | InvalidRequest::AnswerLogitTooMany { .. }
-            | InvalidRequest::GroupsTooMany { .. } => Self::LogitTooMany,
-            InvalidRequest::SourceTooMany { .. } => Self::SourceTooMany,
-            InvalidRequest::ChunkTooLong { .. } => Self::ChunkTooLong,
-            InvalidRequest::KeepTooMany { .. } => Self::KeepTooMany,
-            InvalidRequest::ChunkIdDuplicate { .. } => Self::ChunkIdDuplicate,
-            InvalidRequest::KeepUnknown { .. } => Self::KeepUnknown,
-            InvalidRequest::AnswerEmpty => Self::AnswerEmpty,
-            InvalidRequest::AnswerTooLong { .. } | InvalidRequest::SentenceBeyondModel { .. } => {
-                Self::AnswerTooLong
+            | InvalidRequest::GroupsTooMany { .. }
+            | InvalidRequest::SourceTooMany { .. }
+            | InvalidRequest::KeepTooMany { .. }
+            | InvalidRequest::SpanTooMany { .. }
+            | InvalidRequest::ValueTooMany { .. } => Self::TooMany,
+            InvalidRequest::ChunkIdDuplicate { .. } => Self::Duplicate,
+            InvalidRequest::KeepUnknown { .. } => Self::ChunkUnknown,
+            InvalidRequest::SourcesOutOfRange { .. }
+            | InvalidRequest::SpansOverlap { .. }
+            | InvalidRequest::BudgetZero
+            | InvalidRequest::RatioOutOfRange { .. }
+            | InvalidRequest::CoverageOutOfRange { .. }
+            | InvalidRequest::MissedOutOfRange { .. }
+            | InvalidRequest::KvShareOutOfRange { .. } => Self::OutOfRange,
+            InvalidRequest::BudgetImpossible { .. } | InvalidRequest::KvBudgetTooSmall { .. } => {
+                Self::BudgetImpossible
             }
-            InvalidRequest::SpansEmpty | InvalidRequest::SpanEmpty { .. } => Self::SpanEmpty,
-            InvalidRequest::SpanTooMany { .. } | InvalidRequest::ValueTooMany { .. } => Self::SpanTooMany,
-            InvalidRequest::SourcesOutOfRange { .. } => Self::CountOutOfRange,
-            InvalidRequest::SpansOverlap { .. } => Self::SpansOverlap,
-            InvalidRequest::BudgetZero => Self::BudgetZero,
-            InvalidRequest::BudgetImpossible { .. } => Self::BudgetImpossible,
             InvalidRequest::KvOfEncoder { .. }
             | InvalidRequest::KvLayersMissing { .. }
             | InvalidRequest::KvWeightsUnknown { .. }
-            | InvalidRequest::KvPositionsLearned { .. } => Self::KvUnavailable,
-            InvalidRequest::KvTooLong { .. } => Self::KvTooLong,
-            InvalidRequest::CoverageTooHigh { .. }
+            | InvalidRequest::KvPositionsLearned { .. }
+            | InvalidRequest::CoverageTooHigh { .. }
             | InvalidRequest::CoverageUncalibrated
-            | InvalidRequest::CoverageOfSentences => Self::CoverageUnavailable,
-            InvalidRequest::RatioOutOfRange { .. }
-            | InvalidRequest::CoverageOutOfRange { .. }
-            | InvalidRequest::MissedOutOfRange { .. }
-            | InvalidRequest::KvShareOutOfRange { .. } => Self::RatioOutOfRange,
-            InvalidRequest::KvBudgetTooSmall { .. } => Self::KvBudgetTooSmall,
+            | InvalidRequest::CoverageOfSentences => Self::Unavailable,
         }
     }
 }
@@ -172,8 +175,8 @@ impl From<&PipelineError> for ErrorCode {
 impl From<&FilterError> for ErrorCode {
     fn from(error: &FilterError) -> Self {
         match error.kind {
-            FilterErrorKind::Invalid => Self::FilterInvalid,
-            FilterErrorKind::FieldUnknown => Self::FilterFieldUnknown,
+            FilterErrorKind::Invalid => Self::WrongType,
+            FilterErrorKind::FieldUnknown => Self::InvalidValue,
         }
     }
 }
@@ -184,25 +187,21 @@ impl From<&RegistryError> for ErrorCode {
             RegistryError::InUse { .. }
             | RegistryError::NotWritable { .. }
             | RegistryError::Damaged { .. }
-            | RegistryError::OtherVersion { .. } => Self::RegistryUnusable,
-            RegistryError::Write(_) => Self::RegistryWriteFailed,
-            RegistryError::Read(_) => Self::RegistryReadFailed,
+            | RegistryError::OtherVersion { .. }
+            | RegistryError::Read(_)
+            | RegistryError::Stopped => Self::StorageFailed,
+            RegistryError::Write(_) => Self::StorageFull,
             RegistryError::Overloaded => Self::Overloaded,
             RegistryError::Log(_) => Self::ChangeLogUnavailable,
-            RegistryError::FoundTooLong { .. } => Self::InputTooLong,
-            RegistryError::Stopped => Self::RegistryStopped,
+            RegistryError::FoundTooLong { .. } => Self::TooLong,
             RegistryError::Filter(filter) => filter.into(),
         }
     }
 }
 
 impl From<&OffsetError> for ErrorCode {
-    fn from(error: &OffsetError) -> Self {
-        match error {
-            OffsetError::Outside { .. } => Self::SpanOutOfRange,
-            OffsetError::Inside { .. } => Self::SpanInsideCharacter,
-            OffsetError::Reversed { .. } => Self::SpanReversed,
-        }
+    fn from(_: &OffsetError) -> Self {
+        Self::OutOfRange
     }
 }
 

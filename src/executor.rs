@@ -72,7 +72,7 @@ impl Executor {
     /// How long a request may take that names `deadline_ms`, or none.
     ///
     /// # Errors
-    /// `deadline_out_of_range`.
+    /// `out_of_range`.
     pub fn time(&self, deadline_ms: Option<u64>) -> Result<Duration, ApiError> {
         let TimeLimits { default, max } = self.time_limits;
         match deadline_ms.map(Duration::from_millis) {
@@ -84,7 +84,7 @@ impl Executor {
                     time.as_millis(),
                     max.as_millis()
                 );
-                Err(ApiError::with_param(ErrorCode::DeadlineOutOfRange, message, "deadline_ms"))
+                Err(ApiError::with_param(ErrorCode::OutOfRange, message, "deadline_ms"))
             }
         }
     }
@@ -92,7 +92,7 @@ impl Executor {
     /// When a request that arrived at `arrived` and names `deadline_ms`, or none, is late.
     ///
     /// # Errors
-    /// `deadline_out_of_range`.
+    /// `out_of_range`.
     pub fn deadline(&self, arrived: Instant, deadline_ms: Option<u64>) -> Result<Instant, ApiError> {
         Ok(arrived + self.time(deadline_ms)?)
     }
@@ -300,8 +300,8 @@ mod tests {
         check(None, Ok(60));
         check(Some(0), Ok(0));
         check(Some(600_000), Ok(600));
-        check(Some(600_001), Err(ErrorCode::DeadlineOutOfRange));
-        check(Some(u64::MAX), Err(ErrorCode::DeadlineOutOfRange));
+        check(Some(600_001), Err(ErrorCode::OutOfRange));
+        check(Some(u64::MAX), Err(ErrorCode::OutOfRange));
     }
 
     #[test]

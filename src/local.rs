@@ -72,7 +72,7 @@ impl Local {
     /// The answer to a body of `POST /v1/compress`.
     ///
     /// # Errors
-    /// As the daemon; `registry_absent` and `handles_absent`, if the body names what only a daemon has.
+    /// As the daemon; `unavailable` and `unavailable`, if the body names what only a daemon has.
     pub async fn compress(&self, body: &[u8]) -> Result<CompressAnswer, ApiError> {
         let (request, options) = api::parse::<CompressBody>(body, &self.limits)?.into_domain_alone()?;
         let (pipeline, started, deadline) = self.start(options.deadline_ms).await?;
@@ -97,7 +97,7 @@ impl Local {
     /// The answer to a body of `POST /v1/attribute`.
     ///
     /// # Errors
-    /// As the daemon; `registry_absent` and `handles_absent`, if the body names what only a daemon has.
+    /// As the daemon; `unavailable` and `unavailable`, if the body names what only a daemon has.
     pub async fn attribute(&self, body: &[u8]) -> Result<AttributeAnswer, ApiError> {
         let body = api::parse::<AttributeBody>(body, &self.limits)?;
         let deadline_ms = body.deadline_ms();
@@ -111,7 +111,7 @@ impl Local {
             let receipt = options.receipt.then(|| {
                 let key = SigningKey::at(&key_file).map_err(|cause| {
                     let message = format!("the receipt cannot be signed (receipts.key_file): {cause}");
-                    ApiError::new(ErrorCode::ReceiptFailed, message)
+                    ApiError::new(ErrorCode::Internal, message)
                 })?;
                 Ok::<_, ApiError>(Receipt::of(&request, &attributed, &pipeline, &key))
             });
@@ -152,8 +152,8 @@ mod tests {
         };
         check("{", ErrorCode::InvalidJson).await;
         check(r#"{"query": "q"}"#, ErrorCode::MissingField).await;
-        check(r#"{"query": "q", "chunk_ids": ["a"]}"#, ErrorCode::RegistryAbsent).await;
+        check(r#"{"query": "q", "chunk_ids": ["a"]}"#, ErrorCode::Unavailable).await;
         let late = r#"{"query": "q", "chunks": ["a"], "deadline_ms": 2001, "on_error": "passthrough"}"#;
-        check(late, ErrorCode::DeadlineOutOfRange).await;
+        check(late, ErrorCode::OutOfRange).await;
     }
 }

@@ -151,24 +151,24 @@ impl AttributeBody {
     /// The chunks that the request names; none if it sends its own.
     ///
     /// # Errors
-    /// `chunks_ambiguous`, if it names chunks in two ways.
+    /// `fields_conflict`, if it names chunks in two ways.
     pub fn chunk_reference(&self) -> Result<Option<ChunkReference>, ApiError> {
         match (&self.chunk_ids, &self.compress_id) {
             (None, None) => Ok(None),
             (Some(_), _) if self.chunks.is_some() => {
                 let message = "send `chunks` or name registered ones in `chunk_ids`, not both";
-                Err(ApiError::with_param(ErrorCode::ChunksAmbiguous, message, "chunk_ids"))
+                Err(ApiError::with_param(ErrorCode::FieldsConflict, message, "chunk_ids"))
             }
             (Some(ids), None) => Ok(Some(ChunkReference::Registered(ids.clone()))),
             (None, Some(_)) if self.chunks.is_some() => {
                 let message =
                     "send `chunks` or name a request that compressed them in `compress_id`, not both";
-                Err(ApiError::with_param(ErrorCode::ChunksAmbiguous, message, "compress_id"))
+                Err(ApiError::with_param(ErrorCode::FieldsConflict, message, "compress_id"))
             }
             (None, Some(id)) => Ok(Some(ChunkReference::Compressed(id.clone()))),
             (Some(_), Some(_)) => {
                 let message = "name chunks in `chunk_ids` or by `compress_id`, not both";
-                Err(ApiError::with_param(ErrorCode::ChunksAmbiguous, message, "compress_id"))
+                Err(ApiError::with_param(ErrorCode::FieldsConflict, message, "compress_id"))
             }
         }
     }
@@ -194,7 +194,7 @@ impl AttributeBody {
         let (granularity, spans) = (self.granularity.map(|granularity| granularity.0), self.spans.take());
         if self.format == CitationFormat::Json && (granularity.is_some() || spans.is_some()) {
             let message = "with format \"json\" the values of the answer are its parts: leave granularity and spans out";
-            return Err(ApiError::with_param(ErrorCode::SpansUnexpected, message, "format"));
+            return Err(ApiError::with_param(ErrorCode::FieldsConflict, message, "format"));
         }
         let parts = parts(&answer, (granularity, spans), self.offsets)?;
         let (parts, fallback) = match self.format {
@@ -202,7 +202,7 @@ impl AttributeBody {
                 Ok(values) => (values, None),
                 Err(NoValues::Unusable(why)) => (parts, Some(why)),
                 Err(too_many @ NoValues::TooMany { .. }) => {
-                    return Err(ApiError::with_param(ErrorCode::SpanTooMany, too_many.to_string(), "answer"));
+                    return Err(ApiError::with_param(ErrorCode::TooMany, too_many.to_string(), "answer"));
                 }
             },
             _ => (parts, None),
@@ -213,7 +213,7 @@ impl AttributeBody {
     /// As [`Self::into_domain`], for an answer that is still to come. Its parts are sentences or words.
     ///
     /// # Errors
-    /// As [`Self::into_domain`]; `stream_option_invalid` for options that need the whole answer.
+    /// As [`Self::into_domain`]; `fields_conflict` for options that need the whole answer.
     pub fn into_stream(
         self,
         referenced: Option<Vec<Arc<Chunk>>>,
@@ -240,7 +240,7 @@ impl AttributeBody {
             () => None,
         };
         if let Some((field, message)) = misplaced {
-            return Err(ApiError::with_param(ErrorCode::StreamOptionInvalid, message, field));
+            return Err(ApiError::with_param(ErrorCode::FieldsConflict, message, field));
         }
         let parts = parts("", (self.granularity.map(|granularity| granularity.0), None), self.offsets)?;
         self.into_request(String::new(), (parts, None), referenced)
@@ -255,7 +255,7 @@ impl AttributeBody {
         if self.compress_id.is_some() && referenced.is_none() {
             let message =
                 "`compress_id` works only with a daemon, which remembers compressions; send `chunks`";
-            return Err(ApiError::with_param(ErrorCode::HandlesAbsent, message, "compress_id"));
+            return Err(ApiError::with_param(ErrorCode::Unavailable, message, "compress_id"));
         }
         let registered = self.chunk_ids.is_some() || self.compress_id.is_some();
         let chunks = chunks_of(self.chunks, registered, referenced)?;
@@ -290,7 +290,7 @@ fn parts(
         }
         (Some(_), Some(_)) => {
             let message = "spans needs granularity \"span\", or none";
-            Err(ApiError::with_param(ErrorCode::SpansUnexpected, message, "spans"))
+            Err(ApiError::with_param(ErrorCode::FieldsConflict, message, "spans"))
         }
     }
 }

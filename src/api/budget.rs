@@ -23,7 +23,7 @@ impl BudgetBody {
     /// The budget.
     ///
     /// # Errors
-    /// `budget_ambiguous`, if none or several of the forms are given.
+    /// `fields_conflict`, if none or several of the forms are given.
     pub(super) fn into_domain(self) -> Result<Budget, ApiError> {
         match (self.tokens, self.ratio, self.auto, self.coverage) {
             (Some(tokens), None, None, None) => Ok(Budget::Tokens(tokens)),
@@ -32,7 +32,7 @@ impl BudgetBody {
             (None, None, None, Some(coverage)) => Ok(Budget::Coverage(coverage)),
             _ => {
                 let message = "budget takes exactly one of \"tokens\": N, \"ratio\": R, \"coverage\": P and \"auto\": true";
-                Err(ApiError::with_param(ErrorCode::BudgetAmbiguous, message, "budget"))
+                Err(ApiError::with_param(ErrorCode::FieldsConflict, message, "budget"))
             }
         }
     }

@@ -179,7 +179,7 @@ impl RegisterBody {
     /// Parses every chunk. Errors about single chunks are part of the batch.
     ///
     /// # Errors
-    /// `chunks_empty`.
+    /// `field_empty`.
     pub fn into_batch(self, limits: &RegisterLimits) -> Result<Batch, ApiError> {
         check_not_empty(self.chunks.len(), "chunks")?;
         let mut first_at = HashMap::new();
@@ -193,7 +193,7 @@ impl RegisterBody {
                 std::collections::hash_map::Entry::Occupied(first) => {
                     let (id, first) = (Quoted(&chunk.id), first.get());
                     let message = format!("chunk id {id} is used by chunks[{first}] already");
-                    Err(ApiError::with_param(ErrorCode::ChunkIdDuplicate, message, "id"))
+                    Err(ApiError::with_param(ErrorCode::Duplicate, message, "id"))
                 }
             });
             entries.push(entry.map_err(|error| Rejected::new(index, raw.get(), error)));
@@ -206,7 +206,7 @@ impl DeleteBody {
     /// The ids of the chunks to delete.
     ///
     /// # Errors
-    /// `chunks_empty`.
+    /// `field_empty`.
     pub fn into_ids(self) -> Result<Vec<String>, ApiError> {
         check_not_empty(self.ids.len(), "ids")?;
         Ok(self.ids)
@@ -216,7 +216,7 @@ impl DeleteBody {
 fn check_not_empty(count: usize, param: &str) -> Result<(), ApiError> {
     match count {
         0 => Err(ApiError::with_param(
-            ErrorCode::ChunksEmpty,
+            ErrorCode::FieldEmpty,
             format!("{param} is empty: send at least one"),
             param,
         )),
@@ -232,7 +232,7 @@ fn chunk(json: &str, limits: &RegisterLimits) -> Result<Chunk, ApiError> {
     }
     if fields.text.trim().is_empty() {
         return Err(ApiError::with_param(
-            ErrorCode::TextEmpty,
+            ErrorCode::FieldEmpty,
             "the text is empty: a chunk without text cannot be found",
             "text",
         ));
@@ -242,7 +242,7 @@ fn chunk(json: &str, limits: &RegisterLimits) -> Result<Chunk, ApiError> {
     {
         if len > max {
             let message = format!("the {name} has {len} bytes, the limit is {max}");
-            return Err(ApiError::with_param(ErrorCode::ChunkTooLong, message, name));
+            return Err(ApiError::with_param(ErrorCode::TooLong, message, name));
         }
     }
     if let Some(metadata) = &metadata {
@@ -263,30 +263,27 @@ fn check_id(id: &str) -> Result<(), ApiError> {
         _ if id.contains(char::is_control) => "the id has a control character".to_owned(),
         _ => return Ok(()),
     };
-    Err(ApiError::with_param(ErrorCode::ChunkIdInvalid, wrong, "id"))
+    Err(ApiError::with_param(ErrorCode::InvalidValue, wrong, "id"))
 }
 
 fn check_metadata(json: &str, bytes_max: usize) -> Result<(), ApiError> {
     let wrong = |code, message: String| Err(ApiError::with_param(code, message, "metadata"));
     if json.len() > bytes_max {
         let message = format!("the metadata has {} bytes, the limit is {bytes_max}", json.len());
-        return wrong(ErrorCode::MetadataTooLong, message);
+        return wrong(ErrorCode::TooLong, message);
     }
     if !json.starts_with('{') {
         let message = "the metadata is not an object: filters need names of fields";
-        return wrong(ErrorCode::MetadataNotObject, message.to_owned());
+        return wrong(ErrorCode::InvalidValue, message.to_owned());
     }
     let limits =
         ShapeLimits { value_count_max: usize::MAX, depth_max: METADATA_DEPTH_MAX, duplicate_keys: true };
     match shape::check(json.as_bytes(), limits) {
         Ok(()) => Ok(()),
-        Err(ShapeError::TooDeep) => wrong(
-            ErrorCode::MetadataTooDeep,
-            format!("the metadata is more than {METADATA_DEPTH_MAX} levels deep"),
-        ),
-        Err(error) => {
-            wrong(ErrorCode::MetadataUnreadable, format!("the metadata cannot be searched: {error}"))
+        Err(ShapeError::TooDeep) => {
+            wrong(ErrorCode::TooLong, format!("the metadata is more than {METADATA_DEPTH_MAX} levels deep"))
         }
+        Err(error) => wrong(ErrorCode::InvalidValue, format!("the metadata cannot be searched: {error}")),
     }
 }
 

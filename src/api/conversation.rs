@@ -250,26 +250,22 @@ impl MiddlewareBody {
         }
         if self.chunks.as_ref().is_some_and(Vec::is_empty) {
             let message = "chunks is empty: send at least one, or leave it out";
-            return Err(ApiError::with_param(ErrorCode::ChunksEmpty, message, "chunks"));
+            return Err(ApiError::with_param(ErrorCode::FieldEmpty, message, "chunks"));
         }
         if self.query.as_ref().is_some_and(|query| query.trim().is_empty()) {
             let message = "query is blank; leave it out to ask the last question of the user";
-            return Err(ApiError::with_param(ErrorCode::QueryEmpty, message, "query"));
+            return Err(ApiError::with_param(ErrorCode::FieldEmpty, message, "query"));
         }
         if self.chunks.is_some() && self.chunk_ids.is_some() {
             let message = "send `chunks` or name registered ones in `chunk_ids`, not both";
-            return Err(ApiError::with_param(ErrorCode::ChunksAmbiguous, message, "chunk_ids"));
+            return Err(ApiError::with_param(ErrorCode::FieldsConflict, message, "chunk_ids"));
         }
         let chunks = chunks_of(Some(self.chunks.unwrap_or_default()), false, None)?;
         let mut first_at = HashMap::new();
         for (at, chunk) in chunks.iter().enumerate() {
             if let Some(first) = first_at.insert(&chunk.id, at) {
                 let message = format!("chunk id {} is used by chunks[{first}] already", Quoted(&chunk.id));
-                return Err(ApiError::with_param(
-                    ErrorCode::ChunkIdDuplicate,
-                    message,
-                    format!("chunks[{at}].id"),
-                ));
+                return Err(ApiError::with_param(ErrorCode::Duplicate, message, format!("chunks[{at}].id")));
             }
         }
         Ok(MiddlewareOptions {

@@ -93,11 +93,11 @@ impl KvBody {
             (KvPolicy::Chunks, ..) => {
                 let message =
                     "kv takes mass, ratio, sinks, recent and prompt with \"policy\": \"heads\" only";
-                return Err(ApiError::with_param(ErrorCode::KvAmbiguous, message, "kv"));
+                return Err(ApiError::with_param(ErrorCode::FieldsConflict, message, "kv"));
             }
             (KvPolicy::Heads, Some(_), Some(_)) => {
                 let message = "kv takes \"mass\": M or \"ratio\": R, not both";
-                return Err(ApiError::with_param(ErrorCode::KvAmbiguous, message, "kv"));
+                return Err(ApiError::with_param(ErrorCode::FieldsConflict, message, "kv"));
             }
             (KvPolicy::Heads, Some(mass), None) => HeadBudget::Mass(mass),
             (KvPolicy::Heads, None, ratio) => HeadBudget::Ratio(ratio.unwrap_or(KvWanted::RATIO_DEFAULT)),

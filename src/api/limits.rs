@@ -82,19 +82,19 @@ impl BodyLimits {
 
     /// The limit of a list of chunks that a request sends.
     pub(super) fn chunks(&self, field: &'static str) -> ListLimit {
-        let (code, setting) = (ErrorCode::ChunkTooMany, "limits.chunk_count_max");
+        let (code, setting) = (ErrorCode::TooMany, "limits.chunk_count_max");
         ListLimit { field, max: self.chunk_count_max, code, setting }
     }
 
     /// The limit of `chunk_ids`, the registered chunks that a request names.
     pub(super) fn chunk_ids(&self) -> ListLimit {
-        let (code, setting) = (ErrorCode::ChunkTooMany, "");
+        let (code, setting) = (ErrorCode::TooMany, "");
         ListLimit { field: "chunk_ids", max: self.registered_chunk_count_max, code, setting }
     }
 
     /// The limit of `keep`, ids of chunks that are sent or registered.
     pub(super) fn keep(&self) -> ListLimit {
-        let code = ErrorCode::KeepTooMany;
+        let code = ErrorCode::TooMany;
         match self.chunk_count_max > self.registered_chunk_count_max {
             true => {
                 let setting = "limits.chunk_count_max";
@@ -109,42 +109,37 @@ impl BodyLimits {
 
     /// The limit of `include`.
     pub(super) fn include(&self) -> ListLimit {
-        ListLimit { field: "include", max: INCLUDE_COUNT_MAX, code: ErrorCode::IncludeTooMany, setting: "" }
+        ListLimit { field: "include", max: INCLUDE_COUNT_MAX, code: ErrorCode::TooMany, setting: "" }
     }
 
     /// The limit of `messages`.
     pub(super) fn messages(&self) -> ListLimit {
-        let code = ErrorCode::TurnTooMany;
+        let code = ErrorCode::TooMany;
         ListLimit { field: "messages", max: MESSAGE_COUNT_MAX, code, setting: "" }
     }
 
     /// The limit of `spans`.
     pub(super) fn spans(&self) -> ListLimit {
-        let (code, setting) = (ErrorCode::SpanTooMany, "");
+        let (code, setting) = (ErrorCode::TooMany, "");
         ListLimit { field: "spans", max: self.span_count_max, code, setting }
     }
 
     /// The limit of a list of chunks to register or delete.
     pub(super) fn batch(&self, field: &'static str) -> ListLimit {
-        let (code, setting) = (ErrorCode::ChunkTooMany, "");
+        let (code, setting) = (ErrorCode::TooMany, "");
         ListLimit { field, max: self.batch_count_max, code, setting }
     }
 
     /// The limit of `rank_fields`.
     pub(super) fn rank_fields(&self) -> ListLimit {
-        ListLimit {
-            field: "rank_fields",
-            max: RANK_FIELD_COUNT_MAX,
-            code: ErrorCode::RankFieldTooMany,
-            setting: "",
-        }
+        ListLimit { field: "rank_fields", max: RANK_FIELD_COUNT_MAX, code: ErrorCode::TooMany, setting: "" }
     }
 
     /// Checks JSON that will be parsed into a tree of values, where each value takes many times its bytes. `param` names the part of the
     /// request that `json` is. Text that is not JSON is accepted, since its parser will refuse it.
     ///
     /// # Errors
-    /// `json_value_too_many`, `json_too_deep`.
+    /// `too_many`, `too_long`.
     pub fn check_tree(&self, json: &[u8], param: Option<&str>) -> Result<(), ApiError> {
         let max = self.json_value_count_max;
         let limits = ShapeLimits { value_count_max: max, depth_max: TREE_DEPTH_MAX, duplicate_keys: true };
@@ -152,10 +147,10 @@ impl BodyLimits {
         let (code, message) = match shape::check(json, limits) {
             Ok(()) | Err(ShapeError::Json(_) | ShapeError::DuplicateKey) => return Ok(()),
             Err(ShapeError::TooMany) => {
-                (ErrorCode::JsonValueTooMany, format!("{name} has too many JSON values; the limit is {max}"))
+                (ErrorCode::TooMany, format!("{name} has too many JSON values; the limit is {max}"))
             }
             Err(ShapeError::TooDeep) => (
-                ErrorCode::JsonTooDeep,
+                ErrorCode::TooLong,
                 format!("{name} nests objects and lists more than {TREE_DEPTH_MAX} deep"),
             ),
         };

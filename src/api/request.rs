@@ -303,13 +303,13 @@ impl CompressBody {
     /// As [`Self::into_domain`], where no daemon answers: nothing is registered, and nothing can be fetched later.
     ///
     /// # Errors
-    /// As [`Self::into_domain`]; `handles_absent`, if the request asks for keys and values.
+    /// As [`Self::into_domain`]; `unavailable`, if the request asks for keys and values.
     pub fn into_domain_alone(self) -> Result<(CompressRequest, ServeOptions), ApiError> {
         let (request, options) = self.into_domain(None)?;
         if options.kv.is_some() {
             let message =
                 "keys and values can be exported only by a daemon; leave out `kv` and `\"kv\"` in `include`";
-            return Err(ApiError::with_param(ErrorCode::HandlesAbsent, message, "include"));
+            return Err(ApiError::with_param(ErrorCode::Unavailable, message, "include"));
         }
         Ok((request, options))
     }
@@ -379,11 +379,11 @@ pub(super) fn chunks_of(
         (None, true, Some(registered)) => Ok(registered),
         (None, true, None) => {
             let message = "`chunk_ids` works only with a daemon, which registers chunks; send `chunks`";
-            Err(ApiError::with_param(ErrorCode::RegistryAbsent, message, "chunk_ids"))
+            Err(ApiError::with_param(ErrorCode::Unavailable, message, "chunk_ids"))
         }
         (Some(_), true, _) => {
             let message = "send `chunks` or name registered ones in `chunk_ids`, not both";
-            Err(ApiError::with_param(ErrorCode::ChunksAmbiguous, message, "chunk_ids"))
+            Err(ApiError::with_param(ErrorCode::FieldsConflict, message, "chunk_ids"))
         }
         (None, false, _) => {
             let message = "missing field `chunks`, or `chunk_ids` to name registered ones";
@@ -526,6 +526,6 @@ mod tests {
         };
         assert!(parse(1000).is_ok());
         let error = parse(1001).expect_err("one too many");
-        assert_eq!((error.code, error.param.as_deref()), (ErrorCode::TurnTooMany, Some("messages")));
+        assert_eq!((error.code, error.param.as_deref()), (ErrorCode::TooMany, Some("messages")));
     }
 }

@@ -202,7 +202,7 @@ impl RerankBody {
             (None, Some(texts)) => (RerankDialect::Tei, "texts", texts, Vec::new()),
             (Some(_), Some(_)) => {
                 let message = "send `documents` or, as to Text Embeddings Inference, `texts`, not both";
-                return Err(ApiError::with_param(ErrorCode::DocumentsAmbiguous, message, "texts"));
+                return Err(ApiError::with_param(ErrorCode::FieldsConflict, message, "texts"));
             }
             (None, None) => {
                 // Only clients of Text Embeddings Inference send these two.
@@ -214,7 +214,7 @@ impl RerankBody {
         };
         if texts.is_empty() {
             return Err(ApiError::with_param(
-                ErrorCode::ChunksEmpty,
+                ErrorCode::FieldEmpty,
                 format!("{field} is empty: send at least one"),
                 field,
             ));

@@ -68,13 +68,13 @@ impl ScoreBody {
     /// What to score: one question with all texts, or each text with its own question.
     ///
     /// # Errors
-    /// `length_mismatch`, if both are lists of different lengths; `chunks_empty`.
+    /// `fields_conflict`, if both are lists of different lengths; `field_empty`.
     pub fn into_domain(self) -> Result<Vec<Scored>, ApiError> {
         let texts = match self.text_2 {
             OneOrMany::One(text) => vec![text],
             OneOrMany::Many(texts) if texts.is_empty() => {
                 return Err(ApiError::with_param(
-                    ErrorCode::ChunksEmpty,
+                    ErrorCode::FieldEmpty,
                     "text_2 is empty: send at least one",
                     "text_2",
                 ));
@@ -95,7 +95,7 @@ impl ScoreBody {
                 let message = format!(
                     "text_1 has {query_count} texts and text_2 has {text_count}: send one text_1, or as many as text_2"
                 );
-                Err(ApiError::with_param(ErrorCode::LengthMismatch, message, "text_1"))
+                Err(ApiError::with_param(ErrorCode::FieldsConflict, message, "text_1"))
             }
         }
     }

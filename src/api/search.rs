@@ -148,14 +148,14 @@ impl SearchBody {
     /// Fails if the query is blank, a number is out of range or the filter is invalid.
     pub fn into_domain(self, limits: &SearchLimits) -> Result<SearchRequest, ApiError> {
         if self.query.trim().is_empty() {
-            return Err(ApiError::with_param(ErrorCode::QueryEmpty, "query is empty", "query"));
+            return Err(ApiError::with_param(ErrorCode::FieldEmpty, "query is empty", "query"));
         }
         let max = limits.candidate_count_max;
         let within = |name: &str, count: usize| match count {
             1.. if count <= max => Ok(count),
             _ => {
                 let message = format!("{name} is {count}; it must be from 1 to {max}");
-                Err(ApiError::with_param(ErrorCode::CountOutOfRange, message, name))
+                Err(ApiError::with_param(ErrorCode::OutOfRange, message, name))
             }
         };
         let limit = within("limit", self.limit.unwrap_or(LIMIT_DEFAULT.min(max)))?;
@@ -164,7 +164,7 @@ impl SearchBody {
         if candidates < limit {
             let message =
                 format!("candidates is {candidates}, fewer than the {limit} results that limit asks for");
-            return Err(ApiError::with_param(ErrorCode::CountOutOfRange, message, "candidates"));
+            return Err(ApiError::with_param(ErrorCode::OutOfRange, message, "candidates"));
         }
         let filter = self.filter.map(|filter| Filter::from_json(filter.get(), "filter")).transpose()?;
         let Self { query, rank, deadline_ms, .. } = self;

@@ -102,7 +102,7 @@ impl UsageBody {
     /// Returns the session and the provider's counts.
     ///
     /// # Errors
-    /// `count_out_of_range`, if a count is not a whole number of at least 0; `usage_empty`, if there is no count.
+    /// `out_of_range`, if a count is not a whole number of at least 0; `field_empty`, if there is no count.
     pub fn into_domain(self) -> Result<(String, ProviderUsage), ApiError> {
         let (usage, path) = match self.usage.get("usage") {
             Some(Value::Object(inner)) => (inner, "usage.usage"),
@@ -116,7 +116,7 @@ impl UsageBody {
         let (read, written) = (count(CACHE_READ)?, count(&["cache_creation_input_tokens"])?);
         if [input, output, read, written].iter().all(Option::is_none) {
             let message = format!("{path} has no count of tokens, such as input_tokens or prompt_tokens");
-            return Err(ApiError::with_param(ErrorCode::UsageEmpty, message, path));
+            return Err(ApiError::with_param(ErrorCode::FieldEmpty, message, path));
         }
         let (read, written) = (read.unwrap_or(0), written.unwrap_or(0));
         // Anthropic counts cached tokens apart, OpenAI among the others. Gateways write both fields into usage in OpenAI's format.
@@ -143,7 +143,7 @@ fn count_of(usage: &Map<String, Value>, name: &str, path: &str) -> Result<Option
     let Some(value) = value.filter(|value| !value.is_null()) else { return Ok(None) };
     value.as_u64().map(Some).ok_or_else(|| {
         let message = format!("{path}.{name} is not a whole number of at least 0");
-        ApiError::with_param(ErrorCode::CountOutOfRange, message, format!("{path}.{name}"))
+        ApiError::with_param(ErrorCode::OutOfRange, message, format!("{path}.{name}"))
     })
 }
 

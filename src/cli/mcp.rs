@@ -58,5 +58,5 @@ impl Tools for Local {
 }
 
 fn only_with_a_daemon() -> ApiError {
-    ApiError::new(ErrorCode::RegistryAbsent, "only a daemon stores texts; call its tools at /mcp")
+    ApiError::new(ErrorCode::Unavailable, "only a daemon stores texts; call its tools at /mcp")
 }

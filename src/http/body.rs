@@ -52,7 +52,7 @@ impl BodyLimit {
 /// Checks that a body is not compressed.
 ///
 /// # Errors
-/// `encoding_unsupported`.
+/// `content_type_unsupported`.
 pub fn check_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
     match headers.get(CONTENT_ENCODING) {
         Some(encoding) if encoding != "identity" => Err(ApiError::encoding_unsupported()),
@@ -116,7 +116,7 @@ pub async fn parsed<T: Send + 'static>(
 /// Reads a JSON body whole.
 ///
 /// # Errors
-/// `encoding_unsupported`, `content_type_unsupported`, `body_too_large`, `body_timeout`, `overloaded` without memory for it, `body_broken`.
+/// `content_type_unsupported`, `content_type_unsupported`, `body_too_large`, `body_timeout`, `overloaded` without memory for it, `body_broken`.
 pub async fn whole(
     scope: &Scope,
     headers: &HeaderMap,

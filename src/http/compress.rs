@@ -200,8 +200,8 @@ fn recent_request(loaded: &LoadedRequest, compressed: &Compressed) -> RecentRequ
 /// the best ones for `query`, and those with an id of `keep`.
 ///
 /// # Errors
-/// `chunks_empty`, `chunk_too_many`, `chunk_id_duplicate`, `chunk_unknown`, `input_too_long`, about `chunk_ids`; `not_ready`,
-/// `registry_unusable`, `deadline_exceeded`.
+/// `field_empty`, `too_many`, `duplicate`, `chunk_unknown`, `too_long`, about `chunk_ids`; `not_ready`,
+/// `storage_failed`, `deadline_exceeded`.
 pub fn named_chunks(
     service: &Scope,
     ids: &[String],

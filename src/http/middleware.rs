@@ -113,7 +113,7 @@ async fn pass_on(
     let rewriting = async {
         match rewrite(&service, &request, cites, input_tokens_max).await {
             // A request that is too long as a whole cannot be compared.
-            Err(error) if error.code == ErrorCode::InputTooLong && request.is_held_out() => {
+            Err(error) if error.code == ErrorCode::TooLong && request.is_held_out() => {
                 let changed = Arc::make_mut(&mut request);
                 (changed.treatment, changed.is_comparable) = (Some(Treatment::Compress), false);
                 rewrite(&service, &request, cites, input_tokens_max).await
@@ -261,7 +261,7 @@ struct RewriteOutcome {
 /// The body for the upstream. If compressing fails, the newest turn is sent whole.
 ///
 /// # Errors
-/// `input_too_long`, if the request has more than `input_tokens_max` tokens; why compressing failed, if the request is too long for this reason and
+/// `too_long`, if the request has more than `input_tokens_max` tokens; why compressing failed, if the request is too long for this reason and
 /// another attempt may help; otherwise only if parsing or rewriting takes too long.
 async fn rewrite(
     service: &Scope,
@@ -324,7 +324,7 @@ async fn rewrite(
         if let Some(max) = input_tokens_max {
             match (request.check_input(&scope, (&body, max), rewritten.is_shorter(), cancel), failure) {
                 // Compressed, the request may be short enough.
-                (Err(error), Some(failure)) if error.code == ErrorCode::InputTooLong => return Err(failure),
+                (Err(error), Some(failure)) if error.code == ErrorCode::TooLong => return Err(failure),
                 (checked, _) => checked?,
             }
         }

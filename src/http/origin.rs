@@ -122,7 +122,7 @@ impl OriginPolicy {
     /// Checks whether a request is answered.
     ///
     /// # Errors
-    /// `host_not_allowed`, `origin_not_allowed`.
+    /// `origin_not_allowed`, `origin_not_allowed`.
     fn check(&self, version: Version, uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
         if self.0.is_keyed {
             return Ok(());
@@ -291,7 +291,7 @@ mod tests {
             "[::1]8080",
             "evil.example@localhost",
         ] {
-            check(&policy, &[("host", host)], "host_not_allowed");
+            check(&policy, &[("host", host)], "origin_not_allowed");
         }
         check(&policy, &[("host", "localhost:")], "ok");
     }
@@ -304,16 +304,16 @@ mod tests {
         let localhost: &Sent = &[("host", "localhost")];
         // In each version: the URI, the headers, and what comes of it on both listeners.
         let table: [(Version, &'static str, &Sent, &str, &str); 10] = [
-            (Version::HTTP_11, path, &[], "host_not_allowed", "host_not_allowed"),
-            (Version::HTTP_10, path, &[], "host_not_allowed", "ok"),
+            (Version::HTTP_11, path, &[], "origin_not_allowed", "origin_not_allowed"),
+            (Version::HTTP_10, path, &[], "origin_not_allowed", "ok"),
             (Version::HTTP_10, path, localhost, "ok", "ok"),
-            (Version::HTTP_11, here, &[], "host_not_allowed", "host_not_allowed"),
+            (Version::HTTP_11, here, &[], "origin_not_allowed", "origin_not_allowed"),
             (Version::HTTP_11, here, localhost, "ok", "ok"),
-            (Version::HTTP_11, elsewhere, localhost, "host_not_allowed", "host_not_allowed"),
+            (Version::HTTP_11, elsewhere, localhost, "origin_not_allowed", "origin_not_allowed"),
             (Version::HTTP_2, here, &[], "ok", "ok"),
             (Version::HTTP_2, path, localhost, "ok", "ok"),
-            (Version::HTTP_2, path, &[], "host_not_allowed", "host_not_allowed"),
-            (Version::HTTP_2, elsewhere, &[], "host_not_allowed", "host_not_allowed"),
+            (Version::HTTP_2, path, &[], "origin_not_allowed", "origin_not_allowed"),
+            (Version::HTTP_2, elsewhere, &[], "origin_not_allowed", "origin_not_allowed"),
         ];
         for (version, uri, sent, on_public, on_admin) in table {
             check_in(&public, (version, uri), sent, on_public);
@@ -321,8 +321,8 @@ mod tests {
         }
         let twice: &Sent = &[("host", "localhost"), ("host", "localhost")];
         for version in [Version::HTTP_10, Version::HTTP_11, Version::HTTP_2] {
-            check_in(&public, (version, path), twice, "host_not_allowed");
-            check_in(&admin, (version, here), twice, "host_not_allowed");
+            check_in(&public, (version, path), twice, "origin_not_allowed");
+            check_in(&admin, (version, here), twice, "origin_not_allowed");
         }
     }
 
@@ -356,8 +356,8 @@ mod tests {
         check(&keyed, &[("host", "thresher.example.com"), ("origin", "https://gateway.example")], "ok");
         let reachable = OriginPolicy::admin(&[], true);
         check(&reachable, &[("host", "10.1.2.3:8081")], "ok");
-        check(&reachable, &[("host", "evil.example:8081")], "host_not_allowed");
-        check(&OriginPolicy::admin(&[], false), &[("host", "10.1.2.3:8081")], "host_not_allowed");
+        check(&reachable, &[("host", "evil.example:8081")], "origin_not_allowed");
+        check(&OriginPolicy::admin(&[], false), &[("host", "10.1.2.3:8081")], "origin_not_allowed");
     }
 
     #[test]

@@ -97,7 +97,7 @@ impl StoredSessions {
     /// Stores texts, and what a session has returned with its usage, which `change` makes of the usage before.
     ///
     /// # Errors
-    /// `originals_failed`. Nothing is stored then, so no text must be shortened.
+    /// `storage_failed`. Nothing is stored then, so no text must be shortened.
     pub fn store(
         &self,
         texts: Vec<StoredText>,
@@ -165,7 +165,7 @@ pub async fn answer(service: Scope, body: Vec<u8>) -> Result<OriginalAnswer, Api
 /// The text that a body names.
 async fn named(service: Scope, request: RetrieveBody) -> Result<OriginalAnswer, ApiError> {
     original(service, request.hash, request.query).await.map_err(|error| match error.code {
-        ErrorCode::OriginalUnknown => error.at("hash"),
+        ErrorCode::IdUnknown => error.at("hash"),
         _ => error,
     })
 }

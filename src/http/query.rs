@@ -7,7 +7,7 @@ use crate::error::ApiError;
 /// The values of the parameters `names`, in their order; none for a parameter that is not given.
 ///
 /// # Errors
-/// `query_string_invalid` for another parameter, and for one that is given twice.
+/// `wrong_type` for another parameter, and for one that is given twice.
 pub fn parameters<const N: usize>(
     query: Option<&str>,
     names: [&'static str; N],

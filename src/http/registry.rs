@@ -217,7 +217,7 @@ const LOOKUP_COUNT: usize = 1_000;
 /// Checks the ids of registered chunks: at least one, at most `count_max`, each once.
 ///
 /// # Errors
-/// `chunks_empty`, `chunk_too_many`, `chunk_id_duplicate`.
+/// `field_empty`, `too_many`, `duplicate`.
 pub fn check_ids(ids: &[String], count_max: usize) -> Result<(), ApiError> {
     if ids.is_empty() {
         return Err(ApiError::ids_empty());
@@ -250,7 +250,7 @@ impl ChunkLookup<'_> {
     /// The chunks with the ids at `indexes`.
     ///
     /// # Errors
-    /// `chunk_unknown`, `input_too_long`, `deadline_exceeded`.
+    /// `chunk_unknown`, `too_long`, `deadline_exceeded`.
     pub fn chunks(&self, indexes: Vec<usize>) -> Result<Vec<Arc<Chunk>>, ApiError> {
         let (mut chunks, mut missing, mut bytes) = (Vec::with_capacity(indexes.len()), Vec::new(), 0);
         for indexes in indexes.chunks(LOOKUP_COUNT) {

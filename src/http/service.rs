@@ -178,7 +178,7 @@ impl Service {
     /// The private key of receipts.
     ///
     /// # Errors
-    /// `receipt_failed`; the cause is logged.
+    /// `internal`; the cause is logged.
     pub(super) fn signing_key(&self) -> Result<&SigningKey, ApiError> {
         self.receipts.get().map_err(|error| {
             tracing::error!(%error, "receipts cannot be signed");
@@ -214,7 +214,7 @@ impl Scope {
     /// The registry of the tenant.
     ///
     /// # Errors
-    /// `not_ready` while it is being opened; `registry_unusable`.
+    /// `not_ready` while it is being opened; `storage_failed`.
     pub fn registry(&self) -> Result<&Registry, ApiError> {
         self.tenant_state.registry().map_err(|reason| match reason {
             NoRegistry::NotYet => ApiError::registry_not_ready(),

@@ -98,10 +98,10 @@ impl TooMany {
     /// Returns the code of the limit in error bodies and in the header `x-thresher-reason`.
     pub fn code(self) -> ErrorCode {
         match self {
-            Self::Parts => ErrorCode::PartTooMany,
-            Self::Turns(_) => ErrorCode::TurnTooMany,
-            Self::Passages(_) => ErrorCode::PieceTooMany,
-            Self::NameBytes => ErrorCode::NameTooLong,
+            Self::Parts => ErrorCode::TooMany,
+            Self::Turns(_) => ErrorCode::TooMany,
+            Self::Passages(_) => ErrorCode::TooMany,
+            Self::NameBytes => ErrorCode::TooLong,
         }
     }
 }

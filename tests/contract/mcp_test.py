@@ -95,9 +95,9 @@ class Tools:
     def test_an_invalid_call_returns_an_error_that_a_model_can_correct(self):
         for name, arguments, code, param in [
             ("compress", {"query": "a", "chunks": ["b", {"text": 3}]}, "wrong_type", "chunks[1].text"),
-            ("compress", {"query": " ", "chunks": ["b"]}, "query_empty", "query"),
+            ("compress", {"query": " ", "chunks": ["b"]}, "field_empty", "query"),
             ("compress", {"query": "a", "chunks": ["b"], "more": 1}, "unknown_field", "more"),
-            ("compress", {"query": "a", "chunks": ["b"], "budget": {"tokens": 1, "ratio": 0.5}}, "budget_ambiguous", "budget"),
+            ("compress", {"query": "a", "chunks": ["b"], "budget": {"tokens": 1, "ratio": 0.5}}, "fields_conflict", "budget"),
             ("attribute", {"chunks": ["b"]}, "missing_field", "answer"),
             ("attribute", {}, "missing_field", "answer"),
         ]:
@@ -156,7 +156,7 @@ class Stdio(Tools, unittest.TestCase):
         (compress, _) = self.ask(lambda client: client.list_tools()).tools
         self.assertNotIn("chunk_ids", compress.input_schema["properties"])
         result = self.call("compress", {"query": "a", "chunk_ids": ["b"]})
-        self.assertEqual(result.structured_content["error"]["code"], "registry_absent")
+        self.assertEqual(result.structured_content["error"]["code"], "unavailable")
 
     def test_it_ends_with_its_input_and_logs_no_text(self):
         run = subprocess.Popen(
@@ -217,7 +217,7 @@ class Http(Tools, unittest.TestCase):
         self.assertLess(len(about.content[0].text), len(original) / 2)
         unknown = self.call("retrieve", {"hash": "0" * 24})
         self.assertTrue(unknown.is_error)
-        self.assertEqual((unknown.structured_content["error"]["code"], unknown.structured_content["error"]["param"]), ("original_unknown", "hash"))
+        self.assertEqual((unknown.structured_content["error"]["code"], unknown.structured_content["error"]["param"]), ("id_unknown", "hash"))
 
     def test_registered_chunks_are_found(self):
         self.send("/v1/chunks", {"chunks": [{**chunk, "id": f"mcp-{chunk['id']}"} for chunk in CHUNKS]})

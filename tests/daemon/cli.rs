@@ -95,9 +95,9 @@ fn attribute_names_the_source_of_each_part() {
 #[test]
 fn attribute_refuses_requests_with_the_codes_of_the_daemon() {
     for (body, code) in [
-        (json!({"answer": "x", "chunks": []}), "chunks_empty"),
-        (json!({"answer": "x", "compress_id": "cmp_1"}), "handles_absent"),
-        (json!({"answer": "x", "chunk_ids": ["a"]}), "registry_absent"),
+        (json!({"answer": "x", "chunks": []}), "field_empty"),
+        (json!({"answer": "x", "compress_id": "cmp_1"}), "unavailable"),
+        (json!({"answer": "x", "chunk_ids": ["a"]}), "unavailable"),
     ] {
         let ran = run(thresher(&["attribute"]), &body.to_string());
         assert_eq!((ran.code, &ran.json()["error"]["code"]), (Some(1), &json!(code)), "{}", ran.err);
@@ -199,11 +199,11 @@ fn compress_refuses_requests_with_the_codes_of_the_daemon() {
     let table = [
         ("broken JSON", "{".to_owned(), "invalid_json", Value::Null),
         ("unknown field", with("top_k", json!(3)), "unknown_field", json!("top_k")),
-        ("empty query", with("query", json!(" ")), "query_empty", json!("query")),
+        ("empty query", with("query", json!(" ")), "field_empty", json!("query")),
         (
             "two budgets",
             with("budget", json!({"tokens": 1, "auto": true})),
-            "budget_ambiguous",
+            "fields_conflict",
             json!("budget"),
         ),
         (
@@ -216,7 +216,7 @@ fn compress_refuses_requests_with_the_codes_of_the_daemon() {
         (
             "registered chunks",
             json!({"query": "q", "chunk_ids": ["a"]}).to_string(),
-            "registry_absent",
+            "unavailable",
             json!("chunk_ids"),
         ),
     ];

@@ -115,7 +115,7 @@ class PythonClient(unittest.TestCase):
         body = models().CompressBody(query=QUESTION, chunks=CHUNKS, budget=models().TokenBudget(0))
         answer = generated("api.context.compress").sync_detailed(client=client, body=body)
         self.assertEqual(answer.status_code, 422)
-        self.assertEqual((answer.parsed.error.code, answer.parsed.error.param), ("budget_zero", "budget.tokens"))
+        self.assertEqual((answer.parsed.error.code, answer.parsed.error.param), ("out_of_range", "budget.tokens"))
 
 
 if __name__ == "__main__":

@@ -346,7 +346,7 @@ async fn a_request_over_the_cap_that_could_not_be_compressed_may_be_repeated() {
     let whole = json!({"model": "m-1", "messages": long, "thresher": {"compress": false}}).to_string();
     let refused = post(draining.http, "/v1/chat/completions", whole).await;
     let error = &refused.json()["error"];
-    assert_eq!((refused.status, &error["code"]), (422, &json!("input_too_long")));
+    assert_eq!((refused.status, &error["code"]), (422, &json!("too_long")));
     assert!(!error["message"].as_str().expect("a message").contains("after compression"), "{error}");
 }
 
@@ -363,7 +363,7 @@ async fn a_request_over_the_cap_is_compressed_further_or_refused() {
     let refused = send(&in_front(&with_cap(6), true, 1).await, &long).await;
     let error = &refused.json()["error"];
     let found = (refused.status, &error["code"], &error["param"]);
-    assert_eq!(found, (422, &json!("input_too_long"), &json!("messages")), "{error}");
+    assert_eq!(found, (422, &json!("too_long"), &json!("messages")), "{error}");
     let message = error["message"].as_str().expect("a message");
     assert!(message.contains("middleware.input_tokens_max"), "{message}");
     let tokens: usize = message.split(' ').find_map(|word| word.parse().ok()).expect("a number");
@@ -380,12 +380,12 @@ async fn a_request_over_the_cap_is_compressed_further_or_refused() {
     let mut own = with_cap(0);
     own.upstreams[0] = UpstreamSettings { input_tokens_max: Some(20), ..own.upstreams[0].clone() };
     let plain = [json!({"role": "user", "content": "word ".repeat(30)})];
-    assert_eq!(send(&in_front(&own, true, 1).await, &plain).await.json()["error"]["code"], "input_too_long");
+    assert_eq!(send(&in_front(&own, true, 1).await, &plain).await.json()["error"]["code"], "too_long");
     let tools = json!({"model": "m-1", "messages": [{"role": "user", "content": "Hi"}],
         "tools": [{"type": "function", "function": {"name": "a", "description": "word ".repeat(30)}}]});
     let daemon = in_front(&own, true, 1).await;
     let response = post(daemon.http, "/v1/chat/completions", tools.to_string()).await;
-    assert_eq!(response.json()["error"]["code"], "input_too_long");
+    assert_eq!(response.json()["error"]["code"], "too_long");
     // A daemon whose model is being loaded cannot count, and forwards.
     assert_eq!(send(&in_front(&own, false, 1).await, &plain).await.status, 200);
 }

@@ -158,11 +158,7 @@ fn check_any<T: Body>(name: &str, field: &str, denies: bool) {
         run(&format!("{{\"{field}\": \""), "\\n", "\"}"),
         &format!("wrong_type {field}"),
     );
-    check(
-        "a field twice",
-        filled("{", &format!("\"{field}\":null"), "}"),
-        &format!("duplicate_field {field}"),
-    );
+    check("a field twice", filled("{", &format!("\"{field}\":null"), "}"), &format!("duplicate_field {field}"));
     check("a string", run("\"", "x", "\""), "wrong_type");
     check("a list", filled("[", "[]", "]"), "wrong_type");
 }
@@ -194,25 +190,15 @@ fn check_lists<T: Body>(name: &str, head: &str, items: &[&str], lists: &[(&str, 
 fn a_list_is_refused_before_all_of_it_is_in_memory() {
     let (texts, chunks) = (["\"\"", "\"\\n\""], ["\"\"", "{\"text\":\"\"}"]);
     let any = ["\"\"", "{}", "[]", "1", "null", "[[],[]]", "{\"a\":1,\"b\":\"\"}"];
-    let (query, many) = ("\"query\":\"q\",", "chunk_too_many");
+    let (query, many) = ("\"query\":\"q\",", "too_many");
     check_lists::<CompressBody>("compress", query, &chunks, &[("chunks", many)]);
-    check_lists::<CompressBody>("compress", query, &texts, &[("chunk_ids", many), ("keep", "keep_too_many")]);
-    check_lists::<CompressBody>("compress", query, &["\"kv\""], &[("include", "include_too_many")]);
+    check_lists::<CompressBody>("compress", query, &texts, &[("chunk_ids", many), ("keep", "too_many")]);
+    check_lists::<CompressBody>("compress", query, &["\"kv\""], &[("include", "too_many")]);
     check_lists::<AttributeBody>("attribute", "", &chunks, &[("chunks", many)]);
     check_lists::<AttributeBody>("attribute", "", &texts, &[("chunk_ids", many)]);
-    check_lists::<AttributeBody>(
-        "attribute",
-        "",
-        &["{\"start\":0,\"end\":1}"],
-        &[("spans", "span_too_many")],
-    );
+    check_lists::<AttributeBody>("attribute", "", &["{\"start\":0,\"end\":1}"], &[("spans", "too_many")]);
     check_lists::<RerankBody>("rerank", query, &any, &[("documents", many)]);
-    check_lists::<RerankBody>(
-        "rerank",
-        query,
-        &texts,
-        &[("texts", many), ("rank_fields", "rank_field_too_many")],
-    );
+    check_lists::<RerankBody>("rerank", query, &texts, &[("texts", many), ("rank_fields", "too_many")]);
     check_lists::<ScoreBody>("score", "", &texts, &[("text_1", many), ("text_2", many)]);
     check_lists::<RegisterBody>("register", "", &any, &[("chunks", many)]);
     check_lists::<DeleteBody>("delete", "", &texts, &[("ids", many)]);
@@ -248,9 +234,9 @@ fn rank_fields_do_not_multiply_a_document() {
             .into_bytes()
     };
     let many = vec!["\"a\""; 50_000].join(",");
-    check("many times", &body(&many, 200_000), "rank_field_too_many rank_fields", rerank);
-    check("twice", &body("\"a\",\"b\",\"a\"", 200_000), "rank_field_duplicate rank_fields[2]", rerank);
-    check("too long together", &body("\"a\",\"b\"", 600_000), "chunk_too_long documents[0]", rerank);
+    check("many times", &body(&many, 200_000), "too_many rank_fields", rerank);
+    check("twice", &body("\"a\",\"b\",\"a\"", 200_000), "duplicate rank_fields[2]", rerank);
+    check("too long together", &body("\"a\",\"b\"", 600_000), "too_long documents[0]", rerank);
 }
 
 #[test]
@@ -260,8 +246,8 @@ fn nested_values_are_refused_before_all_of_them_are_in_memory() {
         api::parse::<SearchBody>(body, limits)?.into_domain(&bounds)
     };
     let filter = |item: &str| filled("{\"query\":\"q\",\"filter\":{\"a\":{\"in\":[", item, "]}}}");
-    check("a filter", &filter("1"), "filter_invalid filter", search);
-    check("a filter of lists", &filter("[]"), "filter_invalid filter", search);
+    check("a filter", &filter("1"), "wrong_type filter", search);
+    check("a filter of lists", &filter("[]"), "wrong_type filter", search);
     let rerank = |body: &[u8], limits: &BodyLimits| {
         let request = api::parse::<RerankBody>(body, limits)?.into_domain(RerankDialect::V1, limits)?;
         // The request is valid. This error only ends the measurement.
@@ -290,7 +276,7 @@ fn nested_values_are_refused_before_all_of_them_are_in_memory() {
         api::parse::<AttributeBody>(body, limits)?.into_domain(None, limits)
     };
     let answer = filled("{\"chunks\":[\"c\"],\"format\":\"json\",\"answer\":\"[", "1", "]\"}");
-    check("an answer that is JSON", &answer, "answer_too_long answer", attribute);
+    check("an answer that is JSON", &answer, "too_long answer", attribute);
     let values = |answer: &[u8], limits: &BodyLimits| {
         let answer = std::str::from_utf8(answer).expect("text");
         let wrong = |error| ApiError::new(TAKEN, format!("{error}"));
@@ -313,8 +299,8 @@ fn nested_values_are_refused_before_all_of_them_are_in_memory() {
         Err::<(), _>(ApiError::new(TAKEN, ""))
     };
     check("fields around a conversation", &filled("{", "\"k\":1", ",\"messages\":[]}"), "internal", field);
-    check("a conversation", &filled("[", "{}", "]"), "json_value_too_many messages", tree);
-    check("a deep one", &run("", "[", ""), "json_too_deep messages", tree);
+    check("a conversation", &filled("[", "{}", "]"), "too_many messages", tree);
+    check("a deep one", &run("", "[", ""), "too_long messages", tree);
 }
 
 #[test]

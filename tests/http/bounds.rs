@@ -17,36 +17,28 @@ fn many(item: &str, count: usize) -> String {
 async fn a_list_is_refused_at_the_first_element_beyond_its_limit() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
     for (path, head, field, item, count, error, setting) in [
-        ("/v1/compress", r#""query":"q""#, "chunks", "\"a\"", 9, "chunk_too_many", "limits.chunk_count_max"),
-        ("/v1/compress", r#""query":"q""#, "chunk_ids", "\"a\"", 13, "chunk_too_many", "the limit is"),
-        ("/v1/compress", r#""query":"q""#, "keep", "\"a\"", 13, "keep_too_many", "the limit is"),
-        ("/v1/compress", r#""query":"q""#, "include", "\"kv\"", 17, "include_too_many", "16"),
-        (
-            "/v1/attribute",
-            r#""answer":"a""#,
-            "chunks",
-            "\"a\"",
-            9,
-            "chunk_too_many",
-            "limits.chunk_count_max",
-        ),
-        ("/v1/attribute", r#""answer":"a""#, "chunk_ids", "\"a\"", 13, "chunk_too_many", "the limit is"),
+        ("/v1/compress", r#""query":"q""#, "chunks", "\"a\"", 9, "too_many", "limits.chunk_count_max"),
+        ("/v1/compress", r#""query":"q""#, "chunk_ids", "\"a\"", 13, "too_many", "the limit is"),
+        ("/v1/compress", r#""query":"q""#, "keep", "\"a\"", 13, "too_many", "the limit is"),
+        ("/v1/compress", r#""query":"q""#, "include", "\"kv\"", 17, "too_many", "16"),
+        ("/v1/attribute", r#""answer":"a""#, "chunks", "\"a\"", 9, "too_many", "limits.chunk_count_max"),
+        ("/v1/attribute", r#""answer":"a""#, "chunk_ids", "\"a\"", 13, "too_many", "the limit is"),
         (
             "/v1/attribute",
             r#""answer":"a""#,
             "spans",
             r#"{"start":0,"end":1}"#,
             5,
-            "span_too_many",
+            "too_many",
             "the limit is",
         ),
-        ("/v1/chunks", r#""wait":false"#, "chunks", "\"a\"", 16, "chunk_too_many", "the limit is"),
-        ("/v1/rerank", r#""query":"q""#, "documents", "\"a\"", 9, "chunk_too_many", "limits.chunk_count_max"),
-        ("/v2/rerank", r#""query":"q""#, "documents", "{}", 9, "chunk_too_many", "limits.chunk_count_max"),
-        ("/rerank", r#""query":"q""#, "texts", "\"a\"", 9, "chunk_too_many", "limits.chunk_count_max"),
-        ("/v1/rerank", r#""query":"q""#, "rank_fields", "\"a\"", 65, "rank_field_too_many", "64"),
-        ("/v1/score", r#""model":"m""#, "text_1", "\"a\"", 9, "chunk_too_many", "limits.chunk_count_max"),
-        ("/v1/score", r#""model":"m""#, "text_2", "\"a\"", 9, "chunk_too_many", "limits.chunk_count_max"),
+        ("/v1/chunks", r#""wait":false"#, "chunks", "\"a\"", 16, "too_many", "the limit is"),
+        ("/v1/rerank", r#""query":"q""#, "documents", "\"a\"", 9, "too_many", "limits.chunk_count_max"),
+        ("/v2/rerank", r#""query":"q""#, "documents", "{}", 9, "too_many", "limits.chunk_count_max"),
+        ("/rerank", r#""query":"q""#, "texts", "\"a\"", 9, "too_many", "limits.chunk_count_max"),
+        ("/v1/rerank", r#""query":"q""#, "rank_fields", "\"a\"", 65, "too_many", "64"),
+        ("/v1/score", r#""model":"m""#, "text_1", "\"a\"", 9, "too_many", "limits.chunk_count_max"),
+        ("/v1/score", r#""model":"m""#, "text_2", "\"a\"", 9, "too_many", "limits.chunk_count_max"),
     ] {
         let list = many(item, count);
         let body = format!("{{{head},\"{field}\":{} and no more JSON", list.trim_end_matches(']'));
@@ -56,7 +48,7 @@ async fn a_list_is_refused_at_the_first_element_beyond_its_limit() {
     }
     let ids = format!("{{\"ids\":{}", many("\"a\"", 16));
     let response = post(daemon.http, "/v1/chunks/delete", ids).await;
-    check_error("ids", &response, "422 chunk_too_many ids", "the limit is");
+    check_error("ids", &response, "422 too_many ids", "the limit is");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -64,7 +56,7 @@ async fn the_first_event_of_a_stream_is_bounded_too() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
     let event = format!("data: {{\"chunks\":{}}}\n\n", many("\"a\"", 9));
     let response = post(daemon.http, "/v1/attribute/stream", event).await;
-    check_error("chunks", &response, "422 chunk_too_many chunks", "limits.chunk_count_max");
+    check_error("chunks", &response, "422 too_many chunks", "limits.chunk_count_max");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -72,14 +64,9 @@ async fn rank_fields_must_be_distinct_and_are_bounded_together() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
     let half = "y".repeat(800);
     for (case, fields, error, message) in [
-        (
-            "a field twice",
-            json!(["a", "b", "a"]),
-            "422 rank_field_duplicate rank_fields[2]",
-            "rank_fields[0]",
-        ),
-        ("too long together", json!(["a", "b"]), "422 chunk_too_long documents[1]", "1601 bytes"),
-        ("too long together", json!(["b", "a"]), "422 chunk_too_long documents[1]", "the limit is"),
+        ("a field twice", json!(["a", "b", "a"]), "422 duplicate rank_fields[2]", "rank_fields[0]"),
+        ("too long together", json!(["a", "b"]), "422 too_long documents[1]", "1601 bytes"),
+        ("too long together", json!(["b", "a"]), "422 too_long documents[1]", "the limit is"),
     ] {
         let documents = json!([{"a": "x"}, {"a": half, "b": half}]);
         let body = json!({"query": "q", "documents": documents, "rank_fields": fields}).to_string();
@@ -118,10 +105,10 @@ async fn deep_filters_and_repeated_fields_are_refused() {
     for (case, filter, message) in [("deep", &*deep, "inside each other"), ("twice", twice, "twice")] {
         let body = format!(r#"{{"query":"q","filter":{filter}}}"#);
         let response = post(daemon.http, "/v1/search", body).await;
-        check_error(case, &response, "400 filter_invalid filter", message);
+        check_error(case, &response, "400 wrong_type filter", message);
     }
     let response = get(daemon.http, "/v1/chunks?filter=%7B%22a%22:1,%22a%22:2%7D").await;
-    check_error("in a query", &response, "400 filter_invalid filter", "twice");
+    check_error("in a query", &response, "400 wrong_type filter", "twice");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -138,12 +125,12 @@ async fn an_error_quotes_only_the_beginning_of_a_long_value() {
         (
             "/v1/compress",
             json!({"query": "q", "chunks": ["a"], "keep": [long]}),
-            "422 keep_unknown keep[0]".to_owned(),
+            "422 chunk_unknown keep[0]".to_owned(),
         ),
         (
             "/v1/compress",
             json!({"query": "q", "chunks": [chunk(&shorter), chunk(&shorter)]}),
-            "422 chunk_id_duplicate chunks[1].id".to_owned(),
+            "422 duplicate chunks[1].id".to_owned(),
         ),
         (
             "/v1/compress",
@@ -153,11 +140,7 @@ async fn an_error_quotes_only_the_beginning_of_a_long_value() {
         ("/v1/rerank", json!({"query": "q", "documents": [{}], "rank_fields": [long]}), {
             "400 missing_field documents[0]".to_owned()
         }),
-        (
-            "/v1/search",
-            json!({"query": "q", "filter": {&long: {"like": 1}}}),
-            "400 filter_invalid".to_owned(),
-        ),
+        ("/v1/search", json!({"query": "q", "filter": {&long: {"like": 1}}}), "400 wrong_type".to_owned()),
     ] {
         let response = post(daemon.http, path, body.to_string()).await;
         let found = response.json();
@@ -184,14 +167,9 @@ async fn mcp_calls_are_bounded() {
     assert!(answer.body.contains("The tide is at noon."), "{}", answer.body);
     let answer = ask(call("compress", json!({"query": "q", "chunks": vec!["a"; 9]}))).await;
     let error = &answer.json()["result"]["structuredContent"]["error"];
-    assert_eq!(
-        (&error["code"], &error["param"]),
-        (&json!("chunk_too_many"), &json!("chunks")),
-        "{}",
-        answer.body
-    );
+    assert_eq!((&error["code"], &error["param"]), (&json!("too_many"), &json!("chunks")), "{}", answer.body);
     let answer = ask(call("compress", json!({"query": "q", "chunks": vec![0; 100]}))).await;
-    check_error("too many values", &answer, "422 json_value_too_many -", "the limit is 100");
+    check_error("too many values", &answer, "422 too_many -", "the limit is 100");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -248,5 +226,5 @@ async fn conversations_are_bounded() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
     let messages = json!({"messages": vec![json!({}); 100]}).to_string();
     let response = post(daemon.http, "/v1/compress", messages).await;
-    check_error("messages", &response, "422 json_value_too_many messages", "too many JSON values");
+    check_error("messages", &response, "422 too_many messages", "too many JSON values");
 }

@@ -165,35 +165,33 @@ async fn wrong_sessions_counts_and_usages_are_refused_with_their_place() {
         check_error(&config.to_string(), &response, expect, message);
     };
     let frozen = "config.frozen_message_count";
-    check(json!({"frozen_message_count": 3}), &format!("422 count_out_of_range {frozen}"), "has 2 messages")
-        .await;
+    check(json!({"frozen_message_count": 3}), &format!("422 out_of_range {frozen}"), "has 2 messages").await;
     check(json!({"frozen_message_count": -1}), &format!("400 wrong_type {frozen}"), "-1").await;
-    check(json!({"session_id": ""}), "422 session_id_invalid config.session_id", "256").await;
-    check(json!({"session_id": "x".repeat(257)}), "422 session_id_invalid config.session_id", "256").await;
+    check(json!({"session_id": ""}), "422 invalid_value config.session_id", "256").await;
+    check(json!({"session_id": "x".repeat(257)}), "422 invalid_value config.session_id", "256").await;
     check(json!({"session_id": {}}), "400 wrong_type config.session_id", "a string").await;
     let ratio = "config.target_ratio";
-    check(json!({"target_ratio": 0}), &format!("422 ratio_out_of_range {ratio}"), ratio).await;
+    check(json!({"target_ratio": 0}), &format!("422 out_of_range {ratio}"), ratio).await;
     check(json!("ccr"), "400 wrong_type config", "an object").await;
     let unknown = get(daemon.http, "/v1/usage?session_id=none").await;
-    check_error("unknown", &unknown, "404 session_unknown session_id", "was last used");
+    check_error("unknown", &unknown, "404 id_unknown session_id", "was last used");
     let blank = get(daemon.http, "/v1/usage?session_id=%20").await;
-    check_error("blank", &blank, "422 session_id_invalid session_id", "");
+    check_error("blank", &blank, "422 invalid_value session_id", "");
     assert_eq!(get(daemon.http, "/v1/usage?session=s").await.status, 400);
     let report = async |body: Value, expect: &str| {
         let response = post(daemon.http, "/v1/usage", body.to_string()).await;
         check_error(&body.to_string(), &response, expect, "");
     };
-    report(json!({"session_id": "none", "usage": {"input_tokens": 1}}), "404 session_unknown session_id")
-        .await;
-    report(json!({"session_id": "none", "usage": {}}), "422 usage_empty usage").await;
+    report(json!({"session_id": "none", "usage": {"input_tokens": 1}}), "404 id_unknown session_id").await;
+    report(json!({"session_id": "none", "usage": {}}), "422 field_empty usage").await;
     report(json!({"session_id": "none"}), "400 missing_field usage").await;
     report(
         json!({"session_id": "none", "usage": {"input_tokens": "1"}}),
-        "422 count_out_of_range usage.input_tokens",
+        "422 out_of_range usage.input_tokens",
     )
     .await;
     let retrieve = post(daemon.http, "/v1/retrieve", r#"{"hash": "00"}"#).await;
-    check_error("an unknown hash", &retrieve, "404 original_unknown hash", "");
+    check_error("an unknown hash", &retrieve, "404 id_unknown hash", "");
 }
 
 /// Portkey's guardrail sends its settings as `config`, and joins the address of the proxy with the path.

@@ -253,23 +253,23 @@ async fn an_impossible_export_is_refused_by_name() {
     for (more, error, message) in [
         (
             json!({"kv": {"policy": "heads", "ratio": 0.1, "sinks": 4, "recent": 4}}),
-            "422 kv_budget_too_small kv.ratio",
+            "422 budget_impossible kv.ratio",
             "the first 3 and the last 4",
         ),
         (
             json!({"kv": {"policy": "heads", "ratio": 0.5, "sinks": u64::MAX, "recent": u64::MAX}}),
-            "422 kv_budget_too_small kv.ratio",
+            "422 budget_impossible kv.ratio",
             "and the last 0",
         ),
-        (json!({"kv": {"policy": "heads", "ratio": 0}}), "422 ratio_out_of_range kv.ratio", "greater than 0"),
-        (json!({"kv": {"policy": "heads", "mass": 1.5}}), "422 ratio_out_of_range kv.mass", "1.5"),
-        (json!({"kv": {"policy": "heads", "mass": 0.5, "ratio": 0.5}}), "422 kv_ambiguous kv", "not both"),
-        (json!({"kv": {"ratio": 0.5}}), "422 kv_ambiguous kv", "heads"),
-        (json!({"kv": {"prompt": "why ?"}}), "422 kv_ambiguous kv", "prompt"),
-        (json!({"kv": {"policy": "heads", "prompt": ""}}), "422 query_empty kv.prompt", "after the chunks"),
+        (json!({"kv": {"policy": "heads", "ratio": 0}}), "422 out_of_range kv.ratio", "greater than 0"),
+        (json!({"kv": {"policy": "heads", "mass": 1.5}}), "422 out_of_range kv.mass", "1.5"),
+        (json!({"kv": {"policy": "heads", "mass": 0.5, "ratio": 0.5}}), "422 fields_conflict kv", "not both"),
+        (json!({"kv": {"ratio": 0.5}}), "422 fields_conflict kv", "heads"),
+        (json!({"kv": {"prompt": "why ?"}}), "422 fields_conflict kv", "prompt"),
+        (json!({"kv": {"policy": "heads", "prompt": ""}}), "422 field_empty kv.prompt", "after the chunks"),
         (
             json!({"kv": {"policy": "heads", "prompt": "why ".repeat(513)}}),
-            "422 query_too_long kv.prompt",
+            "422 too_long kv.prompt",
             "the limit is",
         ),
         (json!({"kv": {"policy": "layers"}}), "400 unknown_value kv.policy", "layers"),
@@ -278,17 +278,17 @@ async fn an_impossible_export_is_refused_by_name() {
         check_error(&more.to_string(), &compress(&daemon, &request(more.clone())).await, error, message);
     }
     let unknown = get(daemon.http, "/v1/kv/kv_0").await;
-    check_error("an unknown handle", &unknown, "404 kv_unknown handle", "they expired");
+    check_error("an unknown handle", &unknown, "404 id_unknown handle", "they expired");
     let kv = compress(&daemon, &request(json!({}))).await.json()["kv"].clone();
     let handle = kv["handle"].as_str().expect("a handle");
     let other = get(daemon.http, &format!("/v1/kv/{handle}?fingerprint=0123")).await;
     check_error("another model", &other, "409 model_mismatch fingerprint", "0123");
     check_error("another model", &other, "409 model_mismatch fingerprint", &model.fingerprint());
     let odd = get(daemon.http, &format!("/v1/kv/{handle}?model=x")).await;
-    check_error("an unknown parameter", &odd, "400 query_string_invalid model", "fingerprint");
+    check_error("an unknown parameter", &odd, "400 wrong_type model", "fingerprint");
 
     let refused = compress(&daemon_of_encoder().await, &request(json!({}))).await;
-    check_error("an encoder", &refused, "422 kv_unavailable include", "scripted is an encoder");
+    check_error("an encoder", &refused, "422 unavailable include", "scripted is an encoder");
 }
 
 async fn daemon_of_encoder() -> Daemon {
@@ -311,7 +311,7 @@ async fn a_model_with_chosen_heads_exports_all_layers_only_with_model_layers_all
     });
     contract.save(model.path()).expect("saved");
     let refused = compress(&model.daemon().await, &request(json!({}))).await;
-    check_error("only one layer is loaded", &refused, "422 kv_unavailable include", "model.kv_dir");
+    check_error("only one layer is loaded", &refused, "422 unavailable include", "model.kv_dir");
     let settings = OrtSettings { all_layers: true, ..ort_settings(model.path(), 1) };
     let daemon = daemon_of(Some(model.pipeline(&settings)), 2, 2).await;
     let answer = compress(&daemon, &request(json!({"kv": {"policy": "heads", "ratio": 0.5}}))).await;
@@ -329,7 +329,7 @@ async fn a_handle_is_valid_for_its_tenant_only() {
     check_error(
         "a handle of another tenant",
         &keyed.get("b", &path).await,
-        "404 kv_unknown handle",
+        "404 id_unknown handle",
         "another tenant's",
     );
     assert_eq!(keyed.ask("a", ("HEAD", &path), "").await.status, 200);
@@ -411,7 +411,7 @@ async fn an_encoder_selects_while_a_decoder_exports() {
     let strict = pipeline_of(scripted(), KvStore::without_tiers()).with_exporter(strict);
     let strict = daemon_of(Some(strict), 2, 2).await;
     let answer = compress(&strict, &body).await;
-    check_error("long for the decoder", &answer, "422 query_too_long query", "tokens");
+    check_error("long for the decoder", &answer, "422 too_long query", "tokens");
 
     // Other tenants have the same two models.
     let keyed = Keyed::start_with(&entry("a", "tenant = \"a\""), both(), &registry_settings()).await;

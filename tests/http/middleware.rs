@@ -201,7 +201,7 @@ async fn errors_have_the_shape_of_the_clients_api() {
         chat,
         header,
         "{}",
-        invalid("header_invalid", json!("x-thresher-compress"), 422),
+        invalid("invalid_value", json!("x-thresher-compress"), 422),
     )
     .await;
     let field = |field: &str| {
@@ -220,7 +220,7 @@ async fn errors_have_the_shape_of_the_clients_api() {
     for empty in ["chunks", "chunk_ids"] {
         let body = field(&format!(r#"{{"{empty}": []}}"#));
         let param = json!(format!("thresher.{empty}"));
-        check(empty, chat, "", &body, invalid("chunks_empty", param, 422)).await;
+        check(empty, chat, "", &body, invalid("field_empty", param, 422)).await;
     }
     check(
         "a wrong type",
@@ -235,7 +235,7 @@ async fn errors_have_the_shape_of_the_clients_api() {
         chat,
         "",
         &field(r#"{"budget": {}}"#),
-        invalid("budget_ambiguous", json!("thresher.budget"), 422),
+        invalid("fields_conflict", json!("thresher.budget"), 422),
     )
     .await;
     check(
@@ -243,14 +243,14 @@ async fn errors_have_the_shape_of_the_clients_api() {
         chat,
         "",
         &field(r#"{"budget": {"ratio": 2}}"#),
-        invalid("ratio_out_of_range", json!("thresher.budget.ratio"), 422),
+        invalid("out_of_range", json!("thresher.budget.ratio"), 422),
     )
     .await;
     let nobody = r#"{"model": "m-1", "messages": [], "thresher": {"chunks": ["x"]}}"#;
-    check("no question", chat, "", nobody, invalid("query_empty", json!("thresher.chunks"), 422)).await;
+    check("no question", chat, "", nobody, invalid("field_empty", json!("thresher.chunks"), 422)).await;
     assert!(upstream.requests.lock().expect("no panic").is_empty(), "an invalid request was passed on");
     let off = in_front(&MiddlewareSettings::default(), true, 1).await;
-    assert_eq!(send_chat(&off, &self::chat()).await.json()["error"]["code"], "middleware_off");
+    assert_eq!(send_chat(&off, &self::chat()).await.json()["error"]["code"], "not_found");
     let gone = in_front(&settings("http://127.0.0.1:1".to_owned()), true, 1).await;
     let response = send_chat(&gone, &self::chat()).await;
     assert_eq!((response.status, response.json()["error"]["code"].as_str()), (502, Some("upstream_failed")));
@@ -377,12 +377,12 @@ async fn registered_chunks_can_be_named_in_the_field_thresher() {
         assert_eq!(found, expect, "{field}");
     };
     check(json!({"chunk_ids": ["a", "c"]}), "422 chunk_unknown thresher.chunk_ids[1]").await;
-    check(json!({"chunk_ids": ["a", "a"]}), "422 chunk_id_duplicate thresher.chunk_ids[1]").await;
-    check(json!({"chunk_ids": []}), "422 chunks_empty thresher.chunk_ids").await;
-    check(json!({"chunk_ids": ["a"], "chunks": ["x"]}), "422 chunks_ambiguous thresher.chunk_ids").await;
+    check(json!({"chunk_ids": ["a", "a"]}), "422 duplicate thresher.chunk_ids[1]").await;
+    check(json!({"chunk_ids": []}), "422 field_empty thresher.chunk_ids").await;
+    check(json!({"chunk_ids": ["a"], "chunks": ["x"]}), "422 fields_conflict thresher.chunk_ids").await;
     check(json!({"chunk_ids": "a"}), "400 wrong_type thresher.chunk_ids").await;
     let nobody = json!({"model": "m-1", "messages": [], "thresher": {"chunk_ids": ["a"]}});
-    assert_eq!(send_chat(&daemon, &nobody).await.json()["error"]["code"], "query_empty");
+    assert_eq!(send_chat(&daemon, &nobody).await.json()["error"]["code"], "field_empty");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -426,13 +426,13 @@ async fn conversations_are_validated_and_their_originals_can_be_retrieved() {
         );
     };
     check("no list", json!({"messages": "x"}), (400, "wrong_type", json!("messages"))).await;
-    check("an empty list", json!({"messages": []}), (422, "messages_empty", json!("messages"))).await;
+    check("an empty list", json!({"messages": []}), (422, "field_empty", json!("messages"))).await;
     check("a number for a message", json!({"messages": [{}, 3]}), (400, "wrong_type", json!("messages[1]")))
         .await;
     check(
         "both shapes",
         json!({"messages": [{}], "query": "When is the tide?"}),
-        (422, "chunks_ambiguous", json!("messages")),
+        (422, "fields_conflict", json!("messages")),
     )
     .await;
     let messages = json!([{"role": "user", "content": "When is the tide?"}, {"role": "tool", "content": DOCUMENT.repeat(5)}]);
@@ -443,15 +443,15 @@ async fn conversations_are_validated_and_their_originals_can_be_retrieved() {
     let found = get(daemon.http, &format!("/v1/retrieve/{hash}?query=the%20tide")).await.json();
     assert!(found["relevant"][0]["text"].as_str().is_some_and(|text| text.contains("tide")), "{found}");
     let blank = get(daemon.http, &format!("/v1/retrieve/{hash}?query=%20")).await;
-    crate::check_error("blank", &blank, "422 query_empty query", "leave it out");
+    crate::check_error("blank", &blank, "422 field_empty query", "leave it out");
     let blank = json!({"hash": hash, "query": ""}).to_string();
     let blank = post(daemon.http, "/v1/retrieve", blank).await;
-    crate::check_error("empty", &blank, "422 query_empty query", "leave it out");
+    crate::check_error("empty", &blank, "422 field_empty query", "leave it out");
     for unknown in ["0".repeat(24), "x".to_owned(), "é".repeat(12), "%FF".to_owned()] {
         let response = get(daemon.http, &format!("/v1/retrieve/{unknown}")).await;
         assert_eq!(
             (response.status, response.json()["error"]["code"].as_str()),
-            (404, Some("original_unknown")),
+            (404, Some("id_unknown")),
             "{unknown}"
         );
     }
@@ -767,15 +767,15 @@ async fn a_conversation_beyond_its_limits_is_passed_on_whole_with_a_reason() {
     let mut four = conversation(4);
     four["messages"].as_array_mut().expect("messages").pop();
     check("within both", &settings(4, 4), &four, None).await;
-    check("a turn too many", &settings(3, 4), &four, Some("turn_too_many")).await;
-    check("a piece too many", &settings(4, 3), &four, Some("piece_too_many")).await;
+    check("a turn too many", &settings(3, 4), &four, Some("too_many")).await;
+    check("a piece too many", &settings(4, 3), &four, Some("too_many")).await;
     let many = json!({"model": "m-1", "messages": vec![json!({"role": "user", "content": "Q"}); 60_000]});
-    check("messages", &settings(1_000_000, 1_000_000), &many, Some("part_too_many")).await;
+    check("messages", &settings(1_000_000, 1_000_000), &many, Some("too_many")).await;
 
     let mut brings = four.clone();
     brings["thresher"] = json!({"chunks": ["The tide is at noon."]});
     let daemon = in_front(&settings(3, 4), true, 1).await;
-    assert_eq!(send_chat(&daemon, &brings).await.header("x-thresher-reason"), Some("turn_too_many"));
+    assert_eq!(send_chat(&daemon, &brings).await.header("x-thresher-reason"), Some("too_many"));
     let (body, messages) = (upstream.last_body(), four["messages"].as_array().expect("messages"));
     let sent_on = body["messages"].as_array().expect("messages");
     assert_eq!(
@@ -785,11 +785,11 @@ async fn a_conversation_beyond_its_limits_is_passed_on_whole_with_a_reason() {
     assert_eq!([&sent_on[..6], &sent_on[7..]].concat(), *messages);
     brings["thresher"] = json!({"chunks": ["a", "b", "c", "d", "e"]});
     let response = send_chat(&daemon, &brings).await;
-    check_mistake(&response, (422, "chunk_too_many", "thresher.chunks"), "more than");
+    check_mistake(&response, (422, "too_many", "thresher.chunks"), "more than");
 
     let messages = json!({"messages": four["messages"]}).to_string();
     for (settings, code, setting) in
-        [(settings(3, 4), "turn_too_many", "the limit is"), (settings(4, 3), "piece_too_many", "the limit is")]
+        [(settings(3, 4), "too_many", "the limit is"), (settings(4, 3), "too_many", "the limit is")]
     {
         let daemon = in_front(&settings, true, 1).await;
         let response = post(daemon.http, "/v1/compress", &messages).await;
@@ -1059,7 +1059,7 @@ async fn chunks_stay_in_front_of_the_question_while_tools_are_called() {
         "tool results must stand first"
     );
     let only_context = json!({"model": "m-1", "messages": [{"role": "user", "content": "<context>x</context>"}], "thresher": chunks});
-    assert_eq!(send_chat(&daemon, &only_context).await.json()["error"]["code"], "query_empty");
+    assert_eq!(send_chat(&daemon, &only_context).await.json()["error"]["code"], "field_empty");
 }
 
 #[tokio::test(flavor = "multi_thread")]

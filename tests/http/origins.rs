@@ -55,9 +55,9 @@ async fn a_page_of_another_site_can_read_and_change_nothing() {
     assert_eq!(registered.status, 200, "{}", registered.body);
     let foreign = json!({"chunks": [{"id": "theirs", "text": "Planted."}]}).to_string();
     let table = [
-        ("DNS rebinding", "evil.example", "", "host_not_allowed"),
-        ("DNS rebinding with a port", "evil.example:8080", "", "host_not_allowed"),
-        ("the address of any interface", "0.0.0.0:8080", "", "host_not_allowed"),
+        ("DNS rebinding", "evil.example", "", "origin_not_allowed"),
+        ("DNS rebinding with a port", "evil.example:8080", "", "origin_not_allowed"),
+        ("the address of any interface", "0.0.0.0:8080", "", "origin_not_allowed"),
         ("a foreign origin", "localhost", "origin: http://evil.example\r\n", "origin_not_allowed"),
         ("the null origin of a sandboxed page", "localhost", "origin: null\r\n", "origin_not_allowed"),
         ("no origin, but cross-site", "localhost", "sec-fetch-site: cross-site\r\n", "origin_not_allowed"),
@@ -97,13 +97,13 @@ async fn a_page_of_another_site_can_read_and_change_nothing() {
 async fn a_request_must_have_one_host_and_at_most_one_origin() {
     let daemon = daemon(Some(scripted()), 4, 4).await;
     let table = [
-        ("no host", "", "host_not_allowed"),
-        ("an empty host", "host:\r\n", "host_not_allowed"),
-        ("a local host and another", "host: localhost\r\nhost: evil.example\r\n", "host_not_allowed"),
-        ("another host and a local one", "host: evil.example\r\nhost: localhost\r\n", "host_not_allowed"),
-        ("the same host twice", "host: localhost\r\nhost: localhost\r\n", "host_not_allowed"),
-        ("a port out of range", "host: localhost:99999\r\n", "host_not_allowed"),
-        ("a port in letters", "host: localhost:http\r\n", "host_not_allowed"),
+        ("no host", "", "origin_not_allowed"),
+        ("an empty host", "host:\r\n", "origin_not_allowed"),
+        ("a local host and another", "host: localhost\r\nhost: evil.example\r\n", "origin_not_allowed"),
+        ("another host and a local one", "host: evil.example\r\nhost: localhost\r\n", "origin_not_allowed"),
+        ("the same host twice", "host: localhost\r\nhost: localhost\r\n", "origin_not_allowed"),
+        ("a port out of range", "host: localhost:99999\r\n", "origin_not_allowed"),
+        ("a port in letters", "host: localhost:http\r\n", "origin_not_allowed"),
         (
             "two origins",
             "host: localhost\r\norigin: http://localhost:3000\r\norigin: http://evil.example\r\n",
@@ -126,11 +126,11 @@ async fn a_request_must_have_one_host_and_at_most_one_origin() {
     assert_refused(
         "a host only in the request line",
         &send_raw(daemon.http, absolute).await,
-        "host_not_allowed",
+        "origin_not_allowed",
     );
     // Only the admin listener accepts HTTP/1.0 without a host, for probes.
     let old = send_raw(daemon.http, "GET /v1/chunks HTTP/1.0\r\n\r\n").await;
-    assert_refused("no host, in HTTP/1.0", &old, "host_not_allowed");
+    assert_refused("no host, in HTTP/1.0", &old, "origin_not_allowed");
     assert_eq!(
         send_raw(daemon.admin, "GET /livez HTTP/1.0\r\n\r\n").await.status,
         200,

@@ -187,7 +187,7 @@ async fn a_request_without_a_model_goes_to_the_only_upstream_or_to_the_one_it_na
     }
     let unknown = [json[0], json[1], "x-thresher-upstream: elsewhere.example"];
     let unknown = send(&daemon, ("GET", "/v1/files"), &unknown, "").await;
-    assert_eq!((unknown.status, &unknown.json()["error"]["code"]), (422, &json!("header_invalid")));
+    assert_eq!((unknown.status, &unknown.json()["error"]["code"]), (422, &json!("invalid_value")));
     // A file is not sent to an upstream only because that one is for any model.
     let any = with(vec![named(&urls[0], &["a-*"]), named(&urls[1], &[])]);
     let any = in_front(&any, true, 1).await;

@@ -232,7 +232,7 @@ async fn only_requests_that_were_to_be_compressed_are_counted() {
     let check = async |path: &str, expect: &str| {
         check_error(path, &get(daemon.http, path).await, expect, "");
     };
-    check("/v1/savings?tenant=b", "400 query_string_invalid tenant").await;
+    check("/v1/savings?tenant=b", "400 wrong_type tenant").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

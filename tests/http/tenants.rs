@@ -190,11 +190,11 @@ async fn a_compression_of_one_tenant_is_unknown_to_another() {
             keyed.post(other, "/v1/attribute", &known).await,
             keyed.post(other, "/v1/attribute", &never_used).await,
         );
-        check_error(other, &theirs, "404 compress_id_unknown compress_id", "this daemon did not give it");
+        check_error(other, &theirs, "404 id_unknown compress_id", "this daemon did not give it");
         assert_eq!(theirs.body, unknown.body);
         let events = format!("data: {}\n\ndata: [DONE]\n\n", json!({"compress_id": id}));
         let streamed = keyed.ask(other, ("POST", "/v1/attribute/stream"), events).await;
-        check_error(other, &streamed, "404 compress_id_unknown compress_id", "");
+        check_error(other, &streamed, "404 id_unknown compress_id", "");
     }
     json_of(&keyed.post("a2", "/v1/attribute", &known).await);
 }
@@ -217,7 +217,7 @@ async fn shortened_originals_are_returned_to_their_tenant_only() {
     for other in ["b", "c"] {
         let (theirs, nobodys) =
             (keyed.get(other, &path).await, keyed.get(other, "/v1/retrieve/000000000000000000000000").await);
-        check_error(other, &theirs, "404 original_unknown -", "");
+        check_error(other, &theirs, "404 id_unknown -", "");
         assert_eq!(theirs.body, nobodys.body);
     }
 }
@@ -286,7 +286,7 @@ async fn a_damaged_registry_affects_its_own_tenant_only() {
     let keyed = keyed(&registry).await;
     for what in [("GET", "/v1/chunks/a"), ("GET", "/v1/registry")] {
         let refused = keyed.ask("a", what, "").await;
-        check_error("a damaged registry", &refused, "500 registry_unusable -", "the daemon's log says why");
+        check_error("a damaged registry", &refused, "500 storage_failed -", "the daemon's log says why");
         assert!(!refused.body.contains("tenants/a"), "{}", refused.body);
     }
     assert_eq!(sources(&json_of(&keyed.post("a", "/v1/compress", &good()).await)), (0, 0, 2));
@@ -335,7 +335,7 @@ async fn sessions_and_usage_belong_to_one_tenant() {
     let usage = json!({"session_id": "s", "usage": {"input_tokens": 3}});
     for other in ["b", "c"] {
         let unknown = keyed.post(other, "/v1/usage", &usage).await;
-        check_error(other, &unknown, "404 session_unknown session_id", "");
+        check_error(other, &unknown, "404 id_unknown session_id", "");
         assert!(!replayed(other).await, "{other} has sessions of its own");
     }
     assert_eq!(json_of(&keyed.post("a", "/v1/usage", &usage).await)["applied"], true);

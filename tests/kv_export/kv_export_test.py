@@ -764,7 +764,7 @@ class Families(Test):
         subprocess.run([BINARY, "export", ROOT / "models/tiny/gpt2", "--out", made], check=True, stdout=subprocess.DEVNULL)
         served = start_daemon(THRESHER__MODEL__DIR=str(made))
         self.addCleanup(served.stop)
-        with self.refused("kv_unavailable"):
+        with self.refused("unavailable"):
             client_of(self, served).compress("what ?", ["the keeper had a dog ."], include=["kv"])
 
 
@@ -801,9 +801,9 @@ class Refusals(Test):
         return (using or client).compress(self.row["query"], self.row["chunks"], **{"budget": {"ratio": 1}, **options})
 
     def test_an_unknown_handle(self):
-        with self.refused("kv_unknown", NotFoundError):
+        with self.refused("id_unknown", NotFoundError):
             client.kv("kv_00000000000000000000000000000000")
-        with self.refused("kv_unknown", NotFoundError):
+        with self.refused("id_unknown", NotFoundError):
             client.kv("a/b?c")
         self.assertEqual(self.compress(include=["kv"]).kv.expires_s, 600)
 
@@ -816,7 +816,7 @@ class Refusals(Test):
         self.addCleanup(served.stop)
         clients = {name: client_of(self, served, api_key=key) for name, key in keys.items()}
         handle = self.compress(clients["a"], include=["kv"]).kv.handle
-        with self.refused("kv_unknown", NotFoundError):
+        with self.refused("id_unknown", NotFoundError):
             clients["b"].kv(handle)
         with self.refused("key_missing", AuthenticationError):
             client_of(self, served).kv(handle)
@@ -825,19 +825,19 @@ class Refusals(Test):
     def test_an_encoder_has_no_exports(self):
         served = Daemon()
         self.addCleanup(served.stop)
-        with self.refused("kv_unavailable") as found:
+        with self.refused("unavailable") as found:
             self.compress(client_of(self, served), include=["kv"])
         self.assertEqual(found.error.status, 422)
         self.assertIn("encoder", found.message)
 
     def test_invalid_budgets(self):
-        with self.refused("kv_budget_too_small"):
+        with self.refused("budget_impossible"):
             self.compress(kv={"policy": "heads", "ratio": 0.001, "sinks": 4, "recent": 4})
-        with self.refused("ratio_out_of_range"):
+        with self.refused("out_of_range"):
             self.compress(kv={"policy": "heads", "ratio": 1.5})
-        with self.refused("kv_ambiguous"):
+        with self.refused("fields_conflict"):
             self.compress(kv={"policy": "heads", "ratio": 0.5, "mass": 0.5})
-        with self.refused("kv_ambiguous"):
+        with self.refused("fields_conflict"):
             self.compress(kv={"policy": "chunks", "ratio": 0.5})
         with self.refused("unknown_value"):
             self.compress(include=["everything"])
@@ -846,7 +846,7 @@ class Refusals(Test):
 
     def test_chunks_longer_than_the_context(self):
         chunks = [{"id": f"{at}", "text": f"{chunk['text']} {at} ."} for at in range(120) for chunk in self.row["chunks"][:1]]
-        with self.refused("kv_too_long"):
+        with self.refused("too_long"):
             client.compress(self.row["query"], chunks, budget={"ratio": 1}, include=["kv"])
 
     def test_a_small_share_of_a_short_chunk(self):
@@ -854,7 +854,7 @@ class Refusals(Test):
         answer, _, export = exported_kv(self.row["query"], chunks, kv={"policy": "heads"})
         self.assertEqual(answer.kv.room_tokens, model.config.max_position_embeddings - export.next_position)
         self.assertLessEqual(answer.kv.share, 0.25)
-        with self.refused("kv_budget_too_small"):
+        with self.refused("budget_impossible"):
             exported_kv(self.row["query"], chunks, kv={"policy": "heads", "sinks": 4})
 
     def test_the_fingerprint_of_another_model(self):

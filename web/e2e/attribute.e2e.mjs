@@ -83,11 +83,11 @@ pageTest(
     const parts = await page.locator(".part").count();
     await page.getByLabel("Answer of the language model").fill("word ".repeat(60_000));
     await page.getByRole("alert").waitFor();
-    assert.match(await page.getByRole("alert").innerText(), /answer_too_long/);
+    assert.match(await page.getByRole("alert").innerText(), /too_long/);
     assert.equal(await page.locator(".old .part").count(), parts);
     await page.getByLabel("As it arrives").check();
     await page.getByRole("alert").waitFor();
-    assert.match(await page.getByRole("alert").innerText(), /answer_too_long/);
+    assert.match(await page.getByRole("alert").innerText(), /too_long/);
   },
   { expected: /422/ },
 );

@@ -140,7 +140,7 @@ pageTest(
     await setChunks(page, [{ id: "a", text: "One." }, { id: "a", text: "Two." }]);
     const failure = page.getByRole("alert");
     await failure.waitFor();
-    assert.match(await failure.innerText(), /chunk_id_duplicate[\s\S]*chunks\[1\]\.id[\s\S]*earlier one/);
+    assert.match(await failure.innerText(), /duplicate[\s\S]*chunks\[1\]\.id[\s\S]*earlier one/);
     assert.equal(await page.locator(".old .context").innerText(), before);
     await setChunks(page, ["One ferry passes under the bridge."]);
     await until(() => page.locator(".old, [role=alert]").count(), (count) => count === 0, "the error is gone");

@@ -177,7 +177,7 @@ class Blocking(unittest.TestCase):
         changes = self.client.register_chunks([*chunks, {"id": "blank", "text": " "}], wait=True)
         self.assertEqual([one.status for one in changes.chunks], ["created"] * 3 + ["failed"])
         assert changes.chunks[3].error is not None and changes.warming is not None
-        self.assertEqual((changes.chunks[3].error.code, changes.warming.warm), ("text_empty", 3))
+        self.assertEqual((changes.chunks[3].error.code, changes.warming.warm), ("field_empty", 3))
         self.assertEqual([self.client.get_chunk(id).text for id in ids], [chunk.text for chunk in chunks])
         page = self.client.list_chunks(limit=2, filter={"n": {"gte": 0}})
         rest = self.client.list_chunks(limit=2, after=page.next)
@@ -195,7 +195,7 @@ class Blocking(unittest.TestCase):
         self.assertEqual([one.status for one in gone.chunks], ["deleted"] * 3 + ["unknown"])
         with self.assertRaises(NotFoundError) as raised:
             self.client.get_chunk("tides")
-        self.assertEqual(raised.exception.code, "chunk_not_found")
+        self.assertEqual(raised.exception.code, "id_unknown")
 
     def test_rerank(self) -> None:
         texts = [chunk.text for chunk in CHUNKS]
@@ -218,14 +218,14 @@ class Blocking(unittest.TestCase):
 
     def test_invalid_requests_raise_errors_with_code_and_param(self) -> None:
         rows: list[tuple[str, str | None, int, Callable[[], object]]] = [
-            ("query_empty", "query", 422, lambda: self.client.compress(" ", ["x"])),
-            ("chunks_empty", "chunks", 422, lambda: self.client.compress("x", [])),
+            ("field_empty", "query", 422, lambda: self.client.compress(" ", ["x"])),
+            ("field_empty", "chunks", 422, lambda: self.client.compress("x", [])),
             ("budget_impossible", "budget", 422, lambda: self.client.compress("a b c", ["a b c"], budget={"tokens": 1})),
-            ("ratio_out_of_range", "budget.coverage", 422, lambda: self.client.compress("x", ["a"], budget={"coverage": 0.3})),
+            ("out_of_range", "budget.coverage", 422, lambda: self.client.compress("x", ["a"], budget={"coverage": 0.3})),
             ("unknown_field", None, 400, lambda: self.client.compress("x", ["a"], extra_body={"nonsense": 1})),
             ("wrong_type", "chunks[1].text", 400, lambda: self.client.compress("x", ["a", {"text": 7}])),
-            ("compress_id_unknown", "compress_id", 404, lambda: self.client.attribute("x", compress_id="cmp_no")),
-            ("filter_invalid", "filter", 400, lambda: self.client.search("x", filter={"a": {"near": 1}})),
+            ("id_unknown", "compress_id", 404, lambda: self.client.attribute("x", compress_id="cmp_no")),
+            ("wrong_type", "filter", 400, lambda: self.client.search("x", filter={"a": {"near": 1}})),
         ]
         for code, param, status, ask in rows:
             with self.subTest(code), self.assertRaises((RequestInvalidError, NotFoundError)) as raised:
@@ -379,7 +379,7 @@ class Stream(unittest.TestCase):
         with self.assertRaises(RequestInvalidError) as raised:
             with self.client.attribute_stream(deltas(), []):
                 pass
-        self.assertEqual((raised.exception.code, raised.exception.status, taken), ("chunks_empty", 422, []))
+        self.assertEqual((raised.exception.code, raised.exception.status, taken), ("field_empty", 422, []))
 
     def test_an_exception_of_the_answer_is_raised_unchanged(self) -> None:
         def deltas() -> Iterator[str]:

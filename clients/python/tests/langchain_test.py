@@ -164,7 +164,7 @@ class Failures(unittest.TestCase):
             asyncio.run(self.absent(timeout_s=10.0).acompress_documents(documents(), QUESTION))
         with self.assertRaises(RequestInvalidError) as raised:
             ThresherCompressor(base_url=daemon.url).compress_documents(documents(), " ")
-        self.assertEqual(raised.exception.code, "query_empty")
+        self.assertEqual(raised.exception.code, "field_empty")
 
     def test_on_error_originals_returns_the_originals(self) -> None:
         for mode in ("compress", "rerank"):

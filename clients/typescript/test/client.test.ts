@@ -182,7 +182,7 @@ test("chunks are registered, listed, searched, compressed and deleted", async ()
   assert.match(found.context, /Fleming/);
   const deleted = await client.deleteChunks([...chunks.map(({ id }) => id), "other"]);
   assert.deepEqual(deleted.chunks.map(({ status }) => status), ["deleted", "deleted", "deleted", "deleted", "unknown"]);
-  await assert.rejects(client.getChunk("ts/1"), (error: NotFoundError) => error instanceof NotFoundError && error.code === "chunk_not_found");
+  await assert.rejects(client.getChunk("ts/1"), (error: NotFoundError) => error instanceof NotFoundError && error.code === "id_unknown");
 });
 
 test("rerank orders documents, and says whether they answer the question", async () => {
@@ -207,11 +207,11 @@ test("errors of the daemon are typed and name the wrong field", async () => {
   const long: CompressRequest = { query: QUESTION, chunks: TEXTS, budget: { tokens: 0 } };
   await assert.rejects(client.compress(long), (error: RequestInvalidError) => {
     assert.ok(error instanceof RequestInvalidError);
-    assert.deepEqual([error.status, error.code, error.param], [422, "budget_zero", "budget.tokens"]);
+    assert.deepEqual([error.status, error.code, error.param], [422, "out_of_range", "budget.tokens"]);
     return true;
   });
-  await assert.rejects(client.attribute({ answer: "a", compress_id: "nowhere" }), { name: "NotFoundError", code: "compress_id_unknown" });
-  await assert.rejects(client.kv("nowhere"), { name: "NotFoundError", code: "kv_unknown" });
+  await assert.rejects(client.attribute({ answer: "a", compress_id: "nowhere" }), { name: "NotFoundError", code: "id_unknown" });
+  await assert.rejects(client.kv("nowhere"), { name: "NotFoundError", code: "id_unknown" });
 });
 
 test("a daemon with keys is used with one", async () => {

@@ -104,11 +104,11 @@ test("a call that takes too long is ended and not repeated", async () => {
 });
 
 test("an error has code, message, param, status and request id", async () => {
-  const answer = failure(422, "chunk_too_long", { "x-request-id": "r-1" }, "chunks[3].text");
+  const answer = failure(422, "too_long", { "x-request-id": "r-1" }, "chunks[3].text");
   const { error } = await check([answer], 1, { is: RequestInvalidError });
   const { code, message, param, status, requestId, name, retryAfterS } = error as ApiError;
   assert.deepEqual({ code, message, param, status, requestId, name, retryAfterS }, {
-    code: "chunk_too_long",
+    code: "too_long",
     message: "no (at chunks[3].text)",
     param: "chunks[3].text",
     status: 422,
@@ -171,7 +171,7 @@ test("nothing of a streamed answer is taken before the daemon accepts the stream
   const accepted = { headers: { "content-type": "text/event-stream" }, body: done };
   for (const [answers, expected] of [
     [[BUSY, { hangUp: true }, accepted], ["One."]],
-    [[failure(422, "chunks_empty")], RequestInvalidError],
+    [[failure(422, "field_empty")], RequestInvalidError],
   ] as const) {
     taken = 0;
     const server = await Scripted.start(...answers);

@@ -27,12 +27,12 @@ pub enum Arrival {
 /// Anthropic's Messages, or `[DONE]`.
 ///
 /// # Errors
-/// `stream_event_invalid`, if it is none of these.
+/// `invalid_json`, if it is none of these.
 pub fn arrival(data: &str) -> Result<Arrival, ApiError> {
     if data.trim() == "[DONE]" {
         return Ok(Arrival::End);
     }
-    let invalid = |message: String| ApiError::new(ErrorCode::StreamEventInvalid, message);
+    let invalid = |message: String| ApiError::new(ErrorCode::InvalidJson, message);
     let not_json = |error: serde_json::Error| {
         invalid(format!("the data of an event is neither JSON nor [DONE]: {error}"))
     };
@@ -166,7 +166,7 @@ mod tests {
         check("escapes", r#"{"delta": "I\u0074"}"#, text());
         check("a text of null", r#"{"choices": [{"text": null, "delta": {"content": "It"}}]}"#, text());
         for none in ["{", "[]", "3", "{}", r#"{"delta": 3}"#, r#"{"choices": {}}"#] {
-            assert_eq!(arrival(none).expect_err(none).code, ErrorCode::StreamEventInvalid, "{none}");
+            assert_eq!(arrival(none).expect_err(none).code, ErrorCode::InvalidJson, "{none}");
         }
     }
 }

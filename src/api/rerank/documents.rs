@@ -33,7 +33,7 @@ impl<'a> DocumentReader<'a> {
                     Quoted(field)
                 );
                 let param = format!("rank_fields[{second}]");
-                return Err(ApiError::with_param(ErrorCode::RankFieldDuplicate, message, param));
+                return Err(ApiError::with_param(ErrorCode::Duplicate, message, param));
             }
         }
         if fields.is_none() {
@@ -92,7 +92,7 @@ impl<'a> DocumentReader<'a> {
                 "rank_fields names no field, and {} is an object: name the fields to rank by, or leave rank_fields out",
                 param()
             );
-            return Err(ApiError::with_param(ErrorCode::RankFieldsEmpty, message, "rank_fields"));
+            return Err(ApiError::with_param(ErrorCode::FieldEmpty, message, "rank_fields"));
         }
         if texts.is_empty() {
             let message = format!("{} has no field {} to rank by", param(), self.field_names());
@@ -103,7 +103,7 @@ impl<'a> DocumentReader<'a> {
         if bytes > max {
             let what = if self.fields.is_some() { "in its rank_fields together" } else { "of text" };
             let message = format!("{} has {bytes} bytes {what}; the limit is {max}", param());
-            return Err(ApiError::with_param(ErrorCode::ChunkTooLong, message, param()));
+            return Err(ApiError::with_param(ErrorCode::TooLong, message, param()));
         }
         Ok(texts.join("\n"))
     }

@@ -34,13 +34,13 @@ impl ApiError {
     /// `rule` says which hosts are accepted, and what the caller can do.
     pub(in crate::http) fn host_not_allowed(host: &str, rule: &str) -> Self {
         let message = format!("the request names the host {}, and {rule}", Quoted(host));
-        Self::new(ErrorCode::HostNotAllowed, message)
+        Self::new(ErrorCode::OriginNotAllowed, message)
     }
 
     /// For a request without exactly one `Host` header; `found` says what it has.
     pub(in crate::http) fn host_unclear(found: &str) -> Self {
         let message = format!("the request has {found}; send exactly one, with the daemon's host name");
-        Self::new(ErrorCode::HostNotAllowed, message)
+        Self::new(ErrorCode::OriginNotAllowed, message)
     }
 
     /// `page` says which page sends the request, `rule` which pages may, and what the caller can do.
@@ -51,22 +51,22 @@ impl ApiError {
     pub(in crate::http) fn query_unknown(name: &str, known: &[&str]) -> Self {
         let known: Vec<String> = known.iter().map(|name| format!("`{name}`")).collect();
         let message = format!("unknown query parameter {}, expected {}", Quoted(name), known.join(" or "));
-        Self::with_param(ErrorCode::QueryStringInvalid, message, Shortened(name).to_string())
+        Self::with_param(ErrorCode::WrongType, message, Shortened(name).to_string())
     }
 
     pub(in crate::http) fn query_duplicate(name: &str) -> Self {
         let message = format!("the query parameter `{name}` is given twice; give it once");
-        Self::with_param(ErrorCode::QueryStringInvalid, message, name)
+        Self::with_param(ErrorCode::WrongType, message, name)
     }
 
     pub(in crate::http) fn query_not_boolean(name: &str, found: &str) -> Self {
         let message = format!("the query parameter `{name}` is {}; it must be true or false", Quoted(found));
-        Self::with_param(ErrorCode::QueryStringInvalid, message, name)
+        Self::with_param(ErrorCode::WrongType, message, name)
     }
 
     pub(in crate::http) fn header_not_boolean(name: &'static str) -> Self {
         let message = format!("the header {name} is neither true (1, yes, on) nor false (0, no, off)");
-        Self::with_param(ErrorCode::HeaderInvalid, message, name)
+        Self::with_param(ErrorCode::InvalidValue, message, name)
     }
 }
 
@@ -93,7 +93,7 @@ impl ApiError {
 
     pub(in crate::http) fn encoding_unsupported() -> Self {
         let message = "the body is compressed; send it uncompressed, without the header Content-Encoding";
-        Self::new(ErrorCode::EncodingUnsupported, message)
+        Self::new(ErrorCode::ContentTypeUnsupported, message)
     }
 
     pub(in crate::http) fn body_too_large(bytes_max: usize, setting: &str) -> Self {
@@ -153,41 +153,41 @@ impl ApiError {
 
     pub(in crate::http) fn registry_unusable() -> Self {
         let message = "this tenant's registry cannot be used; the daemon's log says why, and what to do";
-        Self::new(ErrorCode::RegistryUnusable, message)
+        Self::new(ErrorCode::StorageFailed, message)
     }
 
     pub(in crate::http) fn chunk_not_found(id: &str) -> Self {
-        Self::new(ErrorCode::ChunkNotFound, format!("no chunk with the id {} is registered", Quoted(id)))
+        Self::new(ErrorCode::IdUnknown, format!("no chunk with the id {} is registered", Quoted(id)))
     }
 
     pub(in crate::http) fn path_not_utf8() -> Self {
-        Self::new(ErrorCode::ChunkIdInvalid, "the id in the path is not UTF-8; percent-encode its bytes")
+        Self::new(ErrorCode::InvalidValue, "the id in the path is not UTF-8; percent-encode its bytes")
     }
 
     pub(in crate::http) fn page_out_of_range(found: &str, max: usize) -> Self {
         let message = format!("limit is {}; it must be a whole number from 1 to {max}", Quoted(found));
-        Self::with_param(ErrorCode::CountOutOfRange, message, "limit")
+        Self::with_param(ErrorCode::OutOfRange, message, "limit")
     }
 
     pub(in crate::http) fn ids_empty() -> Self {
         let message = "chunk_ids is empty: send at least one id";
-        Self::with_param(ErrorCode::ChunksEmpty, message, "chunk_ids")
+        Self::with_param(ErrorCode::FieldEmpty, message, "chunk_ids")
     }
 
     pub(in crate::http) fn ids_too_many(found: usize, max: usize) -> Self {
         let message = format!("chunk_ids has {found} ids; the limit is {max}");
-        Self::with_param(ErrorCode::ChunkTooMany, message, "chunk_ids")
+        Self::with_param(ErrorCode::TooMany, message, "chunk_ids")
     }
 
     pub(in crate::http) fn ids_too_long(max: usize) -> Self {
         let message =
             format!("the chunks that chunk_ids names have more than {max} bytes of text; name fewer of them");
-        Self::with_param(ErrorCode::InputTooLong, message, "chunk_ids")
+        Self::with_param(ErrorCode::TooLong, message, "chunk_ids")
     }
 
     pub(in crate::http) fn id_duplicate(id: &str, first: usize, second: usize) -> Self {
         let message = format!("chunk_ids[{first}] and chunk_ids[{second}] are both {}", Quoted(id));
-        Self::with_param(ErrorCode::ChunkIdDuplicate, message, format!("chunk_ids[{second}]"))
+        Self::with_param(ErrorCode::Duplicate, message, format!("chunk_ids[{second}]"))
     }
 
     /// `missing` are positions in `ids`, at least one.
@@ -205,7 +205,7 @@ impl ApiError {
             "no recent compression has this id: this daemon did not give it, or it expired after {expire_s} s, or newer \
              ones took its memory (memory_bytes_max); send its chunks instead"
         );
-        Self::with_param(ErrorCode::CompressIdUnknown, message, "compress_id")
+        Self::with_param(ErrorCode::IdUnknown, message, "compress_id")
     }
 }
 
@@ -214,12 +214,12 @@ impl ApiError {
     pub(in crate::http) fn kv_unknown() -> Self {
         let message = "no keys and values are stored under this handle: they expired, newer ones took their memory \
                        (memory_bytes_max), or they are another tenant's; compress again";
-        Self::with_param(ErrorCode::KvUnknown, message, "handle")
+        Self::with_param(ErrorCode::IdUnknown, message, "handle")
     }
 
     pub(in crate::http) fn kv_off() -> Self {
         let message = "keys and values are not exported here";
-        Self::with_param(ErrorCode::KvUnavailable, message, "include")
+        Self::with_param(ErrorCode::Unavailable, message, "include")
     }
 
     pub(in crate::http) fn kv_too_large(bytes: usize, max: usize) -> Self {
@@ -227,7 +227,7 @@ impl ApiError {
             "the keys and values of the kept chunks take {bytes} bytes; all exports together may take {max} (memory_bytes_max). Keep \
              fewer chunks, or raise the limit"
         );
-        Self::with_param(ErrorCode::KvTooLarge, message, "include")
+        Self::with_param(ErrorCode::TooLong, message, "include")
     }
 
     pub(in crate::http) fn model_mismatch(ours: &str, theirs: &str) -> Self {
@@ -241,7 +241,7 @@ impl ApiError {
 
     pub(in crate::http) fn receipt_failed() -> Self {
         let message = "the receipt cannot be signed (receipts.key_file); the daemon's log says why";
-        Self::new(ErrorCode::ReceiptFailed, message)
+        Self::new(ErrorCode::Internal, message)
     }
 }
 
@@ -250,11 +250,11 @@ impl ApiError {
     pub(in crate::http) fn stream_empty() -> Self {
         let message = "the body has no event. An event is a line that begins with \"data:\", and a blank line; the first is the request, \
                        without its answer";
-        Self::new(ErrorCode::StreamEmpty, message)
+        Self::new(ErrorCode::InvalidJson, message)
     }
 
     pub(in crate::http) fn stream_invalid(cause: &str) -> Self {
-        Self::new(ErrorCode::StreamEventInvalid, format!("the body is not a stream of events: {cause}"))
+        Self::new(ErrorCode::InvalidJson, format!("the body is not a stream of events: {cause}"))
     }
 
     pub(in crate::http) fn answer_failed() -> Self {
@@ -295,11 +295,11 @@ impl ApiError {
 
     pub(in crate::http) fn messages_ambiguous() -> Self {
         let message = "`query` and `messages` need `chunks` or `chunk_ids`, too; to compress a conversation, send `messages` without `query`";
-        Self::with_param(ErrorCode::ChunksAmbiguous, message, "messages")
+        Self::with_param(ErrorCode::FieldsConflict, message, "messages")
     }
 
     pub(in crate::http) fn messages_empty() -> Self {
-        Self::with_param(ErrorCode::MessagesEmpty, "messages is empty: send at least one", "messages")
+        Self::with_param(ErrorCode::FieldEmpty, "messages is empty: send at least one", "messages")
     }
 
     /// `param` is the place of the count.
@@ -307,12 +307,12 @@ impl ApiError {
         let message = format!(
             "{param} is {count}, and the conversation has {message_count} messages; freeze at most all of them"
         );
-        Self::with_param(ErrorCode::CountOutOfRange, message, param)
+        Self::with_param(ErrorCode::OutOfRange, message, param)
     }
 
     pub(in crate::http) fn session_id_invalid(chars_max: usize, param: &str) -> Self {
         let message = format!("{param} is blank or longer than {chars_max} characters");
-        Self::with_param(ErrorCode::SessionIdInvalid, message, param)
+        Self::with_param(ErrorCode::InvalidValue, message, param)
     }
 
     pub(in crate::http) fn session_unknown(id: &str, expire_s: Option<u64>) -> Self {
@@ -323,7 +323,7 @@ impl ApiError {
             None => String::new(),
         };
         let message = format!("there is no session {}: it never compressed a conversation{or}", Quoted(id));
-        Self::with_param(ErrorCode::SessionUnknown, message, "session_id")
+        Self::with_param(ErrorCode::IdUnknown, message, "session_id")
     }
 
     /// A conversation that holds more than is compressed.
@@ -333,7 +333,7 @@ impl ApiError {
 
     pub(in crate::http) fn middleware_off() -> Self {
         let message = "this daemon has no upstream to pass the request on to; set middleware.upstreams";
-        Self::new(ErrorCode::MiddlewareOff, message)
+        Self::new(ErrorCode::NotFound, message)
     }
 
     pub(in crate::http) fn model_missing() -> Self {
@@ -355,7 +355,7 @@ impl ApiError {
             "the header {header} names {}, which is no upstream (middleware.upstreams)",
             Quoted(name)
         );
-        Self::with_param(ErrorCode::HeaderInvalid, message, header)
+        Self::with_param(ErrorCode::InvalidValue, message, header)
     }
 
     pub(in crate::http) fn path_not_forwarded(method: &str, path: &str) -> Self {
@@ -379,13 +379,13 @@ impl ApiError {
 
     pub(in crate::http) fn middleware_chunks_too_many(max: usize) -> Self {
         let message = format!("thresher.chunks has more than {max} chunks");
-        Self::with_param(ErrorCode::ChunkTooMany, message, "thresher.chunks")
+        Self::with_param(ErrorCode::TooMany, message, "thresher.chunks")
     }
 
     pub(in crate::http) fn question_missing() -> Self {
         let message =
             "thresher.chunks is put before the user's message, and the conversation has none with text";
-        Self::with_param(ErrorCode::QueryEmpty, message, "thresher.chunks")
+        Self::with_param(ErrorCode::FieldEmpty, message, "thresher.chunks")
     }
 
     pub(in crate::http) fn upstream_requests_too_many(retry_after_s: u64) -> Self {
@@ -412,7 +412,7 @@ impl ApiError {
              middleware.input_tokens_max). Send a shorter conversation, or let more of it be compressed: ask for it with x-thresher-compress: true, name tools in \
              middleware.tools, and send texts as documents or between the delimiters of a context"
         );
-        Self::with_param(ErrorCode::InputTooLong, message, field)
+        Self::with_param(ErrorCode::TooLong, message, field)
     }
 
     pub(in crate::http) fn upstream_loop() -> Self {
@@ -436,17 +436,17 @@ impl ApiError {
 
     pub(in crate::http) fn retrieve_query_blank() -> Self {
         let message = "query is blank; leave it out to get only the original text";
-        Self::with_param(ErrorCode::QueryEmpty, message, "query")
+        Self::with_param(ErrorCode::FieldEmpty, message, "query")
     }
 
     pub(in crate::http) fn original_unknown() -> Self {
         let message = "no text is stored under this hash: this daemon never shortened it, or newer texts took its space \
                        (originals.bytes_max)";
-        Self::new(ErrorCode::OriginalUnknown, message)
+        Self::new(ErrorCode::IdUnknown, message)
     }
 
     pub(in crate::http) fn originals_failed() -> Self {
         let message = "the store of original texts failed (originals.dir); the daemon's log says why";
-        Self::new(ErrorCode::OriginalsFailed, message)
+        Self::new(ErrorCode::StorageFailed, message)
     }
 }

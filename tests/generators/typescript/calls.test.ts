@@ -71,7 +71,7 @@ test("errors", async () => {
   const { error, response } = await client.POST("/v1/compress", { body: { query, chunks, budget: { tokens: 0 } } });
   assert.equal(response.status, 422);
   const code: components["schemas"]["ErrorCode"] = error!.error.code;
-  assert.deepEqual([code, error!.error.param], ["budget_zero", "budget.tokens"]);
+  assert.deepEqual([code, error!.error.param], ["out_of_range", "budget.tokens"]);
 });
 
 /** The compiler refuses these calls; the function is never run. */

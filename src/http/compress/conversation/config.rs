@@ -34,7 +34,7 @@ impl Config {
     /// Reads the options of a body with `message_count` messages. Options of Headroom that have no meaning here are ignored.
     ///
     /// # Errors
-    /// `wrong_type`, `session_id_invalid`, `count_out_of_range`, `ratio_out_of_range`.
+    /// `wrong_type`, `invalid_value`, `out_of_range`, `out_of_range`.
     pub fn read(body: Located, message_count: usize) -> Result<Self, ApiError> {
         let config = body.get("config").filter(|config| config.json() != "null");
         if config.is_some_and(|config| !config.json().starts_with('{')) {
@@ -146,7 +146,7 @@ impl<'a> Options<'a> {
 /// Checks the id of a session.
 ///
 /// # Errors
-/// `session_id_invalid`, about the value at `param`.
+/// `invalid_value`, about the value at `param`.
 pub fn check_session_id(id: &str, param: &str) -> Result<(), ApiError> {
     match id.trim().is_empty() || id.chars().count() > SESSION_ID_CHARS_MAX {
         true => Err(ApiError::session_id_invalid(SESSION_ID_CHARS_MAX, param)),
@@ -189,21 +189,17 @@ mod tests {
         fails("3", "wrong_type", "config");
         fails(r#"{"mode": 3}"#, "wrong_type", "config.mode");
         fails(r#"{"session_id": 3}"#, "wrong_type", "config.session_id");
-        fails(r#"{"session_id": " "}"#, "session_id_invalid", "config.session_id");
-        fails(
-            &format!(r#"{{"session_id": "{}"}}"#, "é".repeat(257)),
-            "session_id_invalid",
-            "config.session_id",
-        );
+        fails(r#"{"session_id": " "}"#, "invalid_value", "config.session_id");
+        fails(&format!(r#"{{"session_id": "{}"}}"#, "é".repeat(257)), "invalid_value", "config.session_id");
         fails(r#"{"frozen_message_count": -1}"#, "wrong_type", "config.frozen_message_count");
         fails(r#"{"frozen_message_count": true}"#, "wrong_type", "config.frozen_message_count");
         fails(r#"{"frozen_message_count": 1.5}"#, "wrong_type", "config.frozen_message_count");
-        fails(r#"{"frozen_message_count": 4}"#, "count_out_of_range", "config.frozen_message_count");
+        fails(r#"{"frozen_message_count": 4}"#, "out_of_range", "config.frozen_message_count");
         let beside = read(r#"{"frozen_message_count": 4}"#).expect_err("too many");
-        assert_eq!(beside, ("count_out_of_range", "frozen_message_count".to_owned()));
+        assert_eq!(beside, ("out_of_range", "frozen_message_count".to_owned()));
         fails(r#"{"protect_recent": "all"}"#, "wrong_type", "config.protect_recent");
         fails(r#"{"compress_user_messages": "no"}"#, "wrong_type", "config.compress_user_messages");
-        fails(r#"{"target_ratio": 1.5}"#, "ratio_out_of_range", "config.target_ratio");
+        fails(r#"{"target_ratio": 1.5}"#, "out_of_range", "config.target_ratio");
         fails(r#"{"target_ratio": "half"}"#, "wrong_type", "config.target_ratio");
         assert_eq!(read(r#"{"session_id": ""}"#).map_err(|(_, param)| param), Err("session_id".to_owned()));
     }
