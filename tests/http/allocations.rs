@@ -158,7 +158,11 @@ fn check_any<T: Body>(name: &str, field: &str, denies: bool) {
         run(&format!("{{\"{field}\": \""), "\\n", "\"}"),
         &format!("wrong_type {field}"),
     );
-    check("a field twice", filled("{", &format!("\"{field}\":null"), "}"), &format!("duplicate_field {field}"));
+    check(
+        "a field twice",
+        filled("{", &format!("\"{field}\":null"), "}"),
+        &format!("duplicate_field {field}"),
+    );
     check("a string", run("\"", "x", "\""), "wrong_type");
     check("a list", filled("[", "[]", "]"), "wrong_type");
 }
