@@ -43,10 +43,10 @@ use crate::middleware::find::{self, TooMany};
 use crate::middleware::json::Located;
 use crate::middleware::omissions;
 use crate::middleware::rewrite::{
-    self, AddedContext, CompressOptions, Compressor, NewestTurn, Rewritten, SentTurn, SentTurnStore,
+    self, AddedContext, CompressOptions, Compressor, Extent, Rewritten, SentTurn,
 };
 use crate::middleware::settings::{MiddlewareSettings, When};
-use crate::middleware::shadow::{NoTurns, ShadowTurns};
+use crate::middleware::shadow::shadow_key;
 use crate::originals::TenantOriginals;
 use crate::savings::counts::Treatment;
 use crate::tenants::usage::UsageCounts;
@@ -540,7 +540,9 @@ impl ModelRequest {
         let turns = find::turns(&conversation, &settings.policy(self.upstream_cites)).turns;
         let (options, added) = (self.options.as_ref(), self.added_context(settings));
         if self.too_many.is_some() {
-            return Ok(rewrite::uncompressed((self.dialect, body), &turns, &added));
+            let conversation =
+                rewrite::Conversation { dialect: self.dialect, body, turns: &turns, added: &added };
+            return Ok(rewrite::uncompressed(conversation));
         }
         let asked = options.and_then(|options| options.budget);
         let compress_options = CompressOptions {
@@ -556,24 +558,31 @@ impl ModelRequest {
             result_tokens_min: settings.result_tokens_min,
             marks: settings.retrievable,
         };
+        let compressor = match how {
+            Some(_) => Some(Compressor {
+                options: &compress_options,
+                other_text_bytes: find::other_text_bytes(&conversation, &turns),
+                pipeline: service.ready()?,
+            }),
+            None => None,
+        };
+        let extent = match how {
+            Some(_) => Extent::NewestTurn,
+            None if self.compress == Some(false) => Extent::NewestWhole,
+            None => Extent::AsBefore,
+        };
         let stored = StoredTurns(service.originals());
-        let shadow_turns = ShadowTurns(StoredTurns(service.originals()));
+        let is_shadow = self.treatment == Some(Treatment::Shadow);
         // In shadow mode, a conversation is sent whole, and what would have been sent of its turns is stored apart.
-        let sent_turns: &dyn SentTurnStore = match (self.treatment, how) {
-            (Some(Treatment::Shadow), Some(_)) => &shadow_turns,
-            (Some(Treatment::Shadow), None) => &NoTurns,
-            _ => &stored,
+        let before = |key: &[u8; 32]| match (is_shadow, how) {
+            (false, _) => stored.get(key),
+            (true, Some(_)) => stored.get(&shadow_key(key)),
+            (true, None) => None,
         };
-        let newest = match how {
-            Some(_) => {
-                let other_text_bytes = find::other_text_bytes(&conversation, &turns);
-                let pipeline = service.ready()?;
-                NewestTurn::Compress(Compressor { options: &compress_options, other_text_bytes, pipeline })
-            }
-            None if self.compress == Some(false) => NewestTurn::Whole,
-            None => NewestTurn::AsSentBefore,
-        };
-        Ok(rewrite::newest_turn((self.dialect, body), &turns, &added, sent_turns, (newest, cancel))?)
+        let plans = rewrite::plan(&turns, extent, &compress_options.id(), &before, cancel)?;
+        let conversation =
+            rewrite::Conversation { dialect: self.dialect, body, turns: &turns, added: &added };
+        Ok(rewrite::rewrite(conversation, plans, compressor, cancel)?)
     }
 
     /// Leaves the conversation uncompressed; only the chunks of the request are added.
@@ -582,7 +591,10 @@ impl ModelRequest {
         let body = self.located()?;
         let conversation = self.dialect.conversation(body);
         let turns = find::turns(&conversation, &settings.policy(self.upstream_cites)).turns;
-        Ok(rewrite::uncompressed((self.dialect, body), &turns, &self.added_context(settings)))
+        let added = self.added_context(settings);
+        let conversation =
+            rewrite::Conversation { dialect: self.dialect, body, turns: &turns, added: &added };
+        Ok(rewrite::uncompressed(conversation))
     }
 
     fn added_context(&self, settings: &MiddlewareSettings) -> AddedContext {

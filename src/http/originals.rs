@@ -17,7 +17,7 @@ use crate::api::{self, OriginalAnswer, RelevantAnswer, RetrieveBody};
 use crate::error::{ApiError, ErrorCode};
 use crate::executor::run_blocking;
 use crate::middleware::marks::Hash;
-use crate::middleware::rewrite::{SentTurn, SentTurnStore};
+use crate::middleware::rewrite::SentTurn;
 use crate::middleware::session::{Key, ReturnedEntries, SessionKeys, SessionStore};
 use crate::originals::{ENTRY_BYTES, OriginalError, TenantOriginals};
 
@@ -25,17 +25,16 @@ use crate::originals::{ENTRY_BYTES, OriginalError, TenantOriginals};
 /// as if it were new.
 pub struct StoredTurns(pub TenantOriginals);
 
-impl SentTurnStore for StoredTurns {
-    fn get(&self, key: &[u8; 32]) -> Option<SentTurn> {
+impl StoredTurns {
+    /// Returns what was sent of the turn with this key, if the store has it.
+    pub fn get(&self, key: &[u8; 32]) -> Option<SentTurn> {
         let found = self.0.get(key).unwrap_or_else(|error| {
             tracing::debug!(%error, "a sent turn cannot be read from the store of originals");
             None
         });
         serde_json::from_slice(&found?).ok()
     }
-}
 
-impl StoredTurns {
     /// Stores what was sent of turns, by their keys.
     pub fn put(&self, turns: &[([u8; 32], SentTurn)]) {
         let turns: Vec<([u8; 32], Vec<u8>)> =

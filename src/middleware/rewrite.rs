@@ -17,7 +17,7 @@ use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{Pipeline, PipelineError};
 use thresher_core::text::outline::Layout;
 
-use self::strings::apply;
+use self::strings::{apply, keep_no_shorter};
 use self::turn::{TurnWork, add_tokens};
 use super::dialect::{Dialect, PartKind};
 use super::find::{CitedRecord, Passage, Turn};
@@ -69,12 +69,6 @@ pub struct SentTurn {
     /// Whether shortened results of tools were sent with a mark.
     #[serde(default)]
     marked: bool,
-}
-
-/// A store of what was sent of turns.
-pub trait SentTurnStore {
-    /// Returns what was sent of the turn with this key, if the store has it.
-    fn get(&self, key: &[u8; 32]) -> Option<SentTurn>;
 }
 
 /// A text that an answer may have come from.
@@ -220,88 +214,148 @@ pub struct Compressor<'a> {
     pub pipeline: &'a Pipeline,
 }
 
-/// What happens to the newest turn.
-#[derive(Clone, Copy)]
-pub enum NewestTurn<'a> {
-    /// The turn is compressed.
-    Compress(Compressor<'a>),
-    /// The turn is sent as it was sent before, or whole if it was not.
-    AsSentBefore,
-    /// The turn is sent whole.
-    Whole,
+/// How much of a conversation is compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// Every turn, for its own question.
+    AllTurns,
+    /// The newest turn. Earlier turns are sent as they were sent before.
+    NewestTurn,
+    /// Nothing: all turns are sent as they were sent before.
+    AsBefore,
+    /// Nothing: earlier turns are sent as they were sent before, and the newest one whole.
+    NewestWhole,
 }
 
-/// Rewrites a conversation. The newest turn is compressed as `newest` says; earlier turns are sent as the store says that they were sent
-/// before, or whole if the store does not have them. The added context belongs to the turn with the last question, and to this request
-/// alone.
+/// How one turn is sent. A turn that was never sent shortened is sent whole.
+#[derive(Debug, Clone, PartialEq)]
+pub enum TurnPlan {
+    /// The turn is sent byte for byte as it was sent before.
+    AsBefore(SentTurn),
+    /// The turn is sent whole.
+    Whole {
+        /// Whether that is recorded: a turn without a record is resent whole, so only one that has a record, or instructions, need it.
+        is_recorded: bool,
+    },
+    /// The turn is compressed.
+    Compress {
+        /// Whether it is recorded even if nothing is shortened.
+        is_recorded: bool,
+    },
+}
+
+/// Decides how each turn of a conversation is sent. `before` is what was sent of a turn, if the store has it, and `options` the id of the
+/// options of this request. Instructions, which begin a conversation, are compressed when they are first seen, and never after that.
+///
+/// # Errors
+/// Fails if `cancel` is cancelled, which is checked before every turn.
+pub fn plan(
+    turns: &[Turn],
+    extent: Extent,
+    options: &str,
+    before: &dyn Fn(&[u8; 32]) -> Option<SentTurn>,
+    cancel: &Cancel,
+) -> Result<Vec<TurnPlan>, PipelineError> {
+    let plan_turn = |(at, turn): (usize, &Turn)| {
+        cancel.check()?;
+        let is_newest = at + 1 == turns.len();
+        if extent == Extent::AllTurns {
+            return Ok(TurnPlan::Compress { is_recorded: false });
+        }
+        let stays = |sent: &SentTurn| match extent {
+            _ if !is_newest => true,
+            Extent::NewestTurn => sent.options == options,
+            Extent::AsBefore => true,
+            Extent::AllTurns | Extent::NewestWhole => false,
+        };
+        let is_recorded = match before(&turn.key).filter(|sent| sent.fits(turn)) {
+            Some(sent) if stays(&sent) => return Ok(TurnPlan::AsBefore(sent)),
+            Some(_) => true,
+            None if is_newest || turn.is_instructions => turn.is_instructions,
+            None => return Ok(TurnPlan::Whole { is_recorded: false }),
+        };
+        Ok(if extent == Extent::NewestTurn {
+            TurnPlan::Compress { is_recorded }
+        } else {
+            TurnPlan::Whole { is_recorded }
+        })
+    };
+    turns.iter().enumerate().map(plan_turn).collect()
+}
+
+/// A conversation to rewrite.
+#[derive(Clone, Copy)]
+pub struct Conversation<'a> {
+    /// The dialect of the request.
+    pub dialect: Dialect,
+    /// The body of the request.
+    pub body: Located<'a>,
+    /// The turns of the conversation.
+    pub turns: &'a [Turn],
+    /// The context that belongs to the turn with the last question, and to this request alone.
+    pub added: &'a AddedContext,
+}
+
+/// Carries out a plan. Without a `compressor`, nothing is compressed or counted, and the added context is inserted whole.
 ///
 /// # Errors
 /// Fails if [`Pipeline::compress`] fails, and if `cancel` is cancelled, which is checked before every turn.
-pub fn newest_turn(
-    (dialect, body): (Dialect, Located),
-    turns: &[Turn],
-    added: &AddedContext,
-    store: &dyn SentTurnStore,
-    (newest, cancel): (NewestTurn, &Cancel),
+pub fn rewrite(
+    conversation: Conversation<'_>,
+    plans: Vec<TurnPlan>,
+    compressor: Option<Compressor>,
+    cancel: &Cancel,
 ) -> Result<Rewritten, PipelineError> {
+    let Conversation { body, turns, .. } = conversation;
     let mut out = Rewritten::default();
     let mut ids = ChunkIds::default();
     let nothing = AddedContext::default();
-    let compressor = match newest {
-        NewestTurn::Compress(compressor) => Some(compressor),
-        NewestTurn::AsSentBefore | NewestTurn::Whole => None,
-    };
     // The id quotes the question, so it is built once and not for every turn.
     let options = compressor.map(|compressor| compressor.options.id()).unwrap_or_default();
     let question_at = last_question(turns);
-    for (at, turn) in turns.iter().enumerate() {
+    for (at, (turn, plan)) in turns.iter().zip(plans).enumerate() {
         cancel.check()?;
-        let is_newest = at + 1 == turns.len();
-        let added = if question_at == Some(at) { added } else { &nothing };
+        let added = if question_at == Some(at) { conversation.added } else { &nothing };
         let chunks: Vec<Arc<Chunk>> = ids.passages(turn);
-        let work =
-            TurnWork { turn, chunks: &chunks, added, sent_bytes: out.seen_bytes, options: &options, cancel };
-        let before = store.get(&turn.key).filter(|sent| sent.fits(turn));
-        let stays = match (&before, newest) {
-            (Some(_), _) if !is_newest => true,
-            (Some(sent), NewestTurn::Compress(_)) => sent.options == options,
-            (Some(_), NewestTurn::AsSentBefore) => true,
-            (Some(_), NewestTurn::Whole) => false,
-            (None, _) => !is_newest && !turn.is_instructions,
+        let work = TurnWork {
+            turn,
+            chunks: &chunks,
+            is_compressed: matches!(plan, TurnPlan::Compress { .. }),
+            added,
+            sent_bytes: out.seen_bytes,
+            options: &options,
+            cancel,
         };
-        let (mut sent, kept_of_added) = match compressor {
-            Some(compressor) if !stays || !added.chunks.is_empty() => work.compress(compressor, &mut out)?,
-            _ => work.keep_all(),
+        let has_work = work.is_compressed || !added.chunks.is_empty();
+        let (mut compressed, kept_of_added) = match compressor.filter(|_| has_work) {
+            Some(compressor) => work.compress(compressor, &mut out)?,
+            None => work.keep_all(),
         };
-        if let Some(compressor) = compressor.filter(|_| !stays) {
-            work.keep_no_shorter(body, &mut sent, (compressor, &mut out.tokens))?;
+        let (sent, is_recorded) = match plan {
+            TurnPlan::AsBefore(sent) => (sent, false),
+            TurnPlan::Whole { is_recorded } => (work.keep_all().0, is_recorded),
+            TurnPlan::Compress { is_recorded } => {
+                keep_no_shorter(body, turn, &mut compressed);
+                let is_recorded = is_recorded || compressed.kept.iter().any(Option::is_some);
+                (compressed, is_recorded)
+            }
+        };
+        if is_recorded {
+            out.records.push((turn.key, sent.clone()));
         }
-        let sent = match (stays, before) {
-            (true, Some(before)) => {
-                if let Some(compressor) = compressor.filter(|_| added.chunks.is_empty()) {
-                    work.count(&before, compressor, &mut out.tokens)?;
-                }
-                before
-            }
-            (true, None) => work.keep_all().0,
-            (false, before) => {
-                // A turn that the store does not have is resent whole, so a whole turn needs no record.
-                if before.is_some() || turn.is_instructions || sent.kept.iter().any(Option::is_some) {
-                    out.records.push((turn.key, sent.clone()));
-                }
-                sent
-            }
-        };
-        let before = out.shortened.len();
+        let first = out.shortened.len();
         apply(body, turn, (&chunks, &sent), &mut out);
-        if let Some(compressor) = compressor.filter(|_| sent.marked) {
+        if let Some(compressor) = compressor {
+            work.count(&sent, &kept_of_added, compressor, &mut out.tokens)?;
             let marked: Vec<usize> =
-                (before..out.shortened.len()).filter(|&at| out.shortened[at].is_marked).collect();
-            let tokens = work.mark_tokens(marked.iter().map(|&at| &out.shortened[at]), compressor)?;
-            add_tokens(&mut out.tokens, (0, tokens));
-            if !stays {
-                out.new_marks.extend(marked);
-                out.new_mark_tokens += tokens;
+                (first..out.shortened.len()).filter(|&at| out.shortened[at].is_marked).collect();
+            if !marked.is_empty() {
+                let tokens = work.mark_tokens(marked.iter().map(|&at| &out.shortened[at]), compressor)?;
+                add_tokens(&mut out.tokens, (0, tokens));
+                if is_recorded {
+                    out.new_marks.extend(marked);
+                    out.new_mark_tokens += tokens;
+                }
             }
         }
         for CitedRecord { text, kind, names } in &turn.records {
@@ -312,48 +366,24 @@ pub fn newest_turn(
                 seen,
             });
         }
-        add_context((dialect, body), turn, (added, &kept_of_added), &mut out);
+        add_context(conversation, turn, (added, &kept_of_added), &mut out);
     }
     Ok(out)
 }
 
-/// Leaves a conversation uncompressed; only the added context is inserted, whole.
-pub fn uncompressed((dialect, body): (Dialect, Located), turns: &[Turn], added: &AddedContext) -> Rewritten {
+/// Leaves a conversation uncompressed; only the added context is inserted, whole. No text is prepared for citations, however many there are.
+pub fn uncompressed(conversation: Conversation<'_>) -> Rewritten {
+    let Conversation { turns, added, .. } = conversation;
     let mut out = Rewritten::default();
     if let Some(at) = last_question(turns) {
         let all: Vec<Spans> = added.chunks.iter().map(|chunk| vec![(0, chunk.text.len())]).collect();
-        add_context((dialect, body), &turns[at], (added, &all), &mut out);
+        add_context(conversation, &turns[at], (added, &all), &mut out);
     }
     out
 }
 
 fn last_question(turns: &[Turn]) -> Option<usize> {
     turns.iter().rposition(|turn| turn.asked_at.is_some())
-}
-
-/// Compresses every turn of a conversation, each for its own question.
-///
-/// # Errors
-/// Fails if [`Pipeline::compress`] fails, and if `cancel` is cancelled, which is checked before every turn.
-pub fn all_turns(
-    body: Located,
-    turns: &[Turn],
-    compressor: Compressor,
-    cancel: &Cancel,
-) -> Result<Rewritten, PipelineError> {
-    let mut out = Rewritten::default();
-    let mut ids = ChunkIds::default();
-    let options = compressor.options.id();
-    for turn in turns {
-        cancel.check()?;
-        let chunks: Vec<Arc<Chunk>> = ids.passages(turn);
-        let (added, sent_bytes) = (&AddedContext::default(), out.seen_bytes);
-        let work = TurnWork { turn, chunks: &chunks, added, sent_bytes, options: &options, cancel };
-        let (mut sent, _) = work.compress(compressor, &mut out)?;
-        work.keep_no_shorter(body, &mut sent, (compressor, &mut out.tokens))?;
-        apply(body, turn, (&chunks, &sent), &mut out);
-    }
-    Ok(out)
 }
 
 impl SentTurn {
@@ -370,11 +400,12 @@ impl SentTurn {
 
 /// Inserts what is kept of the added chunks before the user's last message.
 fn add_context(
-    (dialect, body): (Dialect, Located),
+    conversation: Conversation<'_>,
     turn: &Turn,
     (added, kept): (&AddedContext, &[Spans]),
     out: &mut Rewritten,
 ) {
+    let Conversation { dialect, body, .. } = conversation;
     let spans_of = |(chunk, spans): (usize, &Spans)| -> Vec<KeptSpan> {
         ranges(spans).map(|range| KeptSpan::unscored(chunk, range)).collect()
     };
@@ -484,31 +515,69 @@ mod tests {
     use super::*;
     use crate::middleware::find::{Policy, turns};
 
-    struct EmptyStore;
+    /// A conversation of `count` turns, each with one passage.
+    fn conversation(count: usize) -> String {
+        let message = |role, content| json!({"role": role, "content": content});
+        let turn = |_| [message("user", "When? <c>At noon.</c>"), message("assistant", "A")];
+        json!({"messages": (0..count).flat_map(turn).collect::<Vec<_>>()}).to_string()
+    }
 
-    impl SentTurnStore for EmptyStore {
-        fn get(&self, _: &[u8; 32]) -> Option<SentTurn> {
-            None
-        }
+    fn turns_of(body: Located) -> Vec<Turn> {
+        let delimiters = Some(("<c>".to_owned(), "</c>".to_owned()));
+        let policy = Policy { delimiters, ..Policy::default() };
+        turns(&Dialect::Chat.conversation(body), &policy).turns
     }
 
     #[test]
     fn a_source_is_counted_once_by_what_is_seen_of_it() {
-        let message = |role, content| json!({"role": role, "content": content});
-        let turn = |_| [message("user", "When? <c>At noon.</c>"), message("assistant", "A")];
-        let text = json!({"messages": (0..7).flat_map(turn).collect::<Vec<_>>()}).to_string();
+        let text = conversation(7);
         let body = Located::parse(&text).expect("JSON");
-        let delimiters = Some(("<c>".to_owned(), "</c>".to_owned()));
-        let policy = Policy { delimiters, ..Policy::default() };
-        let turns = turns(&Dialect::Chat.conversation(body), &policy).turns;
+        let turns = turns_of(body);
         let chunk = Chunk::new("b", "Added.");
         let added = AddedContext { chunks: vec![Arc::new(chunk)], ..AddedContext::default() };
-        let how = (NewestTurn::AsSentBefore, &Cancel::default());
-        let as_before =
-            newest_turn((Dialect::Chat, body), &turns, &added, &EmptyStore, how).expect("not cancelled");
+        let conversation = Conversation { dialect: Dialect::Chat, body, turns: &turns, added: &added };
+        let cancel = Cancel::default();
+        let plans = plan(&turns, Extent::AsBefore, "", &|_| None, &cancel).expect("not cancelled");
+        let as_before = rewrite(conversation, plans, None, &cancel).expect("not cancelled");
         assert_eq!(as_before.seen_bytes, 7 * "At noon.".len() + "Added.".len());
-        let whole = uncompressed((Dialect::Chat, body), &turns, &added);
+        let whole = uncompressed(conversation);
         assert_eq!((whole.sources.len(), whole.seen_bytes), (1, "Added.".len()));
         assert_eq!(whole.added, as_before.added, "the added context is in the same position");
+    }
+
+    #[test]
+    fn each_turn_has_one_plan() {
+        let text = conversation(2);
+        let mut turns = turns_of(Located::parse(&text).expect("JSON"));
+        turns.truncate(2);
+        let [first, second] = [turns[0].key, turns[1].key];
+        let sent = |options: &str| SentTurn { options: options.into(), kept: vec![None], marked: false };
+        let (whole, compress) =
+            (|is_recorded| TurnPlan::Whole { is_recorded }, |is_recorded| TurnPlan::Compress { is_recorded });
+        let as_before = |options: &str| TurnPlan::AsBefore(sent(options));
+        let plan = |turns: &[Turn], extent, before: &dyn Fn(&[u8; 32]) -> Option<SentTurn>| {
+            plan(turns, extent, "now", before, &Cancel::default()).expect("not cancelled")
+        };
+        let check = |name: &str, extent, stored: &[([u8; 32], &str)], expect: [TurnPlan; 2]| {
+            let before = |key: &[u8; 32]| {
+                stored.iter().find(|(stored, _)| stored == key).map(|(_, options)| sent(options))
+            };
+            assert_eq!(plan(&turns, extent, &before), expect, "{name}");
+        };
+        let both = [(first, "then"), (second, "now")];
+        let other = [(first, "then"), (second, "then")];
+        check("new", Extent::NewestTurn, &[], [whole(false), compress(false)]);
+        check("sent with the same options", Extent::NewestTurn, &both, [as_before("then"), as_before("now")]);
+        check("sent with other options", Extent::NewestTurn, &other, [as_before("then"), compress(true)]);
+        check("not compressed, new", Extent::AsBefore, &[], [whole(false), whole(false)]);
+        check("not compressed", Extent::AsBefore, &other, [as_before("then"), as_before("then")]);
+        check("the newest whole", Extent::NewestWhole, &both, [as_before("then"), whole(true)]);
+        check("all", Extent::AllTurns, &both, [compress(false), compress(false)]);
+        let unfit = SentTurn { kept: vec![Some(vec![(0, 99)])], ..sent("now") };
+        let found = plan(&turns, Extent::AsBefore, &|_| Some(unfit.clone()));
+        assert_eq!(found, [whole(false), whole(false)], "what was sent does not fit the texts");
+        turns[0].is_instructions = true;
+        let found = plan(&turns, Extent::NewestTurn, &|_| None);
+        assert_eq!(found, [compress(true), compress(false)], "new instructions");
     }
 }

@@ -7,25 +7,7 @@ use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{Pipeline, PipelineError};
 
 use super::cite::Sources;
-use super::rewrite::{Rewritten, SentTurn, SentTurnStore, Source};
-
-/// A store of turns as they would have been sent, apart from those that were. A conversation in shadow mode goes on as a compressed one would.
-pub struct ShadowTurns<S>(pub S);
-
-impl<S: SentTurnStore> SentTurnStore for ShadowTurns<S> {
-    fn get(&self, key: &[u8; 32]) -> Option<SentTurn> {
-        self.0.get(&shadow_key(key))
-    }
-}
-
-/// A store without any turn: everything is sent whole.
-pub struct NoTurns;
-
-impl SentTurnStore for NoTurns {
-    fn get(&self, _: &[u8; 32]) -> Option<SentTurn> {
-        None
-    }
-}
+use super::rewrite::{Rewritten, Source};
 
 /// Returns the key under which a turn of shadow mode is stored.
 pub fn shadow_key(key: &[u8; 32]) -> [u8; 32] {

@@ -20,7 +20,7 @@ use crate::middleware::find;
 use crate::middleware::json::Located;
 use crate::middleware::omissions::{AddedBytes, omissions};
 use crate::middleware::rewrite::{
-    self, AddedContext, CompressOptions, Compressor, NewestTurn, Rewritten, SentTurn, SentTurnStore,
+    self, AddedContext, CompressOptions, Compressor, Extent, Rewritten, SentTurn,
 };
 use crate::middleware::settings::MiddlewareSettings;
 use crate::middleware::shadow::WouldKeep;
@@ -129,12 +129,6 @@ struct Turns {
     order: VecDeque<[u8; 32]>,
 }
 
-impl SentTurnStore for Turns {
-    fn get(&self, key: &[u8; 32]) -> Option<SentTurn> {
-        self.sent.get(key).cloned()
-    }
-}
-
 impl Turns {
     fn put(&mut self, records: Vec<([u8; 32], SentTurn)>) {
         for (key, sent) in records {
@@ -231,9 +225,14 @@ impl Replay {
             marks: self.middleware.retrievable,
         };
         let pipeline = &self.pipeline;
-        let newest = NewestTurn::Compress(Compressor { options: &options, other_text_bytes, pipeline });
-        let (added, cancel) = (AddedContext::default(), Cancel::default());
-        rewrite::newest_turn(conversation, turns, &added, &self.turns, (newest, &cancel))
+        let compressor = Compressor { options: &options, other_text_bytes, pipeline };
+        let before = |key: &[u8; 32]| self.turns.sent.get(key).cloned();
+        let cancel = Cancel::default();
+        let plans = rewrite::plan(turns, Extent::NewestTurn, &options.id(), &before, &cancel)?;
+        let (dialect, body) = conversation;
+        let added = AddedContext::default();
+        let conversation = rewrite::Conversation { dialect, body, turns, added: &added };
+        rewrite::rewrite(conversation, plans, Some(compressor), &cancel)
     }
 }
 

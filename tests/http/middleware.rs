@@ -21,9 +21,7 @@ use thresher::http::{Middleware, Serving};
 use thresher::middleware::dialect::Dialect;
 use thresher::middleware::find;
 use thresher::middleware::json::Located;
-use thresher::middleware::rewrite::{
-    self, AddedContext, CompressOptions, Compressor, NewestTurn, SentTurn, SentTurnStore,
-};
+use thresher::middleware::rewrite::{self, AddedContext, CompressOptions, Compressor, Extent, TurnPlan};
 use thresher::middleware::settings::{MiddlewareSettings, UpstreamSettings, When};
 use thresher_core::domain::{Budget, Granularity};
 use thresher_core::kv::store::KvStore;
@@ -332,6 +330,53 @@ async fn a_request_is_called_compressed_only_if_something_is_shorter() {
     assert!(upstream.last_body().to_string().contains("The tide is at noon."));
     let nothing = json!({"model": "m-1", "messages": [{"role": "user", "content": "Hello"}]});
     assert_eq!(send_chat(&daemon, &nothing).await.header("x-thresher-reason"), Some("nothing_to_compress"));
+}
+
+/// Tokens of the texts of a conversation before and after compression.
+fn tokens(response: &Response) -> (usize, usize) {
+    let number = |name| {
+        response.header(name).unwrap_or_else(|| panic!("{}", response.body)).parse().expect("a number")
+    };
+    (number("x-thresher-tokens-before"), number("x-thresher-tokens-after"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_turn_counts_the_same_in_every_request_of_its_conversation() {
+    let upstream = Upstream::default();
+    let daemon =
+        in_front(&settings(format!("http://{}", upstream.listen(200, answer()).await)), true, 1).await;
+    let turn = |name: &str| {
+        let content = format!("<context>{DOCUMENT}\n\nThe {name} tide.</context> When is the tide?");
+        json!({"role": "user", "content": content})
+    };
+    let answer = json!({"role": "assistant", "content": "At noon."});
+    let ask = async |messages: &[&Value], chunks: Value| {
+        let budget = json!({"tokens": if chunks.is_null() { 14 } else { 30 }});
+        let body =
+            json!({"model": "m-1", "messages": messages, "thresher": {"budget": budget, "chunks": chunks}});
+        tokens(&send_chat(&daemon, &body).await)
+    };
+    let (first, second) = (turn("first"), turn("second"));
+    let of_first = ask(&[&first], Value::Null).await;
+    let of_second = ask(&[&second], Value::Null).await;
+    let of_both = ask(&[&first, &answer, &second], Value::Null).await;
+    assert!(of_first.1 < of_first.0, "{of_first:?}");
+    assert_eq!(of_both, (of_first.0 + of_second.0, of_first.1 + of_second.1));
+
+    // The turn of the question is resent as it was, with the same chunks beside it; only the tokens of the tool's result are new.
+    let chunks = json!([{"id": "a", "text": "A tide chart is on the door."}]);
+    let third = turn("third");
+    let of_third = ask(&[&third], chunks.clone()).await;
+    let asked = |body: Value| {
+        let mut messages = body["messages"].as_array().expect("messages").clone().into_iter();
+        messages.find(|message| message.to_string().contains("When is the tide?"))
+    };
+    let sent = asked(upstream.last_body());
+    let call = json!({"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]});
+    let result = json!({"role": "tool", "tool_call_id": "c", "content": "A short result."});
+    let with_result = ask(&[&third, &call, &result], chunks).await;
+    assert_eq!(asked(upstream.last_body()), sent);
+    assert_eq!(with_result.0 - of_third.0, with_result.1 - of_third.1, "{with_result:?} {of_third:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -678,23 +723,6 @@ async fn a_client_gets_the_allowed_headers_of_a_response() {
     check(&["X-Theirs", "server"], &["server", "x-theirs"]).await;
 }
 
-/// An empty ledger that counts lookups and cancels the work at one of them.
-struct Counting<'a> {
-    lookups: Cell<usize>,
-    cancels_after: usize,
-    cancel: &'a Cancel,
-}
-
-impl SentTurnStore for Counting<'_> {
-    fn get(&self, _: &[u8; 32]) -> Option<SentTurn> {
-        self.lookups.set(self.lookups.get() + 1);
-        if self.lookups.get() == self.cancels_after {
-            self.cancel.cancel();
-        }
-        None
-    }
-}
-
 /// A conversation whose turns each have a context.
 fn conversation(turn_count: usize) -> Value {
     let turn = |_| {
@@ -722,26 +750,31 @@ fn cancelled_work_stops_before_the_next_turn() {
         marks: false,
     };
     let by = Compressor { options: &way, other_text_bytes: 0, pipeline: &pipeline };
-    for (name, how) in [
-        ("compressed", NewestTurn::Compress(by)),
-        ("as known", NewestTurn::AsSentBefore),
-        ("whole", NewestTurn::Whole),
-    ] {
+    for extent in [Extent::NewestTurn, Extent::AsBefore, Extent::NewestWhole] {
         for cancels_after in [0, 3] {
             let cancel = Cancel::default();
             if cancels_after == 0 {
                 cancel.cancel();
             }
-            let ledger = Counting { lookups: Cell::new(0), cancels_after, cancel: &cancel };
-            let brought = AddedContext::default();
-            let outcome =
-                rewrite::newest_turn((Dialect::Chat, body), &turns, &brought, &ledger, (how, &cancel));
-            assert!(matches!(outcome, Err(PipelineError::Cancelled)), "{name}");
-            assert_eq!(ledger.lookups.get(), cancels_after, "{name}: turns that were looked up");
+            let lookups = Cell::new(0);
+            let before = |_: &[u8; 32]| {
+                lookups.set(lookups.get() + 1);
+                if lookups.get() == cancels_after {
+                    cancel.cancel();
+                }
+                None
+            };
+            let outcome = rewrite::plan(&turns, extent, "", &before, &cancel);
+            assert!(matches!(outcome, Err(PipelineError::Cancelled)), "{extent:?}");
+            assert_eq!(lookups.get(), cancels_after, "{extent:?}: turns that were looked up");
         }
     }
+    let added = AddedContext::default();
+    let conversation = rewrite::Conversation { dialect: Dialect::Chat, body, turns: &turns, added: &added };
+    let plans = vec![TurnPlan::Compress { is_recorded: false }; turns.len()];
     let late = Cancel::at(Some(Instant::now()));
-    assert!(matches!(rewrite::all_turns(body, &turns, by, &late), Err(PipelineError::DeadlineExceeded)));
+    let outcome = rewrite::rewrite(conversation, plans, Some(by), &late);
+    assert!(matches!(outcome, Err(PipelineError::DeadlineExceeded)));
     assert_eq!(late.spent(), 0, "the model has read nothing");
 }
 

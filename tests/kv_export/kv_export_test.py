@@ -672,7 +672,7 @@ class Measured(Test):
     def test_the_measured_loss_is_that_of_the_export(self):
         file, out = work / "rows.jsonl", work / "measured.json"
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        subprocess.run([BINARY.with_name("thresher-lab"), "kv", file, "--model", exported, "--json", out], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([f"{BINARY}-lab", "kv", file, "--model", exported, "--json", out], check=True, stdout=subprocess.DEVNULL)
         measured = json.loads(out.read_text())
         for ratio in (4, 16):
             divergence, right = 0.0, 0

@@ -25,7 +25,9 @@ use crate::middleware::dialect::{Conversation, Dialect};
 use crate::middleware::find;
 use crate::middleware::json::Located;
 use crate::middleware::marks::{Hash, mark};
-use crate::middleware::rewrite::{self, CompressOptions, Compressor, Rewritten, Unshortened};
+use crate::middleware::rewrite::{
+    self, AddedContext, CompressOptions, Compressor, Extent, Rewritten, Unshortened,
+};
 use crate::middleware::session::{Session, SessionKeys};
 use crate::originals::{ENTRY_BYTES, TenantOriginals};
 use crate::tenants::usage::UsageCounts;
@@ -111,7 +113,11 @@ impl ConversationRequest {
             other_text_bytes: find::other_text_bytes(&conversation, &turns),
             pipeline,
         };
-        let mut rewritten = rewrite::all_turns(body, &turns, by, cancel)?;
+        let added = AddedContext::default();
+        let conversation_in_turns =
+            rewrite::Conversation { dialect: Dialect::Chat, body, turns: &turns, added: &added };
+        let plans = rewrite::plan(&turns, Extent::AllTurns, "", &|_| None, cancel)?;
+        let mut rewritten = rewrite::rewrite(conversation_in_turns, plans, Some(by), cancel)?;
         if self.config.names_hashes {
             name_hashes(&mut rewritten, &originals);
         }

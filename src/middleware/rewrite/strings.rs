@@ -9,7 +9,7 @@ use thresher_core::pipeline::assemble;
 use thresher_core::text::outline::Layout;
 
 use super::pieces::{self, Piece};
-use super::{NOTHING_KEPT, Rewritten, SentTurn, Shortened, Source, Spans, ranges};
+use super::{NOTHING_KEPT, Rewritten, SentTurn, Shortened, Source, ranges};
 use crate::middleware::dialect::PartKind;
 use crate::middleware::find::{Passage, Turn};
 use crate::middleware::json::Located;
@@ -31,16 +31,12 @@ pub(super) fn apply(
     out.shortened.extend(written.filter(is_shorter));
 }
 
-/// Keeps the passages of those strings that would become no shorter, such as by a mark. Returns the passages and what was kept of them.
-pub(super) fn keep_no_shorter<'a>(
-    body: Located,
-    turn: &'a Turn,
-    sent: &mut SentTurn,
-) -> Vec<(&'a Passage, Spans)> {
+/// Keeps the passages of those strings whole that would become no shorter, such as by a mark.
+pub(super) fn keep_no_shorter(body: Located, turn: &Turn, sent: &mut SentTurn) {
     let longer = written(body, turn, sent).into_iter().filter(|(_, string)| !is_shorter(string));
-    let passages: Vec<usize> = longer.flat_map(|(passages, _)| passages).collect();
-    let kept = passages.into_iter().map(|at| Some((&turn.passages[at], sent.kept[at].take()?)));
-    kept.flatten().collect()
+    for passage in longer.flat_map(|(passages, _)| passages).collect::<Vec<usize>>() {
+        sent.kept[passage] = None;
+    }
 }
 
 fn is_shorter(string: &Shortened) -> bool {

@@ -2,23 +2,20 @@
 
 use std::sync::Arc;
 
-use thresher_core::domain::{
-    Budget, ByteRange, Chunk, CompressRequest, Format, Kind, Omissions, TokenizerName,
-};
+use thresher_core::domain::{Budget, ByteRange, Chunk, CompressRequest, Format, Omissions, TokenizerName};
 use thresher_core::pipeline::answerable::Answerable;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::validate::InvalidRequest;
 use thresher_core::pipeline::{PipelineError, assemble};
 use thresher_core::text::outline::Layout;
 
-use super::strings::{keep_no_shorter, shortened};
+use super::strings::shortened;
 use super::{
     AddedContext, Compressor, NOTHING_KEPT, Rewritten, SentTurn, Shortened, Spans, Unshortened, ranges,
     with_unique_ids,
 };
 use crate::middleware::dialect::PartKind;
 use crate::middleware::find::{self, Turn, Wants};
-use crate::middleware::json::Located;
 use crate::middleware::marks::mark;
 
 /// Bytes per token by which texts that are not compressed are estimated instead of counted: rather too few tokens than too many.
@@ -32,6 +29,8 @@ pub(super) struct TurnWork<'a> {
     pub(super) turn: &'a Turn,
     /// The passages of the turn.
     pub(super) chunks: &'a [Arc<Chunk>],
+    /// Whether the passages are compressed. If not, only the added chunks are.
+    pub(super) is_compressed: bool,
     pub(super) added: &'a AddedContext,
     /// Bytes that are sent of the turns before this one.
     pub(super) sent_bytes: usize,
@@ -49,7 +48,7 @@ impl TurnWork<'_> {
         (sent, self.added.chunks.iter().map(all).collect())
     }
 
-    /// Compresses the turn's passages and the added chunks. Returns what is kept of both.
+    /// Compresses the turn's passages, if they are to be, and the added chunks. Returns what is kept of both.
     pub(super) fn compress(
         &self,
         compressor: Compressor,
@@ -57,7 +56,7 @@ impl TurnWork<'_> {
     ) -> Result<(SentTurn, Vec<Spans>), PipelineError> {
         let Compressor { options, other_text_bytes, .. } = compressor;
         out.has_added |= !self.added.chunks.is_empty();
-        if self.chunks.is_empty() && self.added.chunks.is_empty() {
+        if self.passages().is_empty() && self.added.chunks.is_empty() {
             return Ok(self.keep_all());
         }
         // A question that the caller wrote for this purpose stands, whatever the user asks.
@@ -88,7 +87,7 @@ impl TurnWork<'_> {
         let other_tokens = (other_text_bytes + self.sent_bytes) / BYTES_PER_TOKEN;
         let least = options.prompt_tokens_min.saturating_sub(other_tokens);
         // Chunks that are only added are sent once and never cached by a provider, so the least length does not matter for them.
-        let has_least = options.budget == Budget::Auto && !self.chunks.is_empty();
+        let has_least = options.budget == Budget::Auto && !self.passages().is_empty();
         out.is_short = has_least && tokens_in < least;
         if out.is_short {
             fitted.iter_mut().for_each(Fitted::keep_whole);
@@ -96,7 +95,6 @@ impl TurnWork<'_> {
             fill(&mut fitted, least, compressor, self.cancel)?;
         }
         let tokens_out: usize = fitted.iter().map(|group| group.tokens_out).sum();
-        add_tokens(&mut out.tokens, (tokens_in, tokens_out));
         out.newest_tokens = Some((tokens_in, tokens_out));
         out.related = fitted.iter().filter_map(|group| group.related).reduce(|one, other| one || other);
         let answers = fitted.iter().filter_map(|group| group.answerable);
@@ -105,11 +103,11 @@ impl TurnWork<'_> {
         if fitted.iter().any(|group| group.is_unrelated) {
             out.unshortened = Some(Unshortened::Unrelated);
         }
-        let mut kept: Vec<Option<Spans>> = vec![None; self.chunks.len()];
+        let mut kept: Vec<Option<Spans>> = vec![None; self.turn.passages.len()];
         let mut kept_of_added = self.keep_all().1;
         for group in fitted {
             for (index, spans) in group.indexes.into_iter().zip(group.kept) {
-                match (index.checked_sub(self.chunks.len()), spans) {
+                match (index.checked_sub(self.passages().len()), spans) {
                     (Some(added), Some(spans)) => kept_of_added[added] = spans,
                     // All of it, as before.
                     (Some(_), None) => {}
@@ -127,6 +125,11 @@ impl TurnWork<'_> {
         Ok((SentTurn { options: self.options.to_owned(), kept, marked: options.marks }, kept_of_added))
     }
 
+    /// The passages that are compressed.
+    fn passages(&self) -> &[Arc<Chunk>] {
+        if self.is_compressed { self.chunks } else { &[] }
+    }
+
     /// Divides the passages and the added chunks into those that compete with each other: chunks of a retriever, attached documents, and
     /// each result of a tool. Added chunks have the indexes after the passages.
     fn groups(&self) -> Vec<Group> {
@@ -134,7 +137,7 @@ impl TurnWork<'_> {
         let mut documents = Group { kind: GroupKind::Documents, indexes: Vec::new() };
         let mut results: Vec<Group> = Vec::new();
         let mut last_string = None;
-        for (index, passage) in self.turn.passages.iter().enumerate() {
+        for (index, passage) in self.turn.passages.iter().take(self.passages().len()).enumerate() {
             match passage.kind {
                 PartKind::Message | PartKind::SearchResult { .. } => retrieved.indexes.push(index),
                 PartKind::Document { .. } => documents.indexes.push(index),
@@ -146,29 +149,10 @@ impl TurnWork<'_> {
                 }
             }
         }
-        retrieved.indexes.extend(self.chunks.len()..self.chunks.len() + self.added.chunks.len());
+        let first = self.passages().len();
+        retrieved.indexes.extend(first..first + self.added.chunks.len());
         let groups = [retrieved, documents].into_iter().chain(results);
         groups.filter(|group| !group.indexes.is_empty()).collect()
-    }
-
-    /// Keeps the passages of strings that would become no shorter, and counts their tokens.
-    pub(super) fn keep_no_shorter(
-        &self,
-        body: Located,
-        sent: &mut SentTurn,
-        (compressor, tokens): (Compressor, &mut Option<(usize, usize)>),
-    ) -> Result<(), PipelineError> {
-        for (passage, kept) in keep_no_shorter(body, self.turn, sent) {
-            self.cancel.check()?;
-            let count = |text: &str| compressor.pipeline.count(text, TokenizerName::O200kBase);
-            let layout = Layout::of(&passage.text, Kind::Auto);
-            let spans: Vec<ByteRange> = ranges(&kept).collect();
-            // As the pipeline has counted what is kept.
-            let kept = assemble::joined(&passage.text, &spans, (&layout, Omissions::Auto));
-            let more = count(&passage.text)?.saturating_sub(count(&kept)?);
-            add_tokens(tokens, (0, more));
-        }
-        Ok(())
     }
 
     /// The tokens of the marks of strings.
@@ -184,18 +168,32 @@ impl TurnWork<'_> {
         })
     }
 
-    /// Counts the tokens of the passages that were shortened before.
+    /// Counts the tokens of the turn's passages and of the added chunks, before and after compression. Whether a passage is compressed now,
+    /// was compressed before or is sent whole makes no difference, so that a turn counts the same in every request of its conversation.
     pub(super) fn count(
         &self,
         sent: &SentTurn,
+        kept_of_added: &[Spans],
         compressor: Compressor,
         tokens: &mut Option<(usize, usize)>,
     ) -> Result<(), PipelineError> {
-        for (passage, kept) in self.turn.passages.iter().zip(&sent.kept) {
-            let Some(kept) = kept else { continue };
+        let count = |text: &str| {
             self.cancel.check()?;
-            let count = |text: &str| compressor.pipeline.count(text, TokenizerName::O200kBase);
-            add_tokens(tokens, (count(&passage.text)?, count(&shortened(passage, kept))?));
+            Ok::<_, PipelineError>(compressor.pipeline.count(text, TokenizerName::O200kBase)?)
+        };
+        for (passage, kept) in self.turn.passages.iter().zip(&sent.kept) {
+            let before = count(&passage.text)?;
+            let after = match kept {
+                Some(kept) => count(&shortened(passage, kept))?,
+                None => before,
+            };
+            add_tokens(tokens, (before, after));
+        }
+        for (chunk, kept) in self.added.chunks.iter().zip(kept_of_added) {
+            let layout = Layout::of(&chunk.text, chunk.kind);
+            let spans: Vec<ByteRange> = ranges(kept).collect();
+            let kept = assemble::joined(&chunk.text, &spans, (&layout, Omissions::Auto));
+            add_tokens(tokens, (count(&chunk.text)?, count(&kept)?));
         }
         Ok(())
     }
@@ -248,9 +246,10 @@ impl Fitted {
         let Compressor { options, pipeline, .. } = compressor;
         let Group { kind, indexes } = group;
         work.cancel.check()?;
-        let text = |&index: &usize| match index.checked_sub(work.chunks.len()) {
+        let passages = work.passages();
+        let text = |&index: &usize| match index.checked_sub(passages.len()) {
             Some(added) => Arc::clone(&work.added.chunks[added]),
-            None => Arc::clone(&work.chunks[index]),
+            None => Arc::clone(&passages[index]),
         };
         let chunks: Vec<Arc<Chunk>> = indexes.iter().map(text).collect();
         let bytes: usize = chunks.iter().map(|chunk| chunk.text.len()).sum();
@@ -261,7 +260,8 @@ impl Fitted {
             tokens_in = chunks.iter().map(count).sum::<Result<usize, _>>()?;
         }
         let is_callers = options.query.is_some();
-        let query = match work.turn.passages.get(indexes[0]) {
+        let first = work.turn.passages.get(indexes[0]).filter(|_| indexes[0] < passages.len());
+        let query = match first {
             Some(passage) if !is_callers && !passage.wanted.is_empty() => {
                 // Neither part takes all of the room.
                 let room = find::QUERY_BYTES_MAX.saturating_sub(passage.wanted.len() + 1);
