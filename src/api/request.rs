@@ -1,6 +1,7 @@
 //! Reads request bodies. It is strict about names and types, and an error names the first value that is wrong.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -367,8 +368,18 @@ pub(super) fn chunks_of(
     by_id: bool,
     registered: Option<Vec<Arc<Chunk>>>,
 ) -> Result<Vec<Arc<Chunk>>, ApiError> {
+    let given: HashSet<String> =
+        chunks.iter().flatten().filter_map(|ChunkBody(fields)| fields.id.clone()).collect();
+    // A chunk without an id has its index, unless another chunk was given that id.
+    let id_of = |index: usize| {
+        let mut id = index.to_string();
+        while given.contains(&id) {
+            id.insert(0, '#');
+        }
+        id
+    };
     let chunk = |(index, ChunkBody(fields)): (usize, ChunkBody)| Chunk {
-        id: fields.id.unwrap_or_else(|| index.to_string()),
+        id: fields.id.unwrap_or_else(|| id_of(index)),
         title: fields.title,
         text: fields.text,
         kind: fields.kind,
@@ -475,6 +486,15 @@ impl<'de> Visitor<'de> for ChunkVisitor {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_chunk_without_an_id_takes_none_that_another_has() {
+        let chunks = r##"[{"id": "1", "text": "a"}, {"text": "b"}, "c", {"id": "#1", "text": "d"}]"##;
+        let chunks = serde_json::from_str(chunks).expect("chunks");
+        let chunks = chunks_of(Some(chunks), false, None).expect("chunks");
+        let ids: Vec<&str> = chunks.iter().map(|chunk| &*chunk.id).collect();
+        assert_eq!(ids, ["1", "##1", "2", "#1"]);
+    }
 
     #[test]
     fn messages_name_the_field_and_say_what_it_takes() {

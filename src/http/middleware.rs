@@ -424,7 +424,7 @@ impl ModelRequest {
         let found = find::turns(&conversation, &settings.policy(upstream_cites));
         let question = found.turns.iter().rev().find(|turn| turn.asked_at.is_some());
         let question = question.map(|turn| turn.query.clone());
-        let conversation = omissions::conversation_id(&conversation, tenant);
+        let conversation = omissions::conversation_id(&conversation, located, tenant);
         let mut request = Self {
             dialect,
             model: model.unwrap_or_default(),

@@ -65,14 +65,21 @@ fn has_question(message: &Message) -> bool {
     message.role == Role::User && message.parts.iter().any(|part| part.kind == PartKind::Message)
 }
 
-/// Returns a number that is the same for all requests of a conversation: a hash of the tenant and of the texts of the first message that is no
-/// instruction. Instructions may change within a conversation, for example with the time.
-pub fn conversation_id(conversation: &Conversation, tenant: &str) -> u64 {
+/// Fields of requests by which clients tell their users or conversations apart.
+const USER_FIELDS: [&str; 4] = ["user", "safety_identifier", "prompt_cache_key", "metadata"];
+
+/// Returns a number that is the same for all requests of a conversation: a hash of the tenant, of the user that the body names, and of the texts
+/// of the first message that is no instruction. Many users begin with "Hello". Instructions may change within a conversation, for example with
+/// the time.
+pub fn conversation_id(conversation: &Conversation, body: Located, tenant: &str) -> u64 {
     let mut hasher = Hasher::new_derive_key("thresher 2026 savings conversation 1");
     let mut add = |text: &str| {
         hasher.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
     };
     add(tenant);
+    for field in USER_FIELDS {
+        add(body.get(field).map_or("", |value| value.json()));
+    }
     let first = conversation.messages.iter().find(|message| message.role != Role::System);
     match first.or(conversation.messages.first()) {
         Some(message) if message.parts.is_empty() => add(message.at.json()),
@@ -146,11 +153,15 @@ mod tests {
     fn a_conversation_stays_in_its_arm() {
         let id = |dialect: Dialect, body: Value, tenant: &str| {
             let body = body.to_string();
-            conversation_id(&dialect.conversation(Located::parse(&body).expect("JSON")), tenant)
+            let body = Located::parse(&body).expect("JSON");
+            conversation_id(&dialect.conversation(body), body, tenant)
         };
         let said = |role: &str, content: &str| json!({"role": role, "content": content});
         let chat = |messages: &[Value]| id(Dialect::Chat, json!({"messages": messages}), "t");
         let first = chat(&[said("system", "It is 9."), said("user", "Hello")]);
+        let of_user =
+            |user: &str| id(Dialect::Chat, json!({"user": user, "messages": [said("user", "Hello")]}), "t");
+        assert!(of_user("a") != of_user("b") && of_user("a") == of_user("a"), "users who say the same");
         let later = chat(&[
             said("system", "It is 10."),
             said("user", "Hello"),
@@ -173,7 +184,8 @@ mod tests {
     fn the_share_of_conversations_is_that_of_the_setting() {
         let id = |at: u32| {
             let body = json!({"messages": [{"role": "user", "content": at.to_string()}]}).to_string();
-            conversation_id(&Dialect::Chat.conversation(Located::parse(&body).expect("JSON")), "t")
+            let body = Located::parse(&body).expect("JSON");
+            conversation_id(&Dialect::Chat.conversation(body), body, "t")
         };
         let ids: Vec<u64> = (0..10_000).map(id).collect();
         let held = |share: f64| ids.iter().filter(|id| is_held_out(**id, share)).count();

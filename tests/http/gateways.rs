@@ -96,6 +96,10 @@ async fn frozen_messages_come_back_as_they_were_sent() {
         assert_eq!(unchanged, expect, "{config}");
     };
     check(json!({}), [true, false, true, true, false]).await;
+    // Clients that write null for what they do not send are understood.
+    let nulls = json!({"messages": messages, "chunks": null, "chunk_ids": null, "query": null});
+    let answer = post(daemon.http, "/v1/compress", nulls.to_string()).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
     check(json!({"frozen_message_count": 2}), [true, true, true, true, false]).await;
     check(json!({"frozen_message_count": 5}), [true; 5]).await;
     check(json!({"protect_recent": 1}), [true, false, true, true, true]).await;

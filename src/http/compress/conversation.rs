@@ -59,7 +59,8 @@ impl ConversationRequest {
         let Ok(located) = Located::parse(body) else { return Ok(None) };
         let Some(messages) = located.get("messages") else { return Ok(None) };
         // Beside chunks, `messages` is the conversation before the question.
-        if ["chunks", "chunk_ids"].iter().any(|field| located.get(field).is_some()) {
+        let has = |field| located.get(field).is_some_and(|value| value.json() != "null");
+        if has("chunks") || has("chunk_ids") {
             return Ok(None);
         }
         limits.check_tree(messages.json().as_bytes(), Some("messages"))?;
@@ -70,7 +71,7 @@ impl ConversationRequest {
         if messages.clone().next().is_none() {
             return Err(ApiError::messages_empty());
         }
-        if located.get("query").is_some() {
+        if has("query") {
             return Err(ApiError::messages_ambiguous());
         }
         if let Some(index) = messages.clone().position(|message| !message.json().starts_with('{')) {

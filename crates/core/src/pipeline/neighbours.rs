@@ -29,11 +29,13 @@ pub struct Neighbours {
 impl Neighbours {
     /// Finds the neighbours of chunks that are turns. Chunks are turns if most begin with the name of a speaker,
     /// and speakers come again. Which turns follow each other is known from the numbers at the end of their ids,
-    /// so turns that a retriever found are neighbours only if they were.
+    /// so turns that a retriever found are neighbours only if they were. Ids that count the chunks of the request say nothing: a retriever
+    /// sends turns by relevance.
     pub fn of(chunks: &[Arc<Chunk>]) -> Self {
         let is_dialogue =
             chunks.len() >= TURNS_MIN && outline::is_dialogue(chunks.iter().map(|chunk| &*chunk.text));
-        if !is_dialogue {
+        let are_counted = chunks.iter().enumerate().all(|(index, chunk)| chunk.id == index.to_string());
+        if !is_dialogue || are_counted {
             return Self::default();
         }
         let places: Vec<Option<Place>> = chunks.iter().map(|chunk| Place::of(chunk)).collect();
@@ -103,6 +105,7 @@ impl<'a> Place<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::Kind;
 
     #[test]
     fn turns_take_part_of_the_scores_of_the_turns_before_them() {
@@ -118,7 +121,6 @@ mod tests {
         );
         assert!(with_turns_before(&[]).is_empty());
     }
-    use crate::domain::Kind;
 
     fn chunks(ids: &[&str], text: impl Fn(usize) -> String) -> Vec<Arc<Chunk>> {
         let chunk = |(index, id): (usize, &&str)| Chunk {
@@ -157,5 +159,7 @@ mod tests {
         let found = ["t90", "t17", "t91", "t40", "t60", "t77", "u90", "x"];
         let only_third = [1.0, 0.0, 0.35, 0.0, 0.0, 0.0, 0.0, 0.0];
         check("turns that a retriever found", &chunks(&found, turn), &only_third);
+        let counted = ["0", "1", "2", "3", "4", "5", "6", "7"];
+        check("ids that count the chunks of a request", &chunks(&counted, turn), &alone);
     }
 }

@@ -183,7 +183,7 @@ fn request(row: &Row, division: Division) -> CompressRequest {
         Division::ByKind | Division::Bm25 => Kind::Auto,
     };
     let numbered =
-        |(index, chunk): (usize, &LabelledChunk)| Chunk { id: index.to_string(), kind, ..chunk.chunk() };
+        |(index, chunk): (usize, &LabelledChunk)| Chunk { id: format!("c{index}"), kind, ..chunk.chunk() };
     let chunks = row.chunks.iter().enumerate().map(numbered).collect();
     CompressRequest { format: Format::Plain, ..CompressRequest::new(&row.query, chunks) }
 }
