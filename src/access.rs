@@ -60,21 +60,17 @@ pub struct Caller {
 /// Why a client is not admitted.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Denied {
-    /// The client sent no key.
     #[error(
         "a key is required; send it in the header \"Authorization: Bearer thr_...\" or \"x-thresher-key: thr_...\""
     )]
     Missing,
-    /// The key file does not have the key.
     #[error("this key is not valid here; check it, or ask the operator for another one")]
     Unknown,
-    /// The key is revoked.
     #[error("the key {name:?} has been revoked")]
     Revoked {
         /// The name of the key in the file.
         name: Arc<str>,
     },
-    /// The key has used up a rate limit.
     #[error("the key {name:?} has used up its {setting}; repeat the request in {} s", seconds(*retry_after))]
     RateLimited {
         /// The name of the key in the file.

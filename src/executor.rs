@@ -36,7 +36,6 @@ pub struct Executor {
     pub caller: Caller,
     /// Whether other tenants may want the same permits.
     pub has_rivals: bool,
-    /// The permits.
     pub admission: Admission,
     /// How long requests may take.
     pub time_limits: TimeLimits,

@@ -94,7 +94,6 @@ pub struct ServeLimits {
 pub struct RegistryLimits {
     /// Limits of one chunk that is registered.
     pub register: RegisterLimits,
-    /// Limits of a search.
     pub search: SearchLimits,
     /// The most registered chunks of a tenant.
     pub chunk_count_max: usize,

@@ -27,7 +27,6 @@ pub struct Local {
 
 /// What a [`Local`] is made of.
 pub struct LocalParts {
-    /// The permits.
     pub admission: Admission,
     /// How long requests may take.
     pub time_limits: TimeLimits,

@@ -182,10 +182,8 @@ pub trait Tools: Clone + Send + Sync + 'static {
 /// Why serving over standard input and output ended before the client closed its end.
 #[derive(Debug, Error)]
 pub enum McpError {
-    /// The first message of the client is not that of the protocol.
     #[error("the client did not initialize the protocol: {0}")]
     Initialize(String),
-    /// The task that serves panicked, or the runtime ended.
     #[error("serving ended early: {0}")]
     Task(#[from] tokio::task::JoinError),
 }

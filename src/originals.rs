@@ -65,26 +65,16 @@ impl Default for OriginalSettings {
 /// Why the store cannot be opened, read or written.
 #[derive(Debug, Error)]
 pub enum OriginalError {
-    /// The folder cannot be created.
     #[error("cannot create the folder {path} (originals.dir): {cause}")]
     Dir {
-        /// The folder.
         path: String,
         /// The error of the operating system.
         cause: std::io::Error,
     },
-    /// The file cannot be opened.
     #[error("cannot open {path} (originals.dir): {cause}; each daemon needs a folder of its own")]
-    Open {
-        /// The file.
-        path: String,
-        /// The error of the database.
-        cause: redb::DatabaseError,
-    },
-    /// A read or write failed.
+    Open { path: String, cause: redb::DatabaseError },
     #[error("the store of originals (originals.dir) failed: {0}")]
     Store(#[from] Box<redb::Error>),
-    /// The store failed less than a second ago, and is not tried again yet.
     #[error("the store of originals (originals.dir) failed less than a second ago; try again in a second")]
     Paused,
 }

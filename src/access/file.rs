@@ -16,18 +16,14 @@ const NAME_BYTES_MAX: usize = 64;
 /// Why a key file cannot be used.
 #[derive(Debug, Error)]
 pub enum KeysError {
-    /// The file cannot be read.
     #[error("cannot read {} (access.keys_file): {cause}", path.display())]
     Read {
-        /// The key file.
         path: PathBuf,
         /// The error of the operating system.
         cause: io::Error,
     },
-    /// The content of the file is invalid.
     #[error("{}: {problem}", path.display())]
     Content {
-        /// The key file.
         path: PathBuf,
         /// What is wrong, and where.
         problem: KeyFileProblem,
@@ -100,7 +96,6 @@ pub struct KeyFile {
 /// A valid entry of a key file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParsedKey {
-    /// The entry in the file.
     pub entry: KeyEntry,
     /// The SHA-256 of the key, decoded.
     pub sha256: [u8; 32],

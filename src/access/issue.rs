@@ -44,27 +44,20 @@ pub struct IssuedKey {
 /// Why a key cannot be issued, or not be added to a file.
 #[derive(Debug, Error)]
 pub enum IssueError {
-    /// The name of the key is invalid.
     #[error("{0:?} is not a valid name of a key; {NAME_RULE}")]
     Name(String),
-    /// The name of the tenant is invalid.
     #[error("{0:?} is not a valid tenant; {TENANT_RULE}")]
     Tenant(String),
-    /// The operating system provided no random numbers.
     #[error("the system provides no random numbers for a key")]
     Random,
-    /// The key file cannot be read or written.
     #[error("cannot use the key file {}: {cause}", path.display())]
     File {
-        /// The key file.
         path: PathBuf,
         /// The error of the operating system.
         cause: io::Error,
     },
-    /// The key file is invalid, or would be with the new entry.
     #[error("{}: {problem}; nothing was added", path.display())]
     Content {
-        /// The key file.
         path: PathBuf,
         /// What is wrong, and where.
         problem: KeyFileProblem,

@@ -23,7 +23,6 @@ const HOLD_WEIGHT: f64 = 0.2;
 /// A tenant's request for a slot.
 #[derive(Debug, Clone, Copy)]
 pub struct Claim<'a> {
-    /// The tenant that asks.
     pub tenant: &'a Tenant,
     /// Whether other tenants have keys. If not, the tenant may take all slots.
     pub has_rivals: bool,

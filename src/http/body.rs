@@ -31,9 +31,7 @@ const DISCARD_UNAUTHENTICATED_MAX: Duration = Duration::from_millis(250);
 /// The limit of one body, and its setting.
 #[derive(Debug, Clone, Copy)]
 pub struct BodyLimit {
-    /// The most bytes.
     pub bytes: usize,
-    /// The name of the setting.
     pub setting: &'static str,
 }
 

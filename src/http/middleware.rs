@@ -254,7 +254,6 @@ struct RewriteOutcome {
     sources: Option<Arc<Sources>>,
     /// What was sent of turns, to be stored.
     records: Vec<([u8; 32], SentTurn)>,
-    /// What was left out, to be counted.
     left_out: LeftOut,
 }
 

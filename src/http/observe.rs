@@ -84,11 +84,9 @@ pub fn compressed(outcome: &Compressed) {
 
 /// The labels of metrics about savings. None of them has text of a request: `model` is a name in the settings.
 pub struct SavingsLabels<'a> {
-    /// The tenant of the caller.
     pub tenant: String,
     /// The name of the model's price, or that of its upstream.
     pub model: String,
-    /// The request.
     pub exchange: &'a Exchange<'a>,
 }
 

@@ -51,7 +51,6 @@ pub struct Serving {
     pub listener: &'static str,
     /// The longest time for the head of a request to arrive, and for the first bytes of a connection.
     pub head_max: Duration,
-    /// The limits of the connections.
     pub connections: ConnectionLimits,
 }
 

@@ -30,9 +30,7 @@ use crate::tenants::{NoRegistry, TenantState, Tenants};
 /// The state that handlers share. The data of tenants is private to it.
 #[derive(Clone)]
 pub struct Service {
-    /// The private key of receipts.
     pub receipts: Arc<ReceiptKey>,
-    /// The upstreams of the middleware.
     pub middleware: Arc<Middleware>,
     /// The permits of requests.
     pub admission: Admission,
@@ -51,15 +49,11 @@ pub struct Service {
 
 /// The parts of a [`Service`].
 pub struct ServiceParts {
-    /// API keys and tenants.
     pub access: Access,
-    /// The data of all tenants.
     pub tenants: Tenants,
     /// The store of original texts.
     pub originals: Originals,
-    /// The upstreams of the middleware.
     pub middleware: Arc<Middleware>,
-    /// The private key of receipts.
     pub receipts: Arc<ReceiptKey>,
     /// The permits of requests.
     pub admission: Admission,

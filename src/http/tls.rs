@@ -34,20 +34,16 @@ pub struct Tls {
 /// Why a certificate cannot be used.
 #[derive(Debug, ThisError)]
 pub enum TlsError {
-    /// A file cannot be read.
     #[error("cannot read {} and {} (http.tls_cert_file, http.tls_key_file): {cause}", cert.display(), key.display())]
     Read {
         /// The file of the certificate.
         cert: PathBuf,
         /// The file of the private key.
         key: PathBuf,
-        /// The error of the system.
         cause: io::Error,
     },
-    /// The content of a file cannot be used.
     #[error("{} ({setting}): {reason}", path.display())]
     Content {
-        /// The file.
         path: PathBuf,
         /// The setting that names the file.
         setting: &'static str,

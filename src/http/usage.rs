@@ -26,14 +26,12 @@ pub struct SessionUsage {
     /// How many of them come back unchanged.
     #[serde(default)]
     unchanged_count: usize,
-    /// Seconds since 1970.
     used_at_s: u64,
 }
 
 /// The messages of an answer.
 #[derive(Debug, Clone, Copy)]
 pub struct ReturnedMessages {
-    /// How many there are.
     pub all: usize,
     /// How many of them come back unchanged in later answers.
     pub unchanged: usize,

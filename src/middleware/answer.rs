@@ -14,7 +14,6 @@ pub const TEXT_BYTES: usize = 64;
 /// A text of an answer.
 #[derive(Debug, Clone)]
 pub struct AnswerText<'a> {
-    /// The text, decoded.
     pub text: String,
     /// The object that has the text, and gets its citations.
     object: Located<'a>,

@@ -14,11 +14,9 @@ use super::sse;
 /// What follows from an event, in order.
 #[derive(Debug, PartialEq, Eq)]
 pub enum BlockStep {
-    /// Events for the client.
     Send(Bytes),
     /// The end of a sentence, whose citations come before all that follows.
     Sentence {
-        /// The sentence.
         text: String,
         /// The index of its block for the client.
         index: u64,

@@ -14,9 +14,7 @@ pub const PART_COUNT_MAX: usize = 100_000;
 pub enum Dialect {
     /// OpenAI's Chat Completions.
     Chat,
-    /// OpenAI's Responses.
     Responses,
-    /// Anthropic's Messages.
     Messages,
 }
 
@@ -25,9 +23,7 @@ pub enum Dialect {
 pub enum Role {
     /// The author of instructions: system, developer, and every role that is not known.
     System,
-    /// The user.
     User,
-    /// The model.
     Assistant,
     /// A tool that the model called.
     Tool,
@@ -49,9 +45,7 @@ pub struct Message<'a> {
 pub struct Part<'a> {
     /// The JSON string of the text in the body.
     pub at: Located<'a>,
-    /// The text, decoded.
     pub text: String,
-    /// The kind of text.
     pub kind: PartKind,
     /// The title of the document or search result. All texts of a document share it.
     pub title: Option<Arc<str>>,
@@ -97,11 +91,9 @@ pub enum PartKind {
         /// The index of the block in the search result.
         block: usize,
     },
-    /// The result of a tool call.
     ToolResult {
         /// The name of the tool; empty if the conversation has no call with this id.
         name: Arc<str>,
-        /// The id of the call.
         id: Arc<str>,
     },
 }
@@ -109,7 +101,6 @@ pub enum PartKind {
 /// The conversation of a request.
 #[derive(Debug, Clone, Default)]
 pub struct Conversation<'a> {
-    /// The messages, in order.
     pub messages: Vec<Message<'a>>,
     /// Whether the request asks the upstream for citations. These name positions in the documents, which must then not be compressed.
     pub cites_itself: bool,

@@ -61,9 +61,7 @@ impl Policy {
 /// The limits of a conversation. A conversation over a limit is not compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
-    /// The most turns.
     pub turn_count_max: usize,
-    /// The most passages.
     pub piece_count_max: usize,
 }
 
@@ -76,18 +74,14 @@ impl Default for Bounds {
 /// The limit that a conversation exceeds, which is why it is not compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum TooMany {
-    /// More than [`PART_COUNT_MAX`] messages, texts and tool calls.
     #[error(
         "the conversation has more than {PART_COUNT_MAX} messages, texts and tool calls; send a shorter conversation"
     )]
     Parts,
-    /// More turns than this limit.
     #[error("the conversation has too many turns; the limit is {0}")]
     Turns(usize),
-    /// More passages than this limit.
     #[error("the conversation has too many texts that can be compressed; the limit is {0}")]
     Passages(usize),
-    /// More than 16 MiB of names.
     #[error(
         "titles, sources, and names and ids of tools have more than {NAME_BYTES_MAX} bytes, counted for each text that has them; shorten them"
     )]

@@ -20,9 +20,7 @@ pub struct Omission {
 /// Bytes of the chunks that a request adds to its conversation.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct AddedBytes {
-    /// All of them.
     pub whole: usize,
-    /// What is kept of them.
     pub kept: usize,
 }
 

@@ -14,9 +14,7 @@ const DEPTH_MAX: usize = 64;
 /// The names of a text in citations.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Names {
-    /// The id of the document.
     pub id: Option<Arc<str>>,
-    /// The title of the document.
     pub title: Option<Arc<str>>,
     /// The address of the document, such as a URL.
     pub source: Option<Arc<str>>,

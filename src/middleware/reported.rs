@@ -18,9 +18,7 @@ const REASON_COUNT_MAX: usize = 32;
 /// What an answer reports. Each value is `None` where the answer does not have it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Reported {
-    /// The id of the answer.
     pub id: Option<String>,
-    /// The model that answered.
     pub model: Option<String>,
     /// Why the model stopped, for each choice.
     pub finish_reasons: Vec<String>,
@@ -49,9 +47,7 @@ pub struct ReportedReader {
 
 #[derive(Debug)]
 enum Arriving {
-    /// One JSON text.
     Json(Vec<u8>),
-    /// Server-sent events.
     Events(Events),
     /// The answer is too long, and is not read any further.
     TooLong,

@@ -49,7 +49,6 @@ pub struct CompressOptions {
 /// Chunks that a request adds to its conversation. They are inserted as a context before the user's last message.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct AddedContext {
-    /// The chunks.
     pub chunks: Vec<Arc<Chunk>>,
     /// The delimiters before and after the context.
     pub delimiters: (String, String),
@@ -141,9 +140,7 @@ impl Unshortened {
 pub struct Shortened {
     /// The range of the JSON string in the body, in bytes.
     pub at: Range<usize>,
-    /// The original text of the string.
     pub original: String,
-    /// The shortened text.
     pub text: String,
     /// Whether both texts are JSON.
     pub is_json: bool,
@@ -206,11 +203,9 @@ impl CompressOptions {
 /// The pipeline and the options with which turns are compressed.
 #[derive(Clone, Copy)]
 pub struct Compressor<'a> {
-    /// The options of the compression.
     pub options: &'a CompressOptions,
     /// Bytes of the conversation's texts outside its passages: see [`super::find::other_text_bytes`].
     pub other_text_bytes: usize,
-    /// The pipeline that compresses.
     pub pipeline: &'a Pipeline,
 }
 
@@ -232,12 +227,10 @@ pub enum Extent {
 pub enum TurnPlan {
     /// The turn is sent byte for byte as it was sent before.
     AsBefore(SentTurn),
-    /// The turn is sent whole.
     Whole {
         /// Whether that is recorded: a turn without a record is resent whole, so only one that has a record, or instructions, need it.
         is_recorded: bool,
     },
-    /// The turn is compressed.
     Compress {
         /// Whether it is recorded even if nothing is shortened.
         is_recorded: bool,
@@ -286,11 +279,8 @@ pub fn plan(
 /// A conversation to rewrite.
 #[derive(Clone, Copy)]
 pub struct Conversation<'a> {
-    /// The dialect of the request.
     pub dialect: Dialect,
-    /// The body of the request.
     pub body: Located<'a>,
-    /// The turns of the conversation.
     pub turns: &'a [Turn],
     /// The context that belongs to the turn with the last question, and to this request alone.
     pub added: &'a AddedContext,

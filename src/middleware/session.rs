@@ -60,7 +60,6 @@ struct ReturnedText {
 #[derive(Debug)]
 pub struct Session {
     keys: SessionKeys,
-    /// The messages with text.
     chain: Vec<Link>,
     /// How many messages at the beginning of the conversation come back as they were returned before.
     pub returned_count: usize,

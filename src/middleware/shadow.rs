@@ -23,7 +23,6 @@ pub struct WouldKeep {
 /// How many sentences of an answer, and how many of their sources, would have been kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct KeptSources {
-    /// Sentences that have a source.
     pub sentences: u64,
     /// Of these, those of which at least one source would have been kept.
     pub sentences_kept: u64,

@@ -22,21 +22,18 @@ use super::sse;
 pub enum Step {
     /// Citations of a text are added here.
     Cite {
-        /// The text.
         finished: FinishedText,
         /// The event that ended the text.
         event: Bytes,
     },
     /// An event is forwarded as [`AnswerStream::forward`] returns it.
     Forward(Bytes),
-    /// Events are forwarded.
     Send(Bytes),
 }
 
 /// A text of the answer that is complete: in Messages, a sentence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FinishedText {
-    /// The whole text.
     pub text: String,
     location: TextLocation,
 }
@@ -75,7 +72,6 @@ pub struct AnswerStream {
 /// Citations of an output item (Responses), by the index of the content part.
 #[derive(Debug, Default)]
 struct Item {
-    /// The citations that were added.
     citations: HashMap<u64, Vec<Value>>,
     /// The number of annotations that the upstream itself has sent.
     upstream_counts: HashMap<u64, usize>,

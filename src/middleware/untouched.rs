@@ -65,7 +65,6 @@ pub enum TextKind {
     Diff,
     /// Lines with their numbers, as editors and `cat -n` show a file.
     Numbered,
-    /// Source code.
     Code,
 }
 

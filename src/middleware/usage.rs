@@ -57,7 +57,6 @@ pub struct Counted {
     pub read: Option<u64>,
     /// Tokens of the prompt that were written into a cache.
     pub written: Option<u64>,
-    /// Tokens of the answer.
     pub output: Option<u64>,
 }
 

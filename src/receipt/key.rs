@@ -25,24 +25,17 @@ pub struct SigningKey {
 /// Why the key cannot be loaded or created.
 #[derive(Debug, Error)]
 pub enum KeyError {
-    /// The file cannot be read or written.
     #[error("cannot read or write the key file {} (receipts.key_file): {cause}", path.display())]
     File {
-        /// The key file.
         path: PathBuf,
         /// The error of the operating system.
         cause: io::Error,
     },
-    /// The file does not have an Ed25519 key.
     #[error(
         "{} (receipts.key_file) is not an Ed25519 key as PKCS#8 in PEM; remove the file, and the daemon creates a new key",
         path.display()
     )]
-    Content {
-        /// The key file.
-        path: PathBuf,
-    },
-    /// The operating system provided no random numbers.
+    Content { path: PathBuf },
     #[error("the system provides no random numbers for a key (receipts.key_file)")]
     Random,
 }

@@ -22,7 +22,6 @@ pub const VERSION: u32 = 1;
 #[serde(deny_unknown_fields)]
 pub struct Statement {
     version: u32,
-    /// Seconds since 1970.
     issued_at: u64,
     thresher: String,
     model: String,
@@ -98,9 +97,7 @@ struct SourceRecord {
 pub struct Difference {
     /// JSON pointer to the value in the statement.
     pub place: String,
-    /// The value in the receipt.
     pub receipt: Value,
-    /// The value now.
     pub now: Value,
 }
 

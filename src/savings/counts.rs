@@ -27,7 +27,6 @@ pub enum Treatment {
 /// What is counted of one answered request.
 #[derive(Debug, Clone)]
 pub struct Exchange<'a> {
-    /// The API of the request.
     pub dialect: Dialect,
     /// The model that the request names.
     pub model: &'a str,

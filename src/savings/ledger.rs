@@ -20,7 +20,6 @@ const MODEL_BYTES_MAX: usize = 128;
 #[derive(Debug)]
 pub struct Ledger {
     settings: Arc<SavingsSettings>,
-    /// Seconds since 1970.
     since_unix_s: u64,
     state: Mutex<State>,
 }

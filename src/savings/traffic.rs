@@ -35,15 +35,8 @@ const ANSWER_BYTES_MAX: usize = 8 << 20;
 /// Why a line cannot be used.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum LineError {
-    /// The line is not JSON, or has other fields than a request and its answer.
     #[error("column {column}: {reason}")]
-    Json {
-        /// The column in the line, from 1.
-        column: usize,
-        /// What is wrong.
-        reason: String,
-    },
-    /// A field has a value that cannot be used.
+    Json { column: usize, reason: String },
     #[error("{0}")]
     Field(String),
 }

@@ -36,7 +36,6 @@ pub trait TtlEntry {
 /// The chunks of a compression request, and what it kept of them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RecentRequest {
-    /// The chunks that were scored.
     pub chunks: Vec<Arc<Chunk>>,
     /// The index of each chunk in the caller's list, if a prefilter left chunks out; `None`: every chunk was scored.
     pub caller_indices: Option<Vec<usize>>,

@@ -7,11 +7,9 @@ use serde::{Deserialize, Serialize};
 /// Counts of requests and tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UsageCounts {
-    /// Requests with a conversation.
     pub requests: u64,
     /// Tokens of their texts before compression.
     pub tokens_before: u64,
-    /// The same, after.
     pub tokens_after: u64,
     /// Tokens of prompts that providers read, cached or not.
     pub input_tokens: u64,

@@ -521,7 +521,6 @@ impl KeptSpan {
 /// A request to attribute: an answer, and the chunks that its parts may come from.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttributeRequest {
-    /// The text of the answer.
     pub answer: String,
     /// The chunks that may be cited, in the caller's order.
     pub chunks: Vec<Arc<Chunk>>,

@@ -49,26 +49,20 @@ pub struct Engine {
 /// Why [`EngineBuilder::build`] failed. The message names the file, library or directory.
 #[derive(Debug, Error)]
 pub enum EngineError {
-    /// The model folder has no valid contract, or its files do not match the contract.
     #[error(transparent)]
     Contract(#[from] ContractError),
-    /// ONNX Runtime, a graph or the tokenizer could not be loaded, or the device cannot be used.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The cache directory cannot be used.
     #[error(transparent)]
     Cache(#[from] LocalError),
-    /// The calibration cannot be used.
     #[error(transparent)]
     Calibration(#[from] CalibrationError),
-    /// The cross-encoder for verdicts cannot be loaded.
     #[error("verdict.model: {cause}. It names the folder of a cross-encoder that `thresher export` wrote")]
     VerdictModel {
         /// Why it cannot be loaded.
         #[source]
         cause: ModelError,
     },
-    /// The model for exports has no keys and values that can be exported.
     #[error("{} cannot be the model for KV export: {reason}", .dir.display())]
     KvModel {
         /// The folder of the model.

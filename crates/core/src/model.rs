@@ -464,56 +464,41 @@ impl DecoderInfo {
 /// Why a model could not be loaded or could not compute a result.
 #[derive(Debug, Error)]
 pub enum ModelError {
-    /// The shared library of ONNX Runtime could not be loaded.
     #[error(
         "cannot load ONNX Runtime from {path}: {reason}; run `thresher init`, or set model.runtime_lib (THRESHER_RUNTIME_LIB)"
     )]
     Runtime {
-        /// The path of the library.
         path: String,
         /// The message of the loader.
         reason: String,
     },
-    /// The contract is missing, is invalid or does not match the model's files.
     #[error(transparent)]
     Contract(#[from] ContractError),
-    /// The tokenizer file is missing or invalid.
     #[error("cannot load the tokenizer {path}: {reason}")]
     Tokenizer {
-        /// The path of the file.
         path: String,
         /// The message of the parser.
         reason: String,
     },
-    /// The requested device cannot be used.
     #[error(
         "cannot run on {device}: {reason}; a GPU needs the CUDA build of ONNX Runtime (`thresher init --gpu`), \
          CUDA 13 and a driver; `model.device = \"auto\"` uses the CPU if there is no usable GPU"
     )]
     Device {
-        /// The device, as it was requested.
         device: String,
         /// The message of the runtime.
         reason: String,
     },
-    /// The model belongs to another family than the caller needs.
     #[error("the model {name} is not a {expected}")]
     WrongFamily {
-        /// The model's name.
         name: String,
         /// The family that the caller needs.
         expected: &'static str,
     },
-    /// The request was cancelled, or its deadline passed, before the model had computed the result.
     #[error("the request was cancelled before the model had finished")]
     Cancelled,
-    /// The model has no graph that computes logits apart from its own attention.
     #[error("{model} is a decoder and has no query graph")]
-    NoQueryGraph {
-        /// The model's name.
-        model: String,
-    },
-    /// The settings ask for a probe, and the model has none.
+    NoQueryGraph { model: String },
     #[error(
         "rc.estimator is \"probe\", but {model} {}",
         if *encoder {
@@ -522,36 +507,17 @@ pub enum ModelError {
             "has no probe; train one with `thresher calibrate --probe FILE.jsonl`, or set rc.estimator to \"peak/ranked+coverage\""
         }
     )]
-    NoProbe {
-        /// The model's name.
-        model: String,
-        /// Whether the model is an encoder.
-        encoder: bool,
-    },
-    /// An export of keys and values was requested from a model that has none.
+    NoProbe { model: String, encoder: bool },
     #[error("{model} is an encoder and has no keys and values to export; serve a decoder to export them")]
-    NoKvExport {
-        /// The model's name.
-        model: String,
-    },
-    /// A cross-encoder was named as the model that scores chunks.
+    NoKvExport { model: String },
     #[error(
         "{model} is a cross-encoder, which cannot score chunks; name it in verdict.model, and another model in model.dir"
     )]
-    NoScores {
-        /// The model's name.
-        model: String,
-    },
-    /// A forward pass was requested from a decoder that was loaded without it.
+    NoScores { model: String },
     #[error("{model} was loaded without the complete forward pass; load the decoder with `forward` set")]
-    NoForward {
-        /// The model's name.
-        model: String,
-    },
-    /// The tokenizer refused a text.
+    NoForward { model: String },
     #[error("cannot tokenize: {0}")]
     Tokenize(String),
-    /// A graph could not be loaded or run.
     #[error("{graph} failed: {reason}")]
     Graph {
         /// The file name of the graph.

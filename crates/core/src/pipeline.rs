@@ -113,7 +113,6 @@ pub struct Pipeline {
 /// The settings of a pipeline, which are the same for all its requests.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Settings {
-    /// The limits on one request.
     pub limits: RequestLimits,
     /// How much is kept for requests with [`Budget::Auto`](crate::domain::Budget::Auto).
     pub auto: Auto,
@@ -140,13 +139,10 @@ pub enum PipelineError {
          chunk or the answer is long: chunks that have been read are cached"
     )]
     DeadlineExceeded,
-    /// The model has too much to read for other requests to read this one's new chunks within its deadline.
     #[error(transparent)]
     Overloaded(#[from] Overload),
-    /// The caller no longer waits for the result.
     #[error("the request was cancelled, because its caller no longer waits for the result")]
     Cancelled,
-    /// The model or its tokenizer failed.
     #[error(transparent)]
     Model(#[from] ModelError),
 }

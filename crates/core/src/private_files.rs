@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 /// A path that users other than its owner have permissions on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exposed {
-    /// The directory or file.
     pub path: PathBuf,
     /// Its permission bits, such as 0o755.
     pub mode: u32,

@@ -23,17 +23,14 @@ pub struct ShapeLimits {
 /// Why a JSON text was refused.
 #[derive(Debug, Error)]
 pub enum ShapeError {
-    /// The text has more values than [`ShapeLimits::value_count_max`].
     #[error("it has too many values")]
     TooMany,
     /// Objects and lists are nested deeper than [`ShapeLimits::depth_max`], or than the parser's own limit of
     /// 127.
     #[error("it is nested too deeply")]
     TooDeep,
-    /// An object contains the same key more than once, and [`ShapeLimits::duplicate_keys`] is false.
     #[error("an object has the same key twice")]
     DuplicateKey,
-    /// The text is not JSON, or contains a number or a string that cannot be represented.
     #[error("{0}")]
     Json(serde_json::Error),
 }

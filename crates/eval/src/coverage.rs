@@ -64,7 +64,6 @@ struct Groups {
 /// What a promise costs, measured on rows that were not used to calibrate it.
 #[derive(Debug, Clone)]
 pub struct Promise {
-    /// The promised coverage.
     pub promised: f64,
     /// The share of the rows whose evidence is kept.
     pub covered: Estimate,
@@ -78,7 +77,6 @@ pub struct Promise {
 
 /// All labelled rows of a file.
 pub struct Rankings {
-    /// The rows.
     pub rows: Vec<Ranking>,
     /// How many rows were left out because their evidence is not in their chunks.
     pub without_evidence: usize,

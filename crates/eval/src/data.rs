@@ -26,7 +26,6 @@ pub enum Rows {
 /// A question with its candidate chunks and the labels of the needed ones.
 #[derive(Debug, Clone, Deserialize)]
 pub struct SelectionRow {
-    /// The question's text.
     pub query: String,
     /// The turns of the conversation before the question, oldest first.
     #[serde(default)]
@@ -48,18 +47,14 @@ pub struct SelectionRow {
 /// A turn of a conversation.
 #[derive(Debug, Clone, Deserialize)]
 pub struct LabelledTurn {
-    /// What is said.
     pub content: String,
 }
 
 /// An answer with labelled spans.
 #[derive(Debug, Clone, Deserialize)]
 pub struct AttributionRow {
-    /// The answer's text.
     pub answer: String,
-    /// The labelled spans of the answer.
     pub spans: Vec<LabelledSpan>,
-    /// The candidate chunks.
     pub chunks: Vec<LabelledChunk>,
 }
 
@@ -87,7 +82,6 @@ pub struct LabelledChunk {
     /// Title of the chunk; may be empty.
     #[serde(default, deserialize_with = "null_as_empty")]
     pub title: String,
-    /// Text of the chunk.
     pub text: String,
 }
 

@@ -24,7 +24,6 @@ use super::selection::{ranked, recall};
 /// A question with its candidate chunks and, optionally, labels.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Question {
-    /// The question's text.
     pub query: String,
     /// The candidate chunks; at least one.
     pub chunks: Vec<LabelledChunk>,
@@ -68,7 +67,6 @@ pub struct Choice {
     pub heads: Vec<usize>,
     /// Which of the question's tokens give the best result with these heads.
     pub question_tokens: QuestionTokens,
-    /// The criterion of the choice.
     pub by: HeadChoice,
     /// Quality of the chosen heads on the held-out half.
     pub held_out: Measured,

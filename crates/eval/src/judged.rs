@@ -28,9 +28,7 @@ const BINS: usize = 10;
 /// A claim, and whether the chunks support it.
 #[derive(Debug, Clone, Deserialize)]
 pub struct ClaimRow {
-    /// The claim.
     pub claim: String,
-    /// The chunks.
     pub chunks: Vec<LabelledChunk>,
     /// What a person said of the claim.
     pub label: Label,
@@ -53,9 +51,7 @@ pub enum Label {
 /// A question, and whether a chunk answers it.
 #[derive(Debug, Clone, Deserialize)]
 pub struct AnswerableRow {
-    /// The question.
     pub query: String,
-    /// The chunks.
     pub chunks: Vec<LabelledChunk>,
     /// Whether a chunk answers the question.
     pub answerable: bool,
@@ -68,9 +64,7 @@ pub const MODEL_LOG_ODDS: &str = "model_log_odds";
 /// A row or a span that is true or false, and what Thresher says of it.
 #[derive(Debug, Clone)]
 pub struct Judged {
-    /// A value from 0 to 1.
     pub value: f64,
-    /// Whether it is true.
     pub truth: bool,
     /// What the value was computed from, by name.
     pub features: Vec<(&'static str, f32)>,
@@ -121,9 +115,7 @@ pub struct JudgedReport {
 pub struct Bin {
     /// The mean value of its rows.
     pub value: f64,
-    /// The share of true rows.
     pub share: f64,
-    /// The number of its rows.
     pub rows: usize,
 }
 

@@ -16,7 +16,6 @@ use super::bm25::Bm25Index;
 pub struct Texts {
     /// One text per chunk, its title first.
     pub chunks: Vec<String>,
-    /// One text per unit.
     pub units: Vec<String>,
 }
 
@@ -41,7 +40,6 @@ pub trait Method {
 /// A part of an answer.
 #[derive(Debug, Clone, Copy)]
 pub struct AnswerPart<'a> {
-    /// The whole answer.
     pub answer: &'a str,
     /// The bytes of the part in the answer.
     pub bytes: ByteRange,

@@ -30,7 +30,6 @@ pub struct Pair {
 /// A part of a chunk that the answer needs.
 #[derive(Debug, Clone, Deserialize)]
 pub struct NeededPart {
-    /// Index of the chunk.
     pub chunk: usize,
     #[serde(flatten)]
     place: Place,

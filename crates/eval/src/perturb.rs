@@ -34,7 +34,6 @@ impl Kind {
 /// An answer with one span that its source does not support.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PerturbedAnswer {
-    /// The kind of perturbation.
     pub kind: Kind,
     /// The whole perturbed answer.
     pub answer: String,

@@ -32,12 +32,10 @@ pub enum Family {
     /// Llama, SmolLM, TinyLlama.
     Llama,
     Mistral,
-    /// Qwen2 and Qwen2.5.
     Qwen2,
     Qwen3,
     /// The text model of Gemma 3.
     Gemma3,
-    /// Pythia and others.
     GptNeox,
     Gpt2,
 }
@@ -47,7 +45,6 @@ pub enum Family {
 pub struct Decoder {
     /// The class name of the checkpoint.
     pub architecture: &'static str,
-    /// The number of layers.
     pub layers: usize,
     /// The number of query heads of a layer.
     pub heads: usize,

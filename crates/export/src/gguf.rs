@@ -37,7 +37,6 @@ pub(crate) struct GgufModel {
     pub name: Option<String>,
     /// The licence, as the file states it.
     pub licence: Option<String>,
-    /// The tensors.
     pub checkpoint: GgufCheckpoint,
 }
 

@@ -32,7 +32,6 @@ pub struct StoredTensor {
 /// The size of an axis of an input or output.
 #[derive(Debug, Clone, Copy)]
 pub enum Axis {
-    /// A fixed size.
     Fixed(usize),
     /// The same size as every other axis with this name.
     Named(&'static str),
@@ -43,9 +42,7 @@ pub enum Axis {
 pub enum Activation {
     /// x·Φ(x), exact.
     Gelu,
-    /// GELU, approximated with tanh.
     GeluTanh,
-    /// max(x, 0).
     Relu,
     /// x·σ(x).
     Silu,

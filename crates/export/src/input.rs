@@ -40,7 +40,6 @@ pub struct Input {
     pub tokenizer: Vec<u8>,
     /// The chat template, if the model has one.
     pub chat_template: Option<ChatTemplate>,
-    /// The tensors.
     pub checkpoint: Checkpoint,
     /// The origin of the model, without the hash of its weights.
     pub origin: Source,

@@ -13,7 +13,6 @@ const SIZE_MAX: usize = 1 << 24;
 /// `config.json`, read one key at a time.
 #[derive(Debug, Clone, Copy)]
 pub struct Config<'a> {
-    /// The file, for errors.
     pub file: &'a Path,
     /// The content of the file.
     pub map: &'a Map<String, Value>,

@@ -20,7 +20,6 @@ const ALIGN_BYTES: u64 = 64;
 #[derive(Debug)]
 pub struct Staging {
     dir: PathBuf,
-    /// The output folder.
     target: PathBuf,
     published: bool,
 }

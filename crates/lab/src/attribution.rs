@@ -57,7 +57,6 @@ struct Round {
 #[derive(Debug, Clone, Copy)]
 pub struct Effort {
     pub answers: usize,
-    /// Tokens of an answer.
     pub answer_tokens: usize,
 }
 

@@ -38,11 +38,8 @@ pub struct Caller {
 pub struct HttpResponse {
     /// Time until the last byte of the response.
     pub time: Duration,
-    /// HTTP status.
     pub status: StatusCode,
-    /// Response headers.
     pub headers: HeaderMap,
-    /// Response body.
     pub body: Bytes,
 }
 

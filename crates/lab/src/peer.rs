@@ -63,7 +63,6 @@ pub struct PeerSettings {
     pub python: PathBuf,
     /// Hugging Face folder that Thresher's model was exported from.
     pub model: PathBuf,
-    /// What runs the model.
     pub backend: Backend,
     /// The device: `cpu`, `cuda:0`, ...
     pub device: String,

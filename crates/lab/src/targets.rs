@@ -14,7 +14,6 @@ pub const CLIENTS: usize = 32;
 /// A ratio with its bound.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Target {
-    /// What is divided by what.
     pub name: &'static str,
     /// The ratio that the run reached.
     pub reached: f64,

@@ -77,11 +77,9 @@ struct Round {
     graph: Duration,
     /// Time of the graph alone, in batches of [`BATCHES`].
     batched: [Duration; BATCHES.len()],
-    /// Time of the pipeline.
     cold: Duration,
     /// Times of the pipeline's stages.
     timings: Timings,
-    /// Time of each peer.
     peers: Vec<Duration>,
 }
 

@@ -35,9 +35,7 @@ pub enum Script {
 /// A received request.
 #[derive(Debug, Clone)]
 pub struct RecordedRequest {
-    /// Path and query.
     pub uri: String,
-    /// Request headers.
     pub headers: HeaderMap,
 }
 

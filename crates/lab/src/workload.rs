@@ -13,11 +13,9 @@ use thresher_core::model::tokenizer::ModelTokenizer;
 /// Shape of every request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Workload {
-    /// Chunks of a request.
     pub chunks: usize,
     /// Tokens of a chunk; with `mixed`, about the mean.
     pub tokens: usize,
-    /// Tokens of the question.
     pub query_tokens: usize,
     /// Whether chunk lengths are uniform from 10 to twice `tokens`, as retrievers return them.
     pub mixed: bool,

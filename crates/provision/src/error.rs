@@ -8,45 +8,37 @@ use thiserror::Error;
 /// Why the files of an item cannot be provided. Every message says what to do.
 #[derive(Debug, Error)]
 pub enum ProvisionError {
-    /// No wheel is pinned for this platform.
     #[error(
         "there is no {package} {version} for {platform}, only for {pinned}; build or install it yourself and set model.runtime_lib to \
          its shared library"
     )]
     Platform { package: String, version: String, platform: String, pinned: String },
-    /// The index cannot be reached, or does not answer as it should.
     #[error(
         "cannot fetch {url}: {reason}; check the connection (and HTTPS_PROXY behind a proxy), name a mirror with --index, or copy the \
          files to this machine and give their folder with --from"
     )]
     Network { url: String, reason: String },
-    /// The name of the index is no URL.
     #[error(
         "--index (PIP_INDEX_URL) is {index:?}, which is not an http or https URL such as {}",
         crate::PUBLIC_INDEX
     )]
     NotUrl { index: String },
-    /// The index has no such file.
     #[error(
         "{index} has no {file}; name another index with --index, or give a folder that has it with --from"
     )]
     NotOnIndex { index: String, file: String },
-    /// The folder has neither the wheel nor its files.
     #[error(
         "found neither {} nor the files of {}; on a machine of the same kind with a network, `thresher init --download-to` fetches them into one folder (with --gpu, if it is given here)",
         archive.display(), unpacked.display()
     )]
     NotInFolder { archive: PathBuf, unpacked: PathBuf },
-    /// A file differs from its pin.
     #[error(
         "{name} is not the pinned file: its SHA-256 is {found} and not {expected}; nothing of it was kept. Fetch it again; if it \
          differs again, the index, a proxy or the disk changes it: use another one"
     )]
     Checksum { name: String, expected: String, found: String },
-    /// The wheel is no zip file, or lacks a member.
     #[error("cannot unpack {}: {reason}", path.display())]
     Archive { path: PathBuf, reason: String },
-    /// A file cannot be read or written.
     #[error("cannot read or write {}: {source}{}", path.display(), advice(source))]
     File { path: PathBuf, source: io::Error },
 }

@@ -18,7 +18,6 @@ static PINS: LazyLock<BTreeMap<String, Pin>> = LazyLock::new(|| {
 pub enum Item {
     /// ONNX Runtime for the CPU.
     Runtime,
-    /// ONNX Runtime with CUDA.
     RuntimeGpu,
     /// The Hugging Face directory of the default model.
     Model,

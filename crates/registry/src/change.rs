@@ -26,7 +26,6 @@ pub enum Outcome {
     Updated,
     /// The id already had this content; nothing was changed.
     Unchanged,
-    /// The chunk was deleted.
     Deleted,
     /// The id to delete is not registered; nothing was changed.
     Unknown,

@@ -33,7 +33,6 @@ pub enum Filter {
     Any(Vec<Filter>),
     /// This filter does not pass.
     Not(Box<Filter>),
-    /// A field passes a test.
     Field {
         /// The field's dotted path in the metadata.
         field: String,
@@ -59,7 +58,6 @@ pub enum Test {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{message}")]
 pub struct FilterError {
-    /// The kind of mistake.
     pub kind: FilterErrorKind,
     /// What is wrong, as a sentence for the caller.
     pub message: String,

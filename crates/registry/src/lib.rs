@@ -103,67 +103,47 @@ impl Default for RegistrySettings {
 /// Why an operation of the registry failed.
 #[derive(Debug, Error)]
 pub enum RegistryError {
-    /// Another process uses the folder.
     #[error("{dir} is in use by another process; give every daemon a registry.dir of its own")]
-    InUse {
-        /// The registry's folder.
-        dir: PathBuf,
-    },
-    /// The folder cannot be created, read or written.
+    InUse { dir: PathBuf },
     #[error(
         "{dir} (registry.dir) cannot be written: {reason}; set registry.dir to a folder that the daemon may write"
     )]
     NotWritable {
-        /// The registry's folder.
         dir: PathBuf,
         /// The error of the operating system.
         reason: String,
     },
-    /// The index in the folder is damaged or incomplete.
     #[error(
         "the registry in {dir} is damaged: {reason}; restore the folder from a backup, or move it away and register the \
          chunks again"
     )]
     Damaged {
-        /// The registry's folder.
         dir: PathBuf,
         /// What is damaged or missing.
         reason: String,
     },
-    /// The index in the folder has the layout of another version.
     #[error(
         "the registry in {dir} was written by another version of thresher; start that version, or move the folder away \
          and register the chunks again"
     )]
-    OtherVersion {
-        /// The registry's folder.
-        dir: PathBuf,
-    },
+    OtherVersion { dir: PathBuf },
     /// A batch could not be written; none of its changes was applied. Holds the reason.
     #[error(
         "the registry could not be written: {0}; check that registry.dir exists and that its disk has free space"
     )]
     Write(String),
-    /// The index could not be read.
     #[error("the registry could not be read: {0}")]
     Read(#[from] tantivy::TantivyError),
-    /// Too many batches wait to be written.
     #[error("too many batches wait to be written; try again later")]
     Overloaded,
     /// The log that sidecars share does not answer, so the change was refused: applied here alone, it would
     /// not reach the other sidecars.
     #[error(transparent)]
     Log(LogError),
-    /// The chunks that a search found have more text than a request may name.
     #[error("the chunks found have more than {bytes_max} bytes of text; ask for fewer candidates")]
-    FoundTooLong {
-        /// The limit, in bytes.
-        bytes_max: usize,
-    },
-    /// The registry's writer has stopped, because the daemon is stopping or because of a bug.
+    FoundTooLong { bytes_max: usize },
     #[error("the registry's writer has stopped")]
     Stopped,
-    /// The filter is invalid or names a field that no chunk has.
     #[error(transparent)]
     Filter(#[from] FilterError),
 }
@@ -177,7 +157,6 @@ pub struct Registry {
 /// A page of registered chunks, in the order of their ids.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Page {
-    /// The chunks of the page.
     pub chunks: Vec<Arc<Chunk>>,
     /// The id after which the next page starts; `None` on the last page.
     pub next: Option<String>,

@@ -21,9 +21,7 @@ pub const METADATA: &str = "metadata";
 /// The fields of the index.
 #[derive(Debug, Clone, Copy)]
 pub struct Fields {
-    /// The id, as one term.
     pub id: Field,
-    /// The hash of the id, as a column.
     pub id_hash: Field,
     /// The hash of the content, as a column.
     pub content: Field,

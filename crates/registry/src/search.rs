@@ -24,7 +24,6 @@ use super::{RegistryError, analyzer};
 /// A chunk that a search found.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hit {
-    /// The chunk.
     pub chunk: Arc<Chunk>,
     /// The chunk's BM25 score, greater than 0 and unbounded.
     pub bm25: f32,

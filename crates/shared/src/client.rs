@@ -48,15 +48,12 @@ const HEALTH_CHECK_TIMEOUT_MIN: Duration = Duration::from_millis(250);
 /// Why the shared tier cannot be used, or why a change was not made. No message holds a secret.
 #[derive(Debug, Error)]
 pub enum SharedError {
-    /// `shared.urls` is empty.
     #[error("shared.urls is empty: there is no shared tier; set it to the URL of a Redis or Valkey server")]
     Disabled,
-    /// `shared.urls` lists more than one server, but `shared.cluster` is false.
     #[error(
         "shared.urls lists several servers, which only a cluster has: set shared.cluster to true, or list one server"
     )]
     SeveralServers,
-    /// One of `shared.urls` is not a URL that the tier can connect to.
     #[error("shared.urls[{index}] is refused: {reason}")]
     Url {
         /// The index in `shared.urls`, from 0.
@@ -64,35 +61,28 @@ pub enum SharedError {
         /// What is wrong with the URL, or how to write it.
         reason: &'static str,
     },
-    /// A file that the settings name cannot be read.
     #[error("cannot read {path} ({setting}): {source}")]
     Read {
         /// The setting that names the file, such as `shared.ca_file`.
         setting: &'static str,
-        /// The file's path.
         path: PathBuf,
         /// The error of the operating system.
         source: std::io::Error,
     },
-    /// A file that the settings name does not hold what the setting needs.
     #[error("{path} ({setting}) holds no {expected}")]
     FileContent {
         /// The setting that names the file, such as `shared.ca_file`.
         setting: &'static str,
-        /// The file's path.
         path: PathBuf,
         /// What the file has to hold: `PEM` or `text`.
         expected: &'static str,
     },
-    /// The name of a journal is empty or has a character that keys may not have.
     #[error("{0:?} is not a valid journal name: use one or more letters, digits, '-', '_' and '.'")]
     Name(String),
-    /// There is a user but no password, so that the server would treat the client as its default user.
     #[error(
         "shared.urls names a user without a password: set shared.password_file to the file that holds it"
     )]
     PasswordMissing,
-    /// A server does not answer.
     #[error("{server} does not answer: {reason}")]
     Unreachable {
         /// The server's address, without user and password.
@@ -100,7 +90,6 @@ pub enum SharedError {
         /// Why the server's answer is missing, in words that are safe to log.
         reason: String,
     },
-    /// There is no connection, so nothing was changed.
     #[error("the shared tier has no connection: nothing was changed")]
     Down,
     /// The connection was lost or the answer came too late: the change may or may not have been made.
@@ -111,13 +100,11 @@ pub enum SharedError {
         /// Why the confirmation is missing, in words that are safe to log.
         reason: String,
     },
-    /// The server refused a command, so nothing was changed.
     #[error("the shared tier refused a command ({reason}): nothing was changed")]
     Refused {
         /// The server's reason, in words that are safe to log.
         reason: String,
     },
-    /// The addresses and the certificates do not fit together.
     #[error("shared.urls and the certificate files cannot be used together: {reason}")]
     Unusable {
         /// The category of the client library's error.

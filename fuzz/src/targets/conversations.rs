@@ -34,7 +34,9 @@ pub fn run(data: &[u8]) -> Corpus {
     for piece in found.turns.iter().flat_map(|turn| &turn.passages) {
         assert!(text.get(piece.string.clone()).is_some(), "a piece outside the body");
     }
-    let whole = rewrite::uncompressed((dialect, body), &found.turns, &AddedContext::default());
+    let added = AddedContext::default();
+    let conversation = rewrite::Conversation { dialect, body, turns: &found.turns, added: &added };
+    let whole = rewrite::uncompressed(conversation);
     assert_eq!(whole.edits().apply(text), text, "nothing is changed");
 
     let mut edits = Edits::default();

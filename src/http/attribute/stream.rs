@@ -87,7 +87,6 @@ struct StreamContext {
 struct StreamTask {
     service: Scope,
     admitted: admission::Stream,
-    /// The deadline of each sentence.
     deadline_ms: Option<u64>,
     context: Arc<StreamContext>,
     sender: mpsc::Sender<Event>,

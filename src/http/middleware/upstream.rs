@@ -48,7 +48,6 @@ pub struct UpstreamError {
 
 /// The upstreams of the middleware.
 pub struct Middleware {
-    /// The settings of the middleware.
     pub settings: MiddlewareSettings,
     /// Runs the parsing and rewriting of requests and answers.
     pub workers: WorkerSlots,
@@ -60,7 +59,6 @@ pub struct Middleware {
 
 /// An upstream.
 pub struct Upstream {
-    /// The settings of the upstream.
     pub settings: UpstreamSettings,
     base: Uri,
     allowed: Allowed,

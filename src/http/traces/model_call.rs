@@ -18,17 +18,12 @@ use crate::middleware::reported::{Reported, ReportedReader, shortened};
 
 /// A request to an upstream.
 pub struct Call<'a> {
-    /// The API of the request.
     pub dialect: Dialect,
-    /// The method of the request.
     pub method: &'a str,
-    /// The path of the request.
     pub path: &'a str,
     /// The model that the request names; empty if it names none.
     pub model: &'a str,
-    /// The URL of the upstream.
     pub upstream: &'a Uri,
-    /// The body of the request.
     pub body: &'a [u8],
 }
 

@@ -179,7 +179,7 @@ impl TurnWork<'_> {
     ) -> Result<(), PipelineError> {
         let count = |text: &str| {
             self.cancel.check()?;
-            Ok::<_, PipelineError>(compressor.pipeline.count(text, TokenizerName::O200kBase)?)
+            compressor.pipeline.count(text, TokenizerName::O200kBase)
         };
         for (passage, kept) in self.turn.passages.iter().zip(&sent.kept) {
             let before = count(&passage.text)?;
@@ -221,7 +221,6 @@ struct Fitted {
     kind: GroupKind,
     indexes: Vec<usize>,
     request: CompressRequest,
-    /// Bytes of the texts.
     bytes: usize,
     tokens_in: usize,
     tokens_out: usize,

@@ -38,9 +38,7 @@ pub struct LocalSettings {
 /// A tier of this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TierName {
-    /// The memory tier.
     Memory,
-    /// The disk tier.
     Disk,
 }
 
@@ -60,7 +58,6 @@ pub type Hit = (Bytes, TierName);
 /// What a tier stores now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TierStats {
-    /// The number of blocks.
     pub entries: u64,
     /// The bytes of the blocks and of the overhead of storing them.
     pub bytes: u64,
@@ -69,7 +66,6 @@ pub struct TierStats {
 /// What both tiers store now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LocalStats {
-    /// The memory tier.
     pub memory: TierStats,
     /// The disk tier; zero if there is none.
     pub disk: TierStats,
@@ -79,18 +75,15 @@ pub struct LocalStats {
 /// open, problems are counted and logged and are never errors.
 #[derive(Debug, Error)]
 pub enum LocalError {
-    /// The directory does not exist and cannot be created.
     #[error(
         "cannot create {} (blocks.dir): {source}; create it for this user, name another, or set blocks.dir to \"\" for no disk tier",
         path.display()
     )]
     Create {
-        /// The directory.
         path: PathBuf,
         /// The operating system's error.
         source: io::Error,
     },
-    /// The directory exists, but the daemon cannot use it.
     #[error(
         "cannot {action} {}: {source}; this user must be able to write in blocks.dir: change its owner, name another, or set it to \"\" for no disk tier",
         path.display()
@@ -98,26 +91,18 @@ pub enum LocalError {
     Access {
         /// The failed operation, such as `write`.
         action: &'static str,
-        /// The file or directory.
         path: PathBuf,
         /// The operating system's error.
         source: io::Error,
     },
-    /// Another process has the directory open.
     #[error("{} (blocks.dir) is in use by another process: give every daemon a directory of its own", path.display())]
-    InUse {
-        /// The directory.
-        path: PathBuf,
-    },
-    /// The directory contains files that are not the disk tier's.
+    InUse { path: PathBuf },
     #[error("{} (blocks.dir) contains {found:?}, which is not part of a block store: name an empty or a new directory", path.display())]
     Foreign {
-        /// The directory.
         path: PathBuf,
         /// The name of one of the files.
         found: String,
     },
-    /// The operating system refuses to start a thread.
     #[error("cannot start the disk tier's {thread} thread: {reason}; raise the limit on threads")]
     Thread {
         /// What the thread does: `reading` or `writing`.

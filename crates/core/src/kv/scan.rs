@@ -49,9 +49,7 @@ struct QuantizedHead {
 /// A question and the tokens of a block that it is scanned over.
 #[derive(Debug, Clone, Copy)]
 pub struct Look<'a> {
-    /// The question to scan.
     pub question: &'a ScanQueries,
-    /// The block with the keys.
     pub block: &'a Block,
     /// The tokens of the block to scan, counted from the block's first token.
     pub tokens: TokenSpan,

@@ -22,9 +22,7 @@ pub struct KvStore {
 /// Where a block came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// The memory tier.
     Memory,
-    /// The disk tier.
     Disk,
     /// The tier that sidecars share.
     Shared,

@@ -218,7 +218,6 @@ pub struct Late {
     /// includes the special tokens; the runtime drops their rows, and their columns of `self_logits`. If `n`
     /// is at least 2, the logits over a key have the same bits whatever other keys are in `key`.
     pub query: String,
-    /// The number of heads.
     pub heads: usize,
     /// The number of components of a key in one head.
     pub head_dim: usize,
@@ -521,31 +520,19 @@ pub fn sha256_of(path: &Path) -> io::Result<String> {
 /// What is wrong with a contract, with the model's files or with its graphs. Every message names the file.
 #[derive(Debug, thiserror::Error)]
 pub enum ContractError {
-    /// The folder contains a Hugging Face model that has not been exported.
     #[error("{} is a Hugging Face folder; convert it with `thresher export {} --out FOLDER`", dir.display(), dir.display())]
-    NotExported {
-        /// The path of the folder.
-        dir: PathBuf,
-    },
-    /// The folder contains no exported model.
+    NotExported { dir: PathBuf },
     #[error("no {CONTRACT_FILE} in {}; run `thresher init`, or export a model to this folder with `thresher export`", dir.display())]
-    Missing {
-        /// The path of the folder.
-        dir: PathBuf,
-    },
-    /// A file cannot be read.
+    Missing { dir: PathBuf },
     #[error("cannot read {}: {cause}", file.display())]
     Read {
-        /// The path of the file.
         file: PathBuf,
         /// The error of the operating system.
         #[source]
         cause: io::Error,
     },
-    /// A file cannot be written.
     #[error("cannot write {}: {cause}", file.display())]
     Write {
-        /// The path of the file.
         file: PathBuf,
         /// The error of the operating system.
         #[source]
@@ -554,49 +541,35 @@ pub enum ContractError {
     /// The contract is not TOML, or a key is missing, unknown or of the wrong type. The cause shows the line.
     #[error("{}: {cause}", file.display())]
     Malformed {
-        /// The path of the contract.
         file: PathBuf,
         /// The error of the TOML parser.
         #[source]
         cause: toml::de::Error,
     },
-    /// The contract has another schema version than this build reads.
     #[error("{}: schema is {found}, but this version reads {SCHEMA}; export the model again", file.display())]
     SchemaUnknown {
-        /// The path of the contract.
         file: PathBuf,
         /// The schema version of the contract.
         found: u32,
     },
-    /// A value of the contract is not allowed.
     #[error("{}: {key}: {reason}", file.display())]
     ValueInvalid {
-        /// The path of the contract.
         file: PathBuf,
         /// The key of the value with its tables, separated by dots.
         key: String,
         /// What is wrong with its value.
         reason: String,
     },
-    /// A file that the contract names does not exist.
     #[error("{} names {}, which does not exist; export the model again", contract.display(), file.display())]
-    FileMissing {
-        /// The path of the contract.
-        contract: PathBuf,
-        /// The path of the missing file.
-        file: PathBuf,
-    },
-    /// The content of a file is not what was exported.
+    FileMissing { contract: PathBuf, file: PathBuf },
     #[error("{}: contract declares SHA-256 {declared}, file has {found}; export the model again (`thresher init` does this for the default model)", file.display())]
     HashMismatch {
-        /// The path of the file.
         file: PathBuf,
         /// The SHA-256 in the contract, in hexadecimal.
         declared: String,
         /// The SHA-256 of the file, in hexadecimal.
         found: String,
     },
-    /// The inputs and outputs of a graph are not those that the contract declares.
     #[error("{graph}: contract declares {declared}, graph has {found}")]
     IoMismatch {
         /// The file name of the graph.

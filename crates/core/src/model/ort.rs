@@ -103,7 +103,6 @@ impl OrtSettings {
 pub enum LoadedModel {
     /// A late-interaction model.
     Late(Arc<LateRuntime>),
-    /// A decoder.
     Decoder(Arc<DecoderRuntime>),
 }
 

@@ -40,13 +40,11 @@ const DEFAULT_ROWS: usize = 923;
 #[serde(deny_unknown_fields)]
 pub struct Calibration {
     schema: u32,
-    /// The name of the model.
     pub model: String,
     /// The fingerprint of the model; empty if the calibration comes with Thresher.
     pub fingerprint: String,
     /// The name of the scoring method.
     pub estimator: String,
-    /// The number of rows.
     pub rows: usize,
     /// The SHA-256 of the file with the rows, in hexadecimal.
     pub data: String,
@@ -60,34 +58,19 @@ pub const CALIBRATION_FILE: &str = "calibration.toml";
 /// The error of a calibration that cannot be used.
 #[derive(Debug, Error)]
 pub enum CalibrationError {
-    /// The file cannot be read or written.
     #[error("cannot read or write the calibration {}: {cause}", file.display())]
-    File {
-        /// The file.
-        file: PathBuf,
-        /// Why.
-        cause: io::Error,
-    },
-    /// The file is no calibration.
+    File { file: PathBuf, cause: io::Error },
     #[error("{} is no calibration: {reason}; run `thresher calibrate --coverage` again", file.display())]
-    Malformed {
-        /// The file.
-        file: PathBuf,
-        /// What is wrong.
-        reason: String,
-    },
-    /// The file was made with another model or scoring method.
+    Malformed { file: PathBuf, reason: String },
     #[error(
         "{} was made with {found}, but the daemon runs {expected}; run `thresher calibrate --coverage` again with \
          these settings, or remove the file",
         file.display()
     )]
     OtherModel {
-        /// The file.
         file: PathBuf,
         /// The model and scoring method of the file.
         found: String,
-        /// Those of the daemon.
         expected: String,
     },
 }

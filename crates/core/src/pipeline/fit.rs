@@ -59,7 +59,6 @@ pub struct FitContext<'a> {
     pub calibration: Option<&'a Calibration>,
     /// Whether the chunks answer the question; `None` where it was not measured.
     pub answerable: Option<&'a Answerable>,
-    /// Says when to stop.
     pub cancel: &'a Cancel,
 }
 

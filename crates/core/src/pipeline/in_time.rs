@@ -35,7 +35,6 @@ pub struct InTime<'a> {
     pub blocks: Blocks,
     /// `[chunk]`: the index in the caller's request of each chunk that was read.
     indices: Vec<usize>,
-    /// The caller's chunks.
     all: &'a [Arc<Chunk>],
 }
 

@@ -58,11 +58,8 @@ pub struct LexicalInput<'a> {
     pub tokens: &'a Tokens,
     /// The tokenizer of the model, which says which scripts the model knows.
     pub tokenizer: &'a ModelTokenizer,
-    /// The chunks of the request.
     pub chunks: &'a [Arc<Chunk>],
-    /// What the units are.
     pub granularity: Granularity,
-    /// The units of the chunks.
     pub units: &'a [Unit],
     /// How the units belong together.
     pub outlines: &'a Outlines,

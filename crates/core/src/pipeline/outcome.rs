@@ -67,14 +67,12 @@ pub enum Warning {
     KindUnfit {
         /// The index of the chunk in the request.
         chunk: usize,
-        /// The kind that the request names.
         named: Kind,
     },
     /// The decoder does not know the script of the question, so scores say little.
     ScriptUnknown,
     /// The question is too long; the model read the sentences of it that ask something, and its last ones.
     QuestionShortened {
-        /// The number of its tokens.
         tokens: usize,
         /// The number of tokens that the model reads.
         max: usize,
@@ -132,7 +130,6 @@ pub struct Relevance {
     /// ([`Answerable`]), or the question compares the rows of a table; see [`Auto::relevance`](super::select::Auto::relevance). If not, nothing is kept but the
     /// chunks that `keep` names, unless the request takes unrelated chunks, too.
     pub related: bool,
-    /// The threshold.
     pub least: f32,
     /// The setting that the threshold comes from.
     pub setting: &'static str,

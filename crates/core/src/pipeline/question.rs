@@ -55,7 +55,6 @@ pub struct View {
 /// A slice of a block in a view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockSlice {
-    /// The index of the block.
     pub block: usize,
     /// The tokens of the slice, counted from the block's first token.
     pub tokens: TokenSpan,
@@ -87,9 +86,7 @@ struct KeyRotation {
 pub struct EncodeContext<'a> {
     /// The model that encodes the question.
     pub model: &'a dyn ModelRuntime,
-    /// The limits on a request.
     pub limits: &'a RequestLimits,
-    /// Says when to stop.
     pub cancel: &'a Cancel,
     /// Whether other questions are encoded at the same time for the same request. Each then runs on one
     /// thread.

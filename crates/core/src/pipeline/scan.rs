@@ -21,7 +21,6 @@ use crate::rc::{self, HeadMean};
 pub struct SegmentPeaks {
     /// The peaks of the chunks, those of their titles included.
     pub chunks: Array3<f32>,
-    /// The peaks of the units.
     pub units: Array3<f32>,
     /// The peaks of the sentences that contain the units, as [`sentences_of`] returns them. There are none
     /// unless units are words.

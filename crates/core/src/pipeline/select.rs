@@ -90,7 +90,6 @@ impl Selection {
 pub struct Step {
     /// The effort of the first of them.
     pub effort: f32,
-    /// The indices of the units.
     pub units: Vec<usize>,
 }
 

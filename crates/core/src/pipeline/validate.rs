@@ -536,7 +536,6 @@ fn check_keep(request: &CompressRequest) -> Result<(), InvalidRequest> {
 /// The smallest context of a request, for the message about a budget that is smaller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Minimum {
-    /// What it consists of.
     pub of: &'static str,
     /// What the caller can do instead of naming a larger budget, after a comma; empty if nothing.
     pub instead: &'static str,

@@ -39,7 +39,6 @@ pub fn mean_rc_bound(
 /// The references of several queries as one distribution, sorted and with prefix sums.
 #[derive(Debug, Clone, Default)]
 pub struct PooledReference {
-    /// In ascending order.
     values: Vec<f32>,
     /// `mass[r]` is the mass of the `r` smallest values.
     mass: Vec<f64>,

@@ -15,7 +15,6 @@ use crate::domain::TokenSpan;
 /// the same bits.
 #[derive(Debug, Clone, Default)]
 pub struct SortedReference {
-    /// In ascending order.
     values: Vec<f32>,
     /// `prefix[r]` is the sum of the `r` smallest values.
     prefix: Vec<f64>,

@@ -63,14 +63,12 @@ const SPACES: [&str; 4] = ["", " ", "-", "\u{a0}"];
 pub enum Measure {
     /// Units of a known kind, converted to this base unit.
     Unit(&'static str),
-    /// Years of the calendar.
     Year,
     /// The place in an order: `20th`.
     Ordinal,
     /// The time of day, in minutes from midnight. `low` and `high` are the two times that it can be: `6:00` is in the morning or in
     /// the evening.
     Clock,
-    /// Anything else.
     Count,
 }
 
@@ -79,7 +77,6 @@ pub enum Measure {
 pub struct Amount {
     /// What it counts. Amounts of different measures cannot be compared.
     pub measure: Measure,
-    /// The least value.
     pub low: f64,
     /// The greatest value; that of `low` unless the amount is a decade, a century or an ambiguous time.
     pub high: f64,

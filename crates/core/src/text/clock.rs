@@ -21,9 +21,7 @@ const HALF_DAY: u16 = DAY / 2;
 
 /// A time of day in some terms of a text.
 struct Time {
-    /// How many terms it has.
     terms: usize,
-    /// From midnight.
     minutes: u16,
     /// Seconds after the minute, as they are written.
     seconds: Option<String>,

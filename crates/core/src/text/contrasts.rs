@@ -14,7 +14,6 @@ const NAMES: [&str; 6] = ["turkey", "china", "jersey", "tony", "polish", "swiss"
 /// A word of a class whose groups exclude each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Contrast {
-    /// The number of the class.
     pub class: usize,
     /// The number of the group in the class. The words of a group mean the same.
     pub group: usize,

@@ -57,32 +57,17 @@ fn begins_character(byte: u8) -> bool {
 /// Why an offset or a range of offsets is invalid for a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OffsetError {
-    /// The offset is past the end of the text.
     #[error("offset {offset} is past the end of a text of {len} ({unit})")]
     Outside {
-        /// The invalid offset.
         offset: usize,
         /// The length of the text in `unit`.
         len: usize,
-        /// The unit of `offset` and `len`.
         unit: OffsetUnit,
     },
-    /// The offset is between the bytes or the surrogates of one character.
     #[error("offset {offset} lies inside a character ({unit})")]
-    Inside {
-        /// The invalid offset.
-        offset: usize,
-        /// The unit of `offset`.
-        unit: OffsetUnit,
-    },
-    /// The start of the range is after its end.
+    Inside { offset: usize, unit: OffsetUnit },
     #[error("offset range {start}..{end} is reversed")]
-    Reversed {
-        /// The start of the range.
-        start: usize,
-        /// The end of the range.
-        end: usize,
-    },
+    Reversed { start: usize, end: usize },
 }
 
 /// Converts between byte offsets of one text and offsets in one unit. Creating the map reads the text once.

@@ -51,7 +51,6 @@ pub struct Relayed {
 pub enum RelayedPiece {
     /// The next text. White space between two sentences is a piece of its own.
     Text(String),
-    /// The end of a sentence.
     End {
         /// The sentence, without white space around it.
         sentence: String,

@@ -40,7 +40,6 @@ const QUESTIONS_MIN: usize = 8;
 /// A measured form.
 #[derive(Debug, Clone)]
 pub struct MeasuredForm {
-    /// The form.
     pub form: EvictionForm,
     /// The mean KL divergence in nats at each of the compared ratios, on the half that chooses.
     pub kl: Vec<f64>,
@@ -54,7 +53,6 @@ pub struct FormChoice {
     /// The chosen form: the best one, or the default. The best one must be better than the default with 95 %
     /// confidence on the half that chooses, and on average on the other half.
     pub chosen: EvictionForm,
-    /// The number of questions.
     pub questions: usize,
     /// For each of [`RATIOS`] and each method, the KL divergence on the other half. `rc` is the best form. If it
     /// is not the default, `rc, default` follows it.

@@ -16,7 +16,6 @@ const SEED: u64 = 0x00C4_A9C5;
 /// A question with its chunks and its correct answers.
 #[derive(Debug, Clone, Deserialize)]
 pub struct KvRow {
-    /// The question's text.
     pub query: String,
     /// The chunks, in the order in which the model reads them.
     pub chunks: Vec<LabelledChunk>,

@@ -44,7 +44,6 @@ pub struct KeyScores {
     pub(super) key_norms: Array3<f32>,
     /// `[layer, kv_head, key]`: an upper bound of the question's logits over the page of each key.
     pub(super) page_bounds: Array3<f32>,
-    /// The form of eviction by RC.
     pub(super) form: EvictionForm,
     /// Number of special tokens at the start; all methods keep them.
     pub(super) prefix: usize,

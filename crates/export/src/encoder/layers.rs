@@ -33,7 +33,6 @@ const NORM_MIN: f32 = 1e-12;
 pub struct GraphParts<'a> {
     /// The encoder's weights in the weights file.
     pub weights: &'a EncoderWeights,
-    /// The name of the weights file.
     pub weights_file: &'a str,
     /// What ColBERT adds to the encoder, if it is one.
     pub colbert: Option<&'a Colbert>,

@@ -47,9 +47,7 @@ const TYPE_ARRAY: u32 = 9;
 pub struct GgufFile {
     path: PathBuf,
     file: File,
-    /// The values by key.
     metadata: BTreeMap<String, Value>,
-    /// The tensors by name.
     tensors: BTreeMap<String, TensorInfo>,
     /// Where the data of the tensors begin, in bytes from the start of the file.
     data_offset_bytes: u64,
@@ -60,15 +58,11 @@ pub struct GgufFile {
 pub enum Value {
     /// An integer that is not negative.
     Unsigned(u64),
-    /// A negative integer.
     Negative(i64),
     /// A number of 32 or 64 bits.
     Float(f64),
-    /// True or false.
     Bool(bool),
-    /// A text.
     Text(String),
-    /// A list of texts.
     Texts(Vec<String>),
     /// A list of numbers, or of true and false.
     Numbers(Numbers),

@@ -24,7 +24,6 @@ pub struct Encoding {
     pub name: &'static str,
     /// The number of elements in a block.
     pub block_elements: usize,
-    /// The number of bytes in a block.
     pub block_bytes: usize,
     /// Converts one block. The slices have exactly the lengths above.
     decode: fn(&[u8], &mut [f32]),

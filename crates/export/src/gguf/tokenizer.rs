@@ -69,7 +69,6 @@ struct Split {
 /// A rule that splits a text.
 #[derive(Clone, Copy)]
 enum Rule {
-    /// The rule of GPT-2.
     Gpt2,
     /// The rule of GPT-2 after every digit became a piece of its own.
     Digits,

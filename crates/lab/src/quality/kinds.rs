@@ -42,9 +42,7 @@ const DIVISIONS: [(Division, &str); 3] =
 pub struct Report {
     /// Name of the file, without its extension.
     pub kind: String,
-    /// Number of questions.
     pub questions: usize,
-    /// Results by division.
     pub divisions: Vec<(&'static str, DivisionReport)>,
 }
 

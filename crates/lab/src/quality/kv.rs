@@ -82,9 +82,7 @@ pub struct Survival {
 pub struct KvReport {
     /// Name of the data file, without its extension.
     pub data: String,
-    /// Name of the model.
     pub model: String,
-    /// Fingerprint of the model.
     pub fingerprint: String,
     /// The form of eviction by RC that the model's contract has, or the default.
     pub form: String,
@@ -92,7 +90,6 @@ pub struct KvReport {
     pub template: String,
     /// Whether the chunks of a question were read as one prompt.
     pub one_prompt: bool,
-    /// Number of questions.
     pub rows: usize,
     /// Mean number of chunk tokens per question.
     pub tokens: f64,

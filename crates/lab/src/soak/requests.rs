@@ -44,11 +44,8 @@ const REJECTED_BODIES: [(&str, u16); 6] = [
 
 /// A request with the outcome to expect.
 pub struct SoakRequest {
-    /// The expected outcome.
     pub expectation: Expectation,
-    /// Path of the endpoint.
     pub path: &'static str,
-    /// JSON body.
     pub body: Bytes,
     /// Number of chunks that the request compresses.
     pub chunks: usize,
@@ -57,7 +54,6 @@ pub struct SoakRequest {
 /// The expected outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expectation {
-    /// The request is answered.
     Answered,
     /// The client disconnects before it has sent the whole body.
     DisconnectWhileSending,

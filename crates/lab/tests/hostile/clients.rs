@@ -54,13 +54,10 @@ const BACKGROUND_SHARE_MIN: f64 = 0.9;
 /// An HTTP request with arbitrary headers.
 #[derive(Debug, Clone)]
 pub struct HttpRequest<'a> {
-    /// HTTP method.
     pub method: Method,
-    /// Path and query.
     pub path: &'a str,
     /// Headers. They replace default headers of the same name.
     pub headers: &'a [(&'a str, &'a str)],
-    /// Request body.
     pub body: Bytes,
 }
 

@@ -43,7 +43,6 @@ const TICKS_PER_S: f64 = 100.0;
 /// What every daemon of a run has in common.
 #[derive(Debug, Clone)]
 pub struct Setup {
-    /// The binary to run.
     pub binary: PathBuf,
     /// Absolute path of the model's directory.
     pub model_dir: PathBuf,

@@ -30,7 +30,6 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// What a follower reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// The next entry.
     Entry(Entry),
     /// The next entry is damaged, or was written without the secret.
     Damaged,

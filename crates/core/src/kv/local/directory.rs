@@ -59,7 +59,6 @@ pub struct BlockFile {
     /// The number of the write. It increases with every file, so that the newer of two files is known without
     /// a clock.
     pub number: u64,
-    /// The key of the block.
     pub key: BlockKey,
     /// The bytes of the block, without the header of the record.
     pub len: u64,

@@ -15,7 +15,6 @@ use crate::kv::key::BlockKey;
 
 /// A command to the writer.
 pub enum Command {
-    /// Write this block.
     Write(BlockKey, Bytes),
     /// Marks the position of a removal in the queue: writes of the key that were queued before it must not
     /// take effect.
@@ -30,7 +29,6 @@ pub enum Command {
 pub struct Writer {
     shared: Arc<Shared>,
     queued_bytes: Arc<AtomicU64>,
-    /// The number of the next file.
     next_number: u64,
     failing: bool,
 }

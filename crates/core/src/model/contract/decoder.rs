@@ -22,7 +22,6 @@ pub struct Decoder {
     /// [b, t, vocab]`. A token attends to keys at its own or an earlier position. A key at position -1 is
     /// padding, and no token attends to it.
     pub graph: String,
-    /// The number of layers.
     pub layers: usize,
     /// The number of query heads of a layer.
     pub heads: usize,

@@ -81,7 +81,6 @@ pub struct CalibratedEviction {
     /// For each ratio, the mean KL divergence in nats from the output with all keys to the output with the
     /// kept keys, on the held-out questions.
     pub held_out_kl: Vec<f64>,
-    /// The chosen form.
     pub form: EvictionForm,
 }
 

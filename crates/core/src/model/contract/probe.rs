@@ -12,7 +12,6 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Probe {
-    /// What the probe is computed from.
     pub features: ProbeFeatures,
     /// The text that the model reads, in which [`QUESTION_MARK`] stands for the question.
     pub template: String,

@@ -44,7 +44,6 @@ pub struct ForwardPast {
 /// A sequence of tokens that follows the past. It does not attend to the other sequences of its pass.
 #[derive(Clone, Copy)]
 pub struct ForwardSequence<'a> {
-    /// The token ids.
     pub tokens: &'a [u32],
     /// The past tokens that each key head attends to; `None` means all of them.
     pub kept: Option<&'a KeyMask>,

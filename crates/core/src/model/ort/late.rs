@@ -60,7 +60,6 @@ const FUSED_ROW_MULTIPLE: NonZeroUsize = NonZeroUsize::new(8).expect("8 is not z
 #[derive(Clone)]
 pub struct LateRuntime {
     info: ModelInfo,
-    /// The tokens around a question.
     question_tokens: SpecialTokens,
     workers: Arc<Workers<WindowKeys>>,
     passage_file: Arc<str>,

@@ -22,7 +22,6 @@ use crate::model::onnx::{self, MissingValue, ModelProto};
 /// How many layers a stage has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StageSize {
-    /// All layers.
     Whole,
     /// This many layers. The sessions run one after the other. On a GPU, each may use all memory that the weights leave, and
     /// gives back what it does not use after each run, which takes time.
@@ -36,7 +35,6 @@ pub enum Projection {
     Query,
     /// Keys: rotated to their positions.
     Key,
-    /// Values.
     Value,
 }
 

@@ -30,7 +30,6 @@ pub struct Candidates {
     /// `[chunk]`: the first chunk with the same title, text and visible ranges, which is the chunk itself if
     /// it has no duplicate before it. Duplicates are not rivals of each other.
     pub(super) duplicate_of: Vec<usize>,
-    /// The id of each term.
     vocabulary: HashMap<String, u32>,
     /// The number of chunks with visible text, duplicates counted once.
     distinct_chunks: usize,

@@ -52,11 +52,8 @@ const LIMIT_REACH_WORDS: usize = 4;
 /// Something in a sentence that excludes what the part says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Conflict {
-    /// Byte range in the answer.
     pub bytes: ByteRange,
-    /// Why it is excluded.
     pub kind: ConflictKind,
-    /// The index of the chunk.
     pub chunk: usize,
     /// Byte range in the chunk's text of the word that excludes it.
     pub source: ByteRange,

@@ -86,7 +86,6 @@ struct Run {
     start: usize,
     /// The number of its words.
     len: usize,
-    /// The index of the chunk.
     chunk: usize,
     /// The index of its first word in the chunk.
     at: usize,

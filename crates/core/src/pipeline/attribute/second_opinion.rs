@@ -14,7 +14,6 @@ const PROBABILITY_MIN: f32 = 1e-3;
 /// A part of the answer and the model to ask about it.
 #[derive(Clone, Copy)]
 pub(super) struct Question<'a> {
-    /// The text of the part.
     pub claim: &'a str,
     /// The model; `None` if the settings name none.
     pub model: Option<&'a dyn CrossEncoder>,
@@ -23,7 +22,6 @@ pub(super) struct Question<'a> {
 /// What two judges say of a part, as log-odds that the sources support it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SecondOpinion {
-    /// What the features say.
     pub own: f32,
     /// What the cross-encoder says.
     pub model: f32,

@@ -43,7 +43,6 @@ const EVIDENCE_MIN: f32 = 0.5;
 /// A word of a part, or the whole part, that its source does not support.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UnsupportedSpan {
-    /// Byte range in the answer.
     pub bytes: ByteRange,
     /// Why the source does not support it.
     pub kind: UnsupportedKind,

@@ -66,7 +66,6 @@ struct Part<'a> {
     begins_paragraph: bool,
     /// Blanks before it in its line.
     indent: usize,
-    /// Whether the line ends behind it.
     ends_line: bool,
     is_frame: bool,
     is_row: bool,

@@ -21,7 +21,6 @@ const TURN_BYTES_WHOLE: usize = 350;
 struct Turn<'a> {
     /// Who speaks; empty if nobody is named, as in a message of the program.
     speaker: &'a str,
-    /// What is said.
     said: &'a str,
     bytes: ByteRange,
     /// The pieces of the turn that may be chosen, as their indices.

@@ -77,7 +77,6 @@ struct Open {
     frame: Option<usize>,
     /// The caption, the legend or the first text of the element, which the rest requires.
     caption: Option<usize>,
-    /// The header of the rows.
     header: Option<usize>,
     has_rows: bool,
     is_table: bool,

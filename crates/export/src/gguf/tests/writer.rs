@@ -21,7 +21,6 @@ pub struct Writer {
 /// A tensor before it is written.
 pub struct Stored {
     pub name: String,
-    /// The fastest axis first.
     pub sizes: Vec<u64>,
     pub kind: u32,
     pub data: Vec<u8>,

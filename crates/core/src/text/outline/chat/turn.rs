@@ -58,7 +58,6 @@ pub(in super::super) enum Format {
     NameLine,
     /// `**Mia:** hi`, `**Mia**: hi`.
     Bold,
-    /// `<mia> hi`.
     Angle,
     /// `Mia: hi`.
     Named,

@@ -56,7 +56,6 @@ pub(super) enum Role {
     /// `case 1:`, `- name: x`, `public:`: a line inside a block that need not be indented in it.
     Inner,
     Import,
-    /// Anything else.
     Plain,
 }
 

@@ -20,7 +20,6 @@ pub(super) enum Form {
     /// Comments with nothing below them.
     Comment,
     Import,
-    /// One line.
     Simple,
     /// A closing bracket whose opening one is missing.
     Close,

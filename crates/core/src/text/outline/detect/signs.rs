@@ -77,7 +77,6 @@ pub(super) struct Signs {
     pub levels: usize,
     /// Lines with the command that a build runs.
     pub commands: usize,
-    /// Lines of a program.
     pub code: usize,
     /// Those of them that nothing else looks like.
     pub strong: usize,

@@ -23,13 +23,11 @@ pub(super) enum Class {
     Raw,
     /// Never of use: navigation, drawings.
     Junk,
-    /// A heading of a page.
     Heading(u8),
     /// Names what stands beside it in the same element: a caption, a legend.
     Caption,
     /// One piece however long: a row, preformatted text.
     Row,
-    /// A cell of a row.
     Cell,
     /// A list or a table: its items need it.
     List,

@@ -13,7 +13,6 @@ use crate::domain::ByteRange;
 /// What the messages of one trace require of each other, over all events that it is printed in.
 #[derive(Default)]
 pub(super) struct Trace {
-    /// The first message.
     head: Option<usize>,
 }
 

@@ -9,18 +9,14 @@ const FRONT_MATTER_LINES: usize = 60;
 /// What consecutive lines are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) enum Block {
-    /// Lines without text.
     Blank,
     /// The data at the beginning of a page, between two lines of dashes.
     FrontMatter,
-    /// A line that only draws.
     Rule,
     /// A heading, with the line below it if that underlines it.
     Heading {
-        /// 1 for the highest.
         level: usize,
     },
-    /// Rows with bars.
     Table,
     /// Code between two fences.
     Code,

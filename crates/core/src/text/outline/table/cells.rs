@@ -17,9 +17,7 @@ const CELL_BYTES_USUAL: usize = 40;
 pub(in super::super) enum Form {
     /// By bars, as in Markdown.
     Pipes,
-    /// By a character.
     Separated(char),
-    /// By several spaces.
     Columns,
 }
 
