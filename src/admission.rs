@@ -86,10 +86,7 @@ impl Admission {
     /// # Errors
     /// Refuses if the queue is full for this tenant, if the deadline passes, or if the daemon is shutting down.
     pub async fn enter(&self, claim: Claim<'_>, deadline: Instant) -> Result<Permit, Refusal> {
-        match self.is_draining() {
-            true => Err(Refusal::Draining),
-            false => self.wait(claim, deadline).await,
-        }
+        if self.is_draining() { Err(Refusal::Draining) } else { self.wait(claim, deadline).await }
     }
 
     /// Admits a streamed answer. Never waits.
@@ -126,12 +123,11 @@ impl Admission {
     /// Returns how long to delay the refusal that this tenant is about to be sent. The delay is zero unless the tenant has rivals and
     /// repeats refused requests many times a second.
     pub fn refusal_delay(&self, claim: Claim) -> Duration {
-        match claim.has_rivals {
-            false => Duration::ZERO,
-            true => {
-                let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-                refusals.next(claim.tenant, Instant::now())
-            }
+        if !claim.has_rivals {
+            Duration::ZERO
+        } else {
+            let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+            refusals.next(claim.tenant, Instant::now())
         }
     }
 

@@ -251,9 +251,10 @@ impl KvExportFile {
         for (index, rows) in planes.zip(self.rows(layer)) {
             self.export.read_plane(pipeline, index, &mut plane);
             for value in rows.iter().flat_map(|&row| &plane[row * dim..(row + 1) * dim]) {
-                match self.layout.is_f16 {
-                    true => out.extend(f16::from_f32(*value).to_le_bytes()),
-                    false => out.extend(value.to_le_bytes()),
+                if self.layout.is_f16 {
+                    out.extend(f16::from_f32(*value).to_le_bytes())
+                } else {
+                    out.extend(value.to_le_bytes())
                 }
             }
         }

@@ -232,9 +232,10 @@ impl<T: Tools> ServerHandler for Server<T> {
     fn get_info(&self) -> ServerConfig {
         ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
             .with_server_info(Implementation::new("thresher", env!("CARGO_PKG_VERSION")))
-            .with_instructions(match T::HAS_REGISTRY {
-                true => format!("{INSTRUCTIONS}{DAEMON_INSTRUCTIONS}"),
-                false => INSTRUCTIONS.to_owned(),
+            .with_instructions(if T::HAS_REGISTRY {
+                format!("{INSTRUCTIONS}{DAEMON_INSTRUCTIONS}")
+            } else {
+                INSTRUCTIONS.to_owned()
             })
     }
 

@@ -256,12 +256,11 @@ impl Originals {
     }
 
     fn open_database(&self) -> Result<Database, OriginalError> {
-        let database = match self.is_in_memory() {
-            true => {
-                let opened = Builder::new().create_with_backend(InMemoryBackend::new());
-                opened.map_err(|cause| OriginalError::Open { path: "memory".to_owned(), cause })?
-            }
-            false => open_file(&self.settings.dir)?,
+        let database = if self.is_in_memory() {
+            let opened = Builder::new().create_with_backend(InMemoryBackend::new());
+            opened.map_err(|cause| OriginalError::Open { path: "memory".to_owned(), cause })?
+        } else {
+            open_file(&self.settings.dir)?
         };
         // Nothing is written if the tables exist, so that a file on a full disk can be opened and read.
         if !has_tables(&database)? {

@@ -319,10 +319,8 @@ impl TenantState {
         if self.pipeline.initialized() {
             return;
         }
-        let pipeline = match self.tenant.is_default() {
-            true => Arc::clone(base),
-            false => Arc::new(base.of_tenant(&self.tenant)),
-        };
+        let pipeline =
+            if self.tenant.is_default() { Arc::clone(base) } else { Arc::new(base.of_tenant(&self.tenant)) };
         // Another thread may have been first, with the same pipeline.
         let _ = self.pipeline.set(pipeline);
     }

@@ -120,9 +120,10 @@ pub fn parse(bytes: &[u8], tenant_count_max: usize) -> Result<Vec<ParsedKey>, Ke
         let location = error.path().to_string();
         let error = error.into_inner();
         // An error about a wrong type quotes the value, which may be a key where a hash belongs.
-        let reason = match location.ends_with(".sha256") {
-            true => "not a string".to_owned(),
-            false => plain::message(error.message()),
+        let reason = if location.ends_with(".sha256") {
+            "not a string".to_owned()
+        } else {
+            plain::message(error.message())
         };
         at(location, reason)
     })?;

@@ -47,9 +47,10 @@ impl Watched {
 fn read(path: &PathBuf) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(BYTES_MAX + 1).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > BYTES_MAX {
-        true => Err(io::Error::new(io::ErrorKind::FileTooLarge, "the file has more than 16 MiB")),
-        false => Ok(bytes),
+    if bytes.len() as u64 > BYTES_MAX {
+        Err(io::Error::new(io::ErrorKind::FileTooLarge, "the file has more than 16 MiB"))
+    } else {
+        Ok(bytes)
     }
 }
 

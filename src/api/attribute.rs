@@ -219,25 +219,24 @@ impl AttributeBody {
         referenced: Option<Vec<Arc<Chunk>>>,
         _: &BodyLimits,
     ) -> Result<(AttributeRequest, AttributeOptions), ApiError> {
-        let misplaced = match () {
-            () if self.answer.is_some() => {
-                Some(("answer", "answer is not taken here: the answer arrives in the events that follow"))
-            }
-            () if self.spans.is_some() => Some((
+        let misplaced = if self.answer.is_some() {
+            Some(("answer", "answer is not taken here: the answer arrives in the events that follow"))
+        } else if self.spans.is_some() {
+            Some((
                 "spans",
                 "spans is not taken here: positions in an answer that is still to come are not known",
-            )),
-            () if matches!(self.granularity, Some(Choice(PartsBody::Span))) => Some((
+            ))
+        } else if matches!(self.granularity, Some(Choice(PartsBody::Span))) {
+            Some((
                 "granularity",
                 "granularity \"span\" is not taken here: an answer that is still to come has sentences and words, no spans",
-            )),
-            () if self.receipt => {
-                Some(("receipt", "receipt is not taken here: receipts are of whole answers"))
-            }
-            () if self.format != CitationFormat::Native => {
-                Some(("format", "format is not taken here: parts are sent in the native format"))
-            }
-            () => None,
+            ))
+        } else if self.receipt {
+            Some(("receipt", "receipt is not taken here: receipts are of whole answers"))
+        } else if self.format != CitationFormat::Native {
+            Some(("format", "format is not taken here: parts are sent in the native format"))
+        } else {
+            None
         };
         if let Some((field, message)) = misplaced {
             return Err(ApiError::with_param(ErrorCode::FieldsConflict, message, field));

@@ -38,9 +38,10 @@ pub(super) fn pick_named<'a, const N: usize>(
 /// The value of a JSON string; none if `value` is not a string. A string without escapes is borrowed.
 pub(super) fn text(value: &RawValue) -> Option<serde_json::Result<Cow<'_, str>>> {
     let written = value.get().strip_prefix('"')?.strip_suffix('"')?;
-    Some(match written.contains('\\') {
-        true => serde_json::from_str(value.get()).map(Cow::Owned),
-        false => Ok(Cow::Borrowed(written)),
+    Some(if written.contains('\\') {
+        serde_json::from_str(value.get()).map(Cow::Owned)
+    } else {
+        Ok(Cow::Borrowed(written))
     })
 }
 

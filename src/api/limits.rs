@@ -95,15 +95,12 @@ impl BodyLimits {
     /// The limit of `keep`, ids of chunks that are sent or registered.
     pub(super) fn keep(&self) -> ListLimit {
         let code = ErrorCode::TooMany;
-        match self.chunk_count_max > self.registered_chunk_count_max {
-            true => {
-                let setting = "limits.chunk_count_max";
-                ListLimit { field: "keep", max: self.chunk_count_max, code, setting }
-            }
-            false => {
-                let setting = "";
-                ListLimit { field: "keep", max: self.registered_chunk_count_max, code, setting }
-            }
+        if self.chunk_count_max > self.registered_chunk_count_max {
+            let setting = "limits.chunk_count_max";
+            ListLimit { field: "keep", max: self.chunk_count_max, code, setting }
+        } else {
+            let setting = "";
+            ListLimit { field: "keep", max: self.registered_chunk_count_max, code, setting }
         }
     }
 

@@ -279,13 +279,18 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Word<T> {
 /// The code of a parse error. The errors of serde differ only by their messages.
 fn code_of(error: &serde_json::Error) -> ErrorCode {
     let message = error.to_string();
-    match () {
-        () if !error.is_data() => ErrorCode::InvalidJson,
-        () if message.starts_with("unknown field") => ErrorCode::UnknownField,
-        () if message.starts_with("missing field") => ErrorCode::MissingField,
-        () if message.starts_with("unknown variant") => ErrorCode::UnknownValue,
-        () if message.starts_with("duplicate field") => ErrorCode::DuplicateField,
-        () => ErrorCode::WrongType,
+    if !error.is_data() {
+        ErrorCode::InvalidJson
+    } else if message.starts_with("unknown field") {
+        ErrorCode::UnknownField
+    } else if message.starts_with("missing field") {
+        ErrorCode::MissingField
+    } else if message.starts_with("unknown variant") {
+        ErrorCode::UnknownValue
+    } else if message.starts_with("duplicate field") {
+        ErrorCode::DuplicateField
+    } else {
+        ErrorCode::WrongType
     }
 }
 

@@ -264,9 +264,10 @@ pub(super) fn chunks(texts: Vec<String>) -> Vec<Arc<Chunk>> {
 
 /// A document as it was sent; a string as the `text` of an object.
 fn as_object(document: &RawValue) -> Box<RawValue> {
-    match document.get().starts_with('"') {
-        true => RawValue::from_string(format!("{{\"text\":{}}}", document.get())).expect("a string is JSON"),
-        false => document.to_owned(),
+    if document.get().starts_with('"') {
+        RawValue::from_string(format!("{{\"text\":{}}}", document.get())).expect("a string is JSON")
+    } else {
+        document.to_owned()
     }
 }
 

@@ -369,10 +369,7 @@ impl CompressAnswer {
             lang: compressed.lang,
             related: compressed.relevance.map(|r| r.related),
             reason: compressed.relevance.filter(|r| !r.related).map(|r| {
-                let advice = match request.related_only {
-                    true => "; send `related_only: false` to keep the best text anyway",
-                    false => "",
-                };
+                let advice = if request.related_only { "; send `related_only: false` to keep the best text anyway" } else { "" };
                 format!(
                     "no chunk comes close to the question: reach is {:.3}, and the least for these texts is {:.3} ({}){advice}",
                     r.max_sim, r.least, r.setting

@@ -177,9 +177,10 @@ impl SearchAnswer {
     /// The results as text for a model, best first.
     pub fn to_plain_text(&self) -> String {
         let results: Vec<String> = self.results.iter().map(|result| result.chunk.to_plain_text()).collect();
-        match results.is_empty() {
-            true => "No registered chunk has a word of the question.".to_owned(),
-            false => results.join("\n\n"),
+        if results.is_empty() {
+            "No registered chunk has a word of the question.".to_owned()
+        } else {
+            results.join("\n\n")
         }
     }
 

@@ -280,28 +280,26 @@ fn modes(config: &Config) -> Finding {
         .filter_map(|path| private_files::exposed(path))
         .map(|Exposed { path, mode, is_ours }| {
             let wanted = if is_file(&path) { "0600" } else { "0700" };
-            let remedy = match is_ours {
-                true => format!("serve sets it to {wanted}"),
-                false => format!("its owner has to set it to {wanted}"),
+            let remedy = if is_ours {
+                format!("serve sets it to {wanted}")
+            } else {
+                format!("its owner has to set it to {wanted}")
             };
             format!("{} has {mode:04o}, {remedy}", path.display())
         })
         .collect();
-    match exposed.is_empty() {
-        true => Fine("other users of this machine cannot use any file of the daemon".to_owned()),
-        false => Warning(format!(
-            "other users of this machine may use files of the daemon: {}",
-            exposed.join("; ")
-        )),
+    if exposed.is_empty() {
+        Fine("other users of this machine cannot use any file of the daemon".to_owned())
+    } else {
+        Warning(format!("other users of this machine may use files of the daemon: {}", exposed.join("; ")))
     }
 }
 
 fn keys(access: &Access) -> Finding {
-    Fine(match access.is_keyed() {
-        true => format!("read, of {}", counted(access.tenants().len(), "tenant")),
-        false => {
-            "none (access.keys_file): every client that reaches http.listen may send requests".to_owned()
-        }
+    Fine(if access.is_keyed() {
+        format!("read, of {}", counted(access.tenants().len(), "tenant"))
+    } else {
+        "none (access.keys_file): every client that reaches http.listen may send requests".to_owned()
     })
 }
 
@@ -334,12 +332,13 @@ fn tenants(access: Option<&Access>, registry: &RegistrySettings) -> anyhow::Resu
 fn listener(address: SocketAddr, is_alive: bool) -> anyhow::Result<Finding> {
     match TcpListener::bind(address) {
         Ok(_) => Ok(Fine(format!("{address} is free"))),
-        Err(error) if error.kind() == ErrorKind::AddrInUse => match is_alive {
-            true => Ok(Fine(format!("{address} is in use; a daemon is running"))),
-            false => {
+        Err(error) if error.kind() == ErrorKind::AddrInUse => {
+            if is_alive {
+                Ok(Fine(format!("{address} is in use; a daemon is running")))
+            } else {
                 Ok(Warning(format!("{address} is taken by another program; stop it, or set another port")))
             }
-        },
+        }
         Err(error) => Err(error).with_context(|| format!("cannot listen on {address}")),
     }
 }

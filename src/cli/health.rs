@@ -17,9 +17,10 @@ pub fn run(config: &Config) -> anyhow::Result<ExitCode> {
         format!("no daemon answers at {address} (admin.listen); start it with `thresher serve` and the same settings")
     })?;
     let text = answer.body_mut().read_to_string()?;
-    match answer.status().is_success() {
-        true => super::success(text.trim_end()),
-        false => bail!("the daemon is not ready: {}", text.trim_end()),
+    if answer.status().is_success() {
+        super::success(text.trim_end())
+    } else {
+        bail!("the daemon is not ready: {}", text.trim_end())
     }
 }
 

@@ -97,10 +97,8 @@ pub fn run(args: &Args, settings: Option<&Path>) -> anyhow::Result<ExitCode> {
         }
     };
     // Whatever is wrong with an older settings file is better said now than at the start of the daemon.
-    let older = match file.try_exists()? {
-        true => Some(Config::load(Some(&file), super::environment())?),
-        false => None,
-    };
+    let older =
+        if file.try_exists()? { Some(Config::load(Some(&file), super::environment())?) } else { None };
     let root = root_of(args, &file, older.as_ref())?;
     // The runtime of an older settings file that names a GPU stays one for GPUs.
     let gpu = args.gpu || older.as_ref().is_some_and(|older| older.model.device != DeviceChoice::Cpu);

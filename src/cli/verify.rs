@@ -77,10 +77,8 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let mut config = config.clone();
     config.blocks.codec = statement.codec();
     let pipeline = app::pipeline(&config)?;
-    let values = match statement.is_of_values() {
-        true => api::json_values(&request.answer, &limits)?,
-        false => Parts::default(),
-    };
+    let values =
+        if statement.is_of_values() { api::json_values(&request.answer, &limits)? } else { Parts::default() };
     let request = statement.replay(request, values);
     let now = match pipeline.attribute(&request, &Cancel::default()) {
         Ok(attributed) => Statement::new(&request, &attributed, &pipeline),

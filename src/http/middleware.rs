@@ -121,9 +121,10 @@ async fn pass_on(
             rewritten => rewritten,
         }
     };
-    let (body, outcome) = match changes {
-        true => Retrieval::of("compress").run(service.model_name(), rewriting.inspect_ok(record)).await?,
-        false => rewriting.await?,
+    let (body, outcome) = if changes {
+        Retrieval::of("compress").run(service.model_name(), rewriting.inspect_ok(record)).await?
+    } else {
+        rewriting.await?
     };
     let RewriteOutcome { report, sources, records, left_out } = outcome;
     let mut tally = request.tally(&service, (upstream, &report, left_out));

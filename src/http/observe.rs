@@ -65,9 +65,12 @@ pub async fn request(request: Request, next: Next) -> Response {
     let took = started.elapsed();
     histogram!("request_seconds", "endpoint" => endpoint).record(took);
     let ms = took.as_secs_f64() * 1e3;
-    span.in_scope(|| match is_slow(took) {
-        true => tracing::warn!(status, code, ms, "answered slowly"),
-        false => tracing::info!(status, code, ms, "answered"),
+    span.in_scope(|| {
+        if is_slow(took) {
+            tracing::warn!(status, code, ms, "answered slowly")
+        } else {
+            tracing::info!(status, code, ms, "answered")
+        }
     });
     response
 }

@@ -128,9 +128,10 @@ impl OriginPolicy {
             return Ok(());
         }
         self.check_host(version, uri, headers)?;
-        match uri.path() == page::PATH && is_followed_link(headers) {
-            true => Ok(()),
-            false => self.check_origin(headers),
+        if uri.path() == page::PATH && is_followed_link(headers) {
+            Ok(())
+        } else {
+            self.check_origin(headers)
         }
     }
 

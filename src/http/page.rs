@@ -68,9 +68,10 @@ fn answer(file: &File, tag: &HeaderValue, headers: &HeaderMap) -> Response {
         (X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
         (REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
     ];
-    match known {
-        true => (StatusCode::NOT_MODIFIED, headers).into_response(),
-        false => (headers, file.bytes).into_response(),
+    if known {
+        (StatusCode::NOT_MODIFIED, headers).into_response()
+    } else {
+        (headers, file.bytes).into_response()
     }
 }
 

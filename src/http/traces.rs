@@ -70,9 +70,10 @@ impl ServerSpan {
         // Any word can be a method.
         let is_known = ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"]
             .contains(&method.as_str());
-        let (method, name) = match is_known {
-            true => (method.to_string(), format!("{method} {route}")),
-            false => ("_OTHER".to_owned(), format!("HTTP {route}")),
+        let (method, name) = if is_known {
+            (method.to_string(), format!("{method} {route}"))
+        } else {
+            ("_OTHER".to_owned(), format!("HTTP {route}"))
         };
         let attributes = vec![
             KeyValue::new("http.request.method", method),

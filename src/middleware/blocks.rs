@@ -140,9 +140,10 @@ impl BlockStream {
 
     /// Returns the beginning of an event that is too long to be buffered, with the index that its block has for the client.
     pub fn renumbered_beginning(&self, beginning: Bytes) -> Bytes {
-        match self.renumbers() {
-            true => sse::with_number(beginning, "index", |index| self.client_index(index)),
-            false => beginning,
+        if self.renumbers() {
+            sse::with_number(beginning, "index", |index| self.client_index(index))
+        } else {
+            beginning
         }
     }
 

@@ -452,13 +452,14 @@ impl PassageFinder<'_> {
         found: &mut Vec<Passage>,
     ) -> Result<(), TooMany> {
         let source = &part.text[range.clone()];
-        let text = match is_quoted {
-            false => source.to_owned(),
-            true => match serde_json::from_str::<String>(source) {
+        let text = if !is_quoted {
+            source.to_owned()
+        } else {
+            match serde_json::from_str::<String>(source) {
                 Ok(text) if text.len() >= JSON_STRING_BYTES_MIN => text,
                 // Shorter when decoded, or half a surrogate pair.
                 _ => return Ok(()),
-            },
+            }
         };
         let is_result = matches!(part.kind, PartKind::ToolResult { .. });
         if is_result && self.policy.kinds_untouched.iter().any(|kind| kind.is_of(&text)) {

@@ -92,12 +92,13 @@ impl Records {
     pub fn names_at(&self, at: usize) -> Names {
         let mut index = self.0.partition_point(|record| record.range.start <= at).saturating_sub(1);
         while let Some(record) = self.0.get(index) {
-            let is_named = record.range.contains(&at) && record.names != Names::default();
-            match is_named {
-                true => return record.names.clone(),
-                false if record.parent == index => break,
-                false => index = record.parent,
+            if record.range.contains(&at) && record.names != Names::default() {
+                return record.names.clone();
             }
+            if record.parent == index {
+                break;
+            }
+            index = record.parent;
         }
         Names::default()
     }
@@ -223,9 +224,10 @@ impl<'a> Scan<'a> {
             return;
         }
         let name = || -> Option<Arc<str>> {
-            let text = match written.starts_with('"') {
-                true => serde_json::from_str::<String>(written).ok()?,
-                false => written.to_owned(),
+            let text = if written.starts_with('"') {
+                serde_json::from_str::<String>(written).ok()?
+            } else {
+                written.to_owned()
             };
             (!text.trim().is_empty()).then(|| text.into())
         };

@@ -56,9 +56,10 @@ enum Arriving {
 impl ReportedReader {
     /// Creates a reader of an answer that is a stream of events, or one JSON text.
     pub fn new(dialect: Dialect, is_stream: bool) -> Self {
-        let arriving = match is_stream {
-            true => Arriving::Events(Events::new(BUFFER_BYTES_MAX)),
-            false => Arriving::Json(Vec::new()),
+        let arriving = if is_stream {
+            Arriving::Events(Events::new(BUFFER_BYTES_MAX))
+        } else {
+            Arriving::Json(Vec::new())
         };
         Self {
             dialect,

@@ -237,10 +237,12 @@ impl UpstreamSettings {
     /// Returns the key that requests to this upstream carry. An upstream for any model may be one that the caller does not expect, so it gets
     /// the caller's key only if `caller_key` says so.
     pub fn credential(&self) -> Credential {
-        match () {
-            () if !self.key_file.as_os_str().is_empty() => Credential::KeyFile,
-            () if self.caller_key.unwrap_or(!self.is_for_any_model()) => Credential::Caller,
-            () => Credential::Nothing,
+        if !self.key_file.as_os_str().is_empty() {
+            Credential::KeyFile
+        } else if self.caller_key.unwrap_or(!self.is_for_any_model()) {
+            Credential::Caller
+        } else {
+            Credential::Nothing
         }
     }
 

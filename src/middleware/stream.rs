@@ -251,9 +251,10 @@ impl AnswerStream {
                 let is_cited = block["citations"].as_array().is_some_and(|citations| !citations.is_empty());
                 let text = (block["type"] == "text" && !is_cited).then(|| block["text"].as_str());
                 let text = text.map(Option::unwrap_or_default);
-                match text.is_none_or(|text| self.count(text.len() + TEXT_BYTES)) {
-                    true => self.blocks.start(index, text, event),
-                    false => self.stop_before(event),
+                if text.is_none_or(|text| self.count(text.len() + TEXT_BYTES)) {
+                    self.blocks.start(index, text, event)
+                } else {
+                    self.stop_before(event)
                 }
             }
             (Some("content_block_delta"), Some(index)) if self.blocks.is_open(index) => {

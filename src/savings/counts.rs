@@ -107,10 +107,12 @@ impl SavedAs {
             counted += more;
             let at = omission.at * usage.prompt() as f64;
             let written_until = usage.cached_read.saturating_add(usage.cached_write);
-            *match () {
-                () if at < usage.cached_read as f64 => &mut saved.cached_read,
-                () if at < written_until as f64 => &mut saved.cached_write,
-                () => &mut saved.input,
+            *if at < usage.cached_read as f64 {
+                &mut saved.cached_read
+            } else if at < written_until as f64 {
+                &mut saved.cached_write
+            } else {
+                &mut saved.input
             } += more;
         }
         saved

@@ -161,9 +161,10 @@ impl Replay {
             *self.whole.entry(reason).or_default() += 1;
             Rewritten::default()
         });
-        let omissions = match rewritten.is_shorter() {
-            true => omissions((&conversation, *body), &rewritten, AddedBytes::default(), true),
-            false => Vec::new(),
+        let omissions = if rewritten.is_shorter() {
+            omissions((&conversation, *body), &rewritten, AddedBytes::default(), true)
+        } else {
+            Vec::new()
         };
         let (before, after) = rewritten.tokens.unwrap_or_default();
         self.ledger.add(&Exchange {

@@ -195,9 +195,10 @@ async fn without_a_price_or_a_usage_there_are_tokens_only() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn counts_of_streams_are_read_and_errors_are_not_counted() {
-    let upstream = Upstream::new(|body| match () {
-        () if body.contains("m-fail") => (429, "application/json", answer(&usage(1_000, 0, 50)).to_string()),
-        () => {
+    let upstream = Upstream::new(|body| {
+        if body.contains("m-fail") {
+            (429, "application/json", answer(&usage(1_000, 0, 50)).to_string())
+        } else {
             let delta = json!({"choices": [{"index": 0, "delta": {"content": "The tide is at noon."}, "finish_reason": null}]});
             let end = json!({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]});
             let counts = json!({"choices": [], "usage": usage(700, 0, 9)});

@@ -106,9 +106,10 @@ impl Model {
             let mut add_input = |part: &str, values: Option<&Vec<f64>>| {
                 let values: Vec<f32> = values.into_iter().flatten().map(|v| *v as f32).collect();
                 let shape = [batch, kv_heads, past_tokens, head_dim];
-                let tensor: Value = match values.is_empty() {
-                    true => Tensor::<f32>::new(&ort::memory::Allocator::default(), shape).unwrap().into_dyn(),
-                    false => Tensor::from_array((shape, values)).unwrap().into_dyn(),
+                let tensor: Value = if values.is_empty() {
+                    Tensor::<f32>::new(&ort::memory::Allocator::default(), shape).unwrap().into_dyn()
+                } else {
+                    Tensor::from_array((shape, values)).unwrap().into_dyn()
                 };
                 inputs.push((format!("past.{layer}.{part}"), tensor.into()));
             };

@@ -98,10 +98,7 @@ fn provisioned(variable: &str, fallbacks: &[&str]) -> PathBuf {
 pub fn session(graph: &Path, threads: usize) -> Session {
     let builder = Session::builder(runtime()).expect("a session builder");
     let builder = builder.with_intra_threads(threads).expect("a thread count");
-    let mut builder = match int8_saturates() {
-        true => builder.with_precise_qmm().expect("an option"),
-        false => builder,
-    };
+    let mut builder = if int8_saturates() { builder.with_precise_qmm().expect("an option") } else { builder };
     builder.commit_from_file(graph).unwrap_or_else(|cause| panic!("{}: {cause}", graph.display()))
 }
 

@@ -329,9 +329,10 @@ impl Rankings {
         if let Some(promise) = last {
             let _ = writeln!(out, "covered by group, of {} promised:", promise.promised);
             for (name, Estimate { mean, interval: [low, high] }, rows) in &promise.groups {
-                let _ = match *rows < GROUP_ROWS_MIN {
-                    true => writeln!(out, "  {name:<24} {rows:>5} rows: too few to measure"),
-                    false => writeln!(out, "  {name:<24} {rows:>5} rows  {mean:.3} [{low:.3}, {high:.3}]"),
+                let _ = if *rows < GROUP_ROWS_MIN {
+                    writeln!(out, "  {name:<24} {rows:>5} rows: too few to measure")
+                } else {
+                    writeln!(out, "  {name:<24} {rows:>5} rows  {mean:.3} [{low:.3}, {high:.3}]")
                 };
             }
         }

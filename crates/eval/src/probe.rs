@@ -139,9 +139,12 @@ fn samples(rows: &[&ProbeRow]) -> Samples {
     let features = concatenate(Axis(0), &features).expect("rows of one model");
     let of_row = |row: &&ProbeRow| {
         let (chunks, needed) = (row.features.nrows(), row.gold.len());
-        let of_chunk = |chunk: usize| match row.gold.binary_search(&chunk).is_ok() {
-            true => (true, 0.5 / needed as f64),
-            false => (false, 0.5 / (chunks - needed) as f64),
+        let of_chunk = |chunk: usize| {
+            if row.gold.binary_search(&chunk).is_ok() {
+                (true, 0.5 / needed as f64)
+            } else {
+                (false, 0.5 / (chunks - needed) as f64)
+            }
         };
         (0..chunks).map(of_chunk).collect::<Vec<_>>()
     };

@@ -54,9 +54,10 @@ pub fn read_rotary(
     let partial: f64 = partial.or(optional(config, keys.partial, file)?).unwrap_or(1.0);
     let dim = (head_dim as f64 * partial) as usize;
     if dim == 0 || dim > head_dim || !dim.is_multiple_of(2) || dim < head_dim && !keys.supports_partial {
-        let supported = match keys.supports_partial {
-            true => format!("an even part of {head_dim} components"),
-            false => "1".to_owned(),
+        let supported = if keys.supports_partial {
+            format!("an even part of {head_dim} components")
+        } else {
+            "1".to_owned()
         };
         return Err(ExportError::Unsupported {
             file: file.to_owned(),
@@ -105,9 +106,10 @@ pub fn read_layer_rotary(
     let (global, local) = (read(&GLOBAL)?, read(&LOCAL)?);
     let has_local = windows.iter().any(Option::is_some);
     // A model without layers of one kind does not use the frequencies of this kind.
-    Ok(match windows.iter().any(Option::is_none) {
-        true => LayerRotary { local: Some(local).filter(|local| has_local && *local != global), global },
-        false => LayerRotary { global: local, local: None },
+    Ok(if windows.iter().any(Option::is_none) {
+        LayerRotary { local: Some(local).filter(|local| has_local && *local != global), global }
+    } else {
+        LayerRotary { global: local, local: None }
     })
 }
 

@@ -135,9 +135,10 @@ pub struct ChatTemplate {
 pub fn chat_template(dir: &Path) -> Result<Option<ChatTemplate>, ExportError> {
     let (file, config) = (dir.join(CHAT_TEMPLATE), dir.join(TOKENIZER_CONFIG));
     let config: Value = read_json_if_exists(&config)?.unwrap_or_default();
-    let template = match file.is_file() {
-        true => Some(fs::read_to_string(&file).map_err(|cause| ExportError::Read { file, cause })?),
-        false => configured_template(&config["chat_template"]).map(str::to_owned),
+    let template = if file.is_file() {
+        Some(fs::read_to_string(&file).map_err(|cause| ExportError::Read { file, cause })?)
+    } else {
+        configured_template(&config["chat_template"]).map(str::to_owned)
     };
     let token = |key: &str| token_text(&config[key]);
     Ok(template.map(|template| ChatTemplate {

@@ -33,9 +33,10 @@ impl Workload {
         let mut rng = seeded(round, "");
         let query = text(&mut rng, self.query_tokens, '?', tokenizer)?;
         let chunk = |index: usize| {
-            let tokens = match self.mixed {
-                true => rng.usize(TOKENS_MIN..=(2 * self.tokens).max(TOKENS_MIN)),
-                false => self.tokens,
+            let tokens = if self.mixed {
+                rng.usize(TOKENS_MIN..=(2 * self.tokens).max(TOKENS_MIN))
+            } else {
+                self.tokens
             };
             let text = text(&mut rng, tokens, '.', tokenizer)?;
             Ok(Chunk::new(index.to_string(), text))

@@ -62,11 +62,10 @@ fn write(from: impl Read, path: &Path, (name, expected): (&str, &str)) -> Result
 }
 
 fn check(name: &str, expected: &str, found: String) -> Result<(), ProvisionError> {
-    match found == expected {
-        true => Ok(()),
-        false => {
-            Err(ProvisionError::Checksum { name: name.to_owned(), expected: expected.to_owned(), found })
-        }
+    if found == expected {
+        Ok(())
+    } else {
+        Err(ProvisionError::Checksum { name: name.to_owned(), expected: expected.to_owned(), found })
     }
 }
 

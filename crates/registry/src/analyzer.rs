@@ -117,9 +117,10 @@ fn split_words(text: &str) -> Vec<Token> {
 /// The grapheme clusters of a text with their offsets. ASCII text has no combining marks, so its clusters are
 /// its bytes.
 fn grapheme_clusters(text: &str) -> Box<dyn Iterator<Item = (usize, &str)> + '_> {
-    match text.is_ascii() {
-        true => Box::new((0..text.len()).map(|offset| (offset, &text[offset..=offset]))),
-        false => Box::new(text.grapheme_indices(true)),
+    if text.is_ascii() {
+        Box::new((0..text.len()).map(|offset| (offset, &text[offset..=offset])))
+    } else {
+        Box::new(text.grapheme_indices(true))
     }
 }
 

@@ -189,10 +189,11 @@ impl Parser {
                 let tests = self.tests(object, param)?;
                 let mut all: Vec<Filter> = tests
                     .into_iter()
-                    .map(|(test, holds)| match holds {
-                        true => condition(test),
-                        false => Filter::Not(Box::new(condition(test))),
-                    })
+                    .map(
+                        |(test, holds)| {
+                            if holds { condition(test) } else { Filter::Not(Box::new(condition(test))) }
+                        },
+                    )
                     .collect();
                 Ok(if all.len() == 1 { all.remove(0) } else { Filter::All(all) })
             }

@@ -326,9 +326,8 @@ async fn adopt(
         let chunks = run_blocking(move || store.get(&ids)).await??;
         // Intact chunks are only offered, because a chunk that another sidecar has registered since the pages
         // were read is newer.
-        let change = |chunk: Arc<Chunk>| match unreadable.contains(&chunk.id) {
-            true => Change::Put(chunk),
-            false => Change::Offer(chunk),
+        let change = |chunk: Arc<Chunk>| {
+            if unreadable.contains(&chunk.id) { Change::Put(chunk) } else { Change::Offer(chunk) }
         };
         let chunks: Vec<_> = chunks.into_iter().flatten().map(change).collect();
         if !chunks.is_empty() {

@@ -25,9 +25,10 @@ pub struct OpenedIndex {
 /// Opens the index in `dir`, or creates one in memory if `dir` is empty.
 pub fn open(dir: &Path) -> Result<OpenedIndex, RegistryError> {
     let (schema, fields) = schema();
-    let (index, existed) = match dir.as_os_str().is_empty() {
-        true => (Index::create_in_ram(schema.clone()), false),
-        false => open_on_disk(dir, &schema)?,
+    let (index, existed) = if dir.as_os_str().is_empty() {
+        (Index::create_in_ram(schema.clone()), false)
+    } else {
+        open_on_disk(dir, &schema)?
     };
     if index.schema() != schema {
         return Err(RegistryError::OtherVersion { dir: dir.into() });

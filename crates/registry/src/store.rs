@@ -391,9 +391,10 @@ mod tests {
 
     impl Warmer for FailingWarmer {
         fn warm(&self, _: &Searcher) -> tantivy::Result<()> {
-            match self.0.load(Ordering::SeqCst) {
-                true => Err(TantivyError::InternalError("refused".to_owned())),
-                false => Ok(()),
+            if self.0.load(Ordering::SeqCst) {
+                Err(TantivyError::InternalError("refused".to_owned()))
+            } else {
+                Ok(())
             }
         }
 

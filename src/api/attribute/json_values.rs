@@ -123,13 +123,11 @@ impl Collector<'_> {
                 .deserialize_any(Members { collector: self, position })
                 .map_err(E::custom);
         }
-        let (bytes, text) = match text.starts_with('"') {
-            // The range is without the quotes, and of the text as it is written; the value is without escapes.
-            true => {
-                let value = serde_json::from_str(text).map_err(E::custom)?;
-                (ByteRange::new(start + 1, start + text.len() - 1), value)
-            }
-            false => (ByteRange::new(start, start + text.len()), text.to_owned()),
+        let (bytes, text) = if text.starts_with('"') {
+            let value = serde_json::from_str(text).map_err(E::custom)?;
+            (ByteRange::new(start + 1, start + text.len() - 1), value)
+        } else {
+            (ByteRange::new(start, start + text.len()), text.to_owned())
         };
         if text.trim().is_empty() {
             return Ok(());

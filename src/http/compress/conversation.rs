@@ -178,9 +178,10 @@ impl ConversationRequest {
         let store = StoredSessions(originals.clone());
         // What an expired session returned is no longer in a provider's cache.
         let is_known = store.usage(&keys).is_some();
-        Some(match is_known {
-            true => Session::resume(keys, conversation, &store),
-            false => Session::start(keys, conversation),
+        Some(if is_known {
+            Session::resume(keys, conversation, &store)
+        } else {
+            Session::start(keys, conversation)
         })
     }
 

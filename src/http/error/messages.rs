@@ -114,11 +114,10 @@ impl ApiError {
             let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);
             matches!(kind, Some(io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData))
         });
-        let message = match is_invalid {
-            true => {
-                "the framing of the body is invalid: with Transfer-Encoding: chunked, each chunk begins with its size in hexadecimal"
-            }
-            false => "the connection broke before the whole body had arrived",
+        let message = if is_invalid {
+            "the framing of the body is invalid: with Transfer-Encoding: chunked, each chunk begins with its size in hexadecimal"
+        } else {
+            "the connection broke before the whole body had arrived"
         };
         Self::new(ErrorCode::BodyBroken, message)
     }
@@ -394,9 +393,10 @@ impl ApiError {
     }
 
     pub(in crate::http) fn upstream_failed(is_connecting: bool) -> Self {
-        let message = match is_connecting {
-            true => "the upstream that has this model cannot be reached; the daemon's log says why",
-            false => "the upstream that has this model broke the connection before it answered",
+        let message = if is_connecting {
+            "the upstream that has this model cannot be reached; the daemon's log says why"
+        } else {
+            "the upstream that has this model broke the connection before it answered"
         };
         Self::new(ErrorCode::UpstreamFailed, message)
     }

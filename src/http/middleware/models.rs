@@ -90,11 +90,10 @@ fn is_own(query: &str) -> Result<bool, ApiError> {
 async fn list(middleware: &Middleware, upstream: &Upstream, (uri, headers): (&Uri, &HeaderMap)) -> Listed {
     let takes_key = |upstream: &Upstream| upstream.settings.credential() == Credential::Caller;
     let others = middleware.upstreams().iter().filter(|upstream| takes_key(upstream)).count();
-    let asked = match takes_key(upstream) && others > 1 {
-        true => None,
-        false => {
-            tokio::time::timeout(WAIT_MAX, ask(middleware, upstream, (uri, headers))).await.ok().flatten()
-        }
+    let asked = if takes_key(upstream) && others > 1 {
+        None
+    } else {
+        tokio::time::timeout(WAIT_MAX, ask(middleware, upstream, (uri, headers))).await.ok().flatten()
     };
     asked.unwrap_or_else(|| {
         let names = upstream.settings.models.iter().filter(|name| !name.ends_with('*'));
@@ -107,10 +106,7 @@ async fn ask(
     upstream: &Upstream,
     (uri, headers): (&Uri, &HeaderMap),
 ) -> Option<Listed> {
-    let dialect = match headers.contains_key("anthropic-version") {
-        true => Dialect::Messages,
-        false => Dialect::Chat,
-    };
+    let dialect = if headers.contains_key("anthropic-version") { Dialect::Messages } else { Dialect::Chat };
     let path = match uri.query() {
         Some(query) => format!("{PATH}?{query}"),
         None => PATH.to_owned(),

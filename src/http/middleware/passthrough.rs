@@ -129,9 +129,10 @@ fn choose<'a>(
 fn check_sender(service: &Scope, method: &Method, headers: &HeaderMap) -> Result<(), ApiError> {
     let has_key = headers.contains_key(AUTHORIZATION) || headers.contains_key("x-api-key");
     let only_reads = [Method::GET, Method::HEAD].contains(method) && !headers.contains_key(CONTENT_TYPE);
-    match only_reads || has_key || service.is_keyed() {
-        true => Ok(()),
-        false => body::check_json(headers).map_err(ApiError::or_send_key),
+    if only_reads || has_key || service.is_keyed() {
+        Ok(())
+    } else {
+        body::check_json(headers).map_err(ApiError::or_send_key)
     }
 }
 

@@ -109,13 +109,14 @@ impl Tally {
 impl ModelRequest {
     /// What is done to the request, if it is to be compressed or not, and if its upstream is in shadow mode or not.
     pub(super) fn treated(&self, (compresses, shadows): (bool, bool), holdout: f64) -> Option<Treatment> {
-        match () {
-            () if self.shadow.unwrap_or(compresses && shadows) => Some(Treatment::Shadow),
-            () if !compresses => None,
-            () if self.is_comparable && omissions::is_held_out(self.conversation, holdout) => {
-                Some(Treatment::HoldOut)
-            }
-            () => Some(Treatment::Compress),
+        if self.shadow.unwrap_or(compresses && shadows) {
+            Some(Treatment::Shadow)
+        } else if !compresses {
+            None
+        } else if self.is_comparable && omissions::is_held_out(self.conversation, holdout) {
+            Some(Treatment::HoldOut)
+        } else {
+            Some(Treatment::Compress)
         }
     }
 

@@ -158,9 +158,10 @@ impl Upstream {
         let tls = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
             .with_safe_default_protocol_versions()
             .map_err(|error| error.to_string())?;
-        let tls = match upstream.ca_file.as_os_str().is_empty() {
-            true => tls.with_webpki_roots(),
-            false => tls.with_root_certificates(roots(&upstream.ca_file)?),
+        let tls = if upstream.ca_file.as_os_str().is_empty() {
+            tls.with_webpki_roots()
+        } else {
+            tls.with_root_certificates(roots(&upstream.ca_file)?)
         };
         let mut http = HttpConnector::new();
         http.enforce_http(false);
@@ -173,17 +174,16 @@ impl Upstream {
             .wrap_connector(Connector::new(http));
         let mut client = Client::builder(TokioExecutor::new());
         client.pool_timer(TokioTimer::new()).pool_max_idle_per_host(IDLE_CONNECTIONS_MAX);
-        let key = match upstream.key_file.as_os_str().is_empty() {
-            true => None,
-            false => {
-                let file = &upstream.key_file;
-                let key = std::fs::read_to_string(file).map_err(|cause| file_error(file, cause))?;
-                let key = key.trim().to_owned();
-                if key.is_empty() || HeaderValue::from_str(&key).is_err() {
-                    return Err(file_error(file, "not a key: one line of text"));
-                }
-                Some(key)
+        let key = if upstream.key_file.as_os_str().is_empty() {
+            None
+        } else {
+            let file = &upstream.key_file;
+            let key = std::fs::read_to_string(file).map_err(|cause| file_error(file, cause))?;
+            let key = key.trim().to_owned();
+            if key.is_empty() || HeaderValue::from_str(&key).is_err() {
+                return Err(file_error(file, "not a key: one line of text"));
             }
+            Some(key)
         };
         Ok(Self {
             allowed: Allowed::new(upstream).map_err(|error| error.to_string())?,
@@ -248,9 +248,10 @@ impl Upstream {
     /// The URL of a request. `/v1` is in it once, whether the setting has it or not.
     fn uri(&self, requested: &Uri) -> Uri {
         let before = self.base.path().trim_end_matches('/');
-        let path = match before.ends_with("/v1") {
-            true => requested.path().strip_prefix("/v1").unwrap_or(requested.path()),
-            false => requested.path(),
+        let path = if before.ends_with("/v1") {
+            requested.path().strip_prefix("/v1").unwrap_or(requested.path())
+        } else {
+            requested.path()
         };
         let query = requested.query().and_then(headers::query_without_daemon_keys);
         let query = query.map(|query| format!("?{query}")).unwrap_or_default();

@@ -75,10 +75,10 @@ pub fn left_out(original: &str, dropped: &[Range<usize>]) -> String {
         };
         return format!("{} of {} characters", count(&mut dropped.iter()), original.chars().count());
     }
-    let names = missing.iter().take(LINE_RANGES_MAX).map(|(first, last)| match first == last {
-        true => first.to_string(),
-        false => format!("{first}-{last}"),
-    });
+    let names = missing
+        .iter()
+        .take(LINE_RANGES_MAX)
+        .map(|(first, last)| if first == last { first.to_string() } else { format!("{first}-{last}") });
     let mut names: Vec<String> = names.collect();
     if missing.len() > LINE_RANGES_MAX {
         names.push("…".to_owned());

@@ -185,20 +185,20 @@ fn check_is_whole(lib: &Path) -> Result<(), String> {
     if !header.starts_with(ELF_64_LITTLE_ENDIAN) {
         return Ok(());
     }
-    let expected = match header.len() == HEADER_BYTES {
-        true => {
-            let table = u64::from_le_bytes(header[40..48].try_into().expect("8 bytes"));
-            let entry = |at: usize| u64::from(u16::from_le_bytes([header[at], header[at + 1]]));
-            table.saturating_add(entry(58) * entry(60))
-        }
-        false => HEADER_BYTES as u64,
+    let expected = if header.len() == HEADER_BYTES {
+        let table = u64::from_le_bytes(header[40..48].try_into().expect("8 bytes"));
+        let entry = |at: usize| u64::from(u16::from_le_bytes([header[at], header[at + 1]]));
+        table.saturating_add(entry(58) * entry(60))
+    } else {
+        HEADER_BYTES as u64
     };
-    match found < expected {
-        true => Err(format!(
+    if found < expected {
+        Err(format!(
             "the file is cut off: it has {found} bytes and should have at least {expected}; `thresher init` \
-             fetches it again"
-        )),
-        false => Ok(()),
+         fetches it again"
+        ))
+    } else {
+        Ok(())
     }
 }
 

@@ -464,10 +464,7 @@ mod tests {
             for (kind, text) in texts() {
                 let layout = Layout::of(&text, kind);
                 assert_eq!(layout.kind, kind);
-                let pieces: Vec<ByteRange> = match layout.pieces.is_empty() {
-                    true => crate::text::sentences(&text),
-                    false => layout.pieces.iter().map(|piece| piece.bytes).collect(),
-                };
+                let pieces: Vec<ByteRange> = if layout.pieces.is_empty() { crate::text::sentences(&text) } else { layout.pieces.iter().map(|piece| piece.bytes).collect() };
                 let mut spans: Vec<ByteRange> = Vec::new();
                 let mut last = None;
                 for (at, piece) in pieces.iter().enumerate().filter(|(at, _)| seed[at % seed.len()]) {

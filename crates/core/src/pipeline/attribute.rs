@@ -158,9 +158,10 @@ impl Pipeline {
         let scores = [self.score_sentence(candidates, sentence, &[], cancel)?];
         let parts = parts_of(kind, &scores);
         self.settings.limits.check_sources_named(parts.len(), sources_max)?;
-        let attribute = |part: ByteRange| match is_no_claim(kind, sentence.0, part) {
-            true => Ok(PartOutcome::without_claim(part)),
-            false => {
+        let attribute = |part: ByteRange| {
+            if is_no_claim(kind, sentence.0, part) {
+                Ok(PartOutcome::without_claim(part))
+            } else {
                 self.attribute_part(candidates, &scores, (part, part.of(sentence.0)), sources_max, cancel)
             }
         };
@@ -308,9 +309,12 @@ impl<'a> SentenceGroup<'a> {
         if let Some(value) = self.value {
             let prefix = part.bytes.start;
             let is_verbatim = value.bytes.len() == value.text.len();
-            let in_answer = |bytes: ByteRange| match is_verbatim && bytes.start >= prefix {
-                true => ByteRange::new(bytes.start - prefix, bytes.end - prefix).shifted(value.bytes.start),
-                false => value.bytes,
+            let in_answer = |bytes: ByteRange| {
+                if is_verbatim && bytes.start >= prefix {
+                    ByteRange::new(bytes.start - prefix, bytes.end - prefix).shifted(value.bytes.start)
+                } else {
+                    value.bytes
+                }
             };
             part.unsupported
                 .iter_mut()

@@ -86,12 +86,12 @@ impl Cancel {
     /// the caller no longer waits.
     pub fn check(&self) -> Result<(), PipelineError> {
         let is_past_deadline = || self.deadline.is_some_and(|at| Instant::now() >= at);
-        match self.go_on() {
-            true => Ok(()),
-            false if !self.cancelled.load(Ordering::Relaxed) && is_past_deadline() => {
-                Err(PipelineError::DeadlineExceeded)
-            }
-            false => Err(PipelineError::Cancelled),
+        if self.go_on() {
+            Ok(())
+        } else if !self.cancelled.load(Ordering::Relaxed) && is_past_deadline() {
+            Err(PipelineError::DeadlineExceeded)
+        } else {
+            Err(PipelineError::Cancelled)
         }
     }
 }

@@ -61,9 +61,10 @@ impl Eviction {
             HeadBudget::Mass(share) => (share, "mass"),
             HeadBudget::Ratio(share) => (share, "ratio"),
         };
-        match share > 0.0 && share <= 1.0 {
-            true => Ok(()),
-            false => Err(InvalidRequest::KvShareOutOfRange { share, field }),
+        if share > 0.0 && share <= 1.0 {
+            Ok(())
+        } else {
+            Err(InvalidRequest::KvShareOutOfRange { share, field })
         }
     }
 

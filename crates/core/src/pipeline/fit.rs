@@ -345,9 +345,10 @@ impl Fitter<'_> {
                 // Divided words have fewer tokens in the block than in the context.
                 let is_divided = span.source.of(text).contains(['-'])
                     && crate::text::joined_words(span.source.of(text)).text.len() < span.source.len();
-                tokens += match is_between_blanks(text, span.source) && !is_divided {
-                    true => span.tokens.len(),
-                    false => counter.count(span.source.of(text))?,
+                tokens += if is_between_blanks(text, span.source) && !is_divided {
+                    span.tokens.len()
+                } else {
+                    counter.count(span.source.of(text))?
                 };
             }
         }
@@ -428,9 +429,10 @@ impl Fitter<'_> {
                 pieces.iter().filter(|piece| piece.is_row).map(|piece| is_kept(&piece.bytes, spans));
             !spans.is_empty() && rows.any(|kept| !kept)
         };
-        match self.compares_rows {
-            true => spans.iter().enumerate().filter(is_partial).map(|(chunk, _)| chunk).collect(),
-            false => Vec::new(),
+        if self.compares_rows {
+            spans.iter().enumerate().filter(is_partial).map(|(chunk, _)| chunk).collect()
+        } else {
+            Vec::new()
         }
     }
 

@@ -110,12 +110,11 @@ impl<'a> InTime<'a> {
             return None;
         }
         let blocks = Blocks::new(by_chunk.into_iter().flatten().collect(), sources);
-        let read = match indices.len() == request.chunks.len() {
-            true => Cow::Borrowed(request),
-            false => {
-                let chunks = indices.iter().map(|&chunk| Arc::clone(&request.chunks[chunk])).collect();
-                Cow::Owned(CompressRequest { chunks, ..request.clone() })
-            }
+        let read = if indices.len() == request.chunks.len() {
+            Cow::Borrowed(request)
+        } else {
+            let chunks = indices.iter().map(|&chunk| Arc::clone(&request.chunks[chunk])).collect();
+            Cow::Owned(CompressRequest { chunks, ..request.clone() })
         };
         Some(Self { request: read, blocks, indices, all: &request.chunks })
     }

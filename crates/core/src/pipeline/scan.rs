@@ -98,9 +98,10 @@ pub fn peaks(reading: &Reading, heads: Range<usize>, cancel: &Cancel) -> Result<
     let found =
         found.ok_or_else(|| cancel.check().expect_err("a scan stops only if the caller no longer waits"))?;
     let found = concatenated(found, Axis(2));
-    let found = match blocks.len() == segments.chunks.len() {
-        true => found,
-        false => merged_over_slices(&found, &blocks, &segments),
+    let found = if blocks.len() == segments.chunks.len() {
+        found
+    } else {
+        merged_over_slices(&found, &blocks, &segments)
     };
     let select = |indices: &[usize]| found.select(Axis(2), indices);
     Ok(SegmentPeaks {

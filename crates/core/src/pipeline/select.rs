@@ -229,10 +229,7 @@ impl SelectionInput<'_> {
 
     /// Returns a unit with the units that must be kept with it in any budget.
     pub fn least_group(&self, unit: usize) -> Vec<usize> {
-        match self.outlines.may_be_cut(self.units[unit].chunk) {
-            true => vec![unit],
-            false => self.with_required(unit),
-        }
+        if self.outlines.may_be_cut(self.units[unit].chunk) { vec![unit] } else { self.with_required(unit) }
     }
 
     /// Returns a unit after all units that it requires and that are not `taken` yet, in the order of the text. With

@@ -125,10 +125,10 @@ pub fn shortened(
     }
     let parts = sentences.iter().zip(kept).filter(|(_, kept)| *kept).map(|(sentence, _)| sentence.of(query));
     let parts = parts.collect::<Vec<_>>().join(" ");
-    let short = match parts.is_empty() {
-        // Fewer tokens than fit, because the first one is cut off from the text before it.
-        true => query[tokens.offsets[found - (tokens_max * 3 / 4).max(1)].start..].to_owned(),
-        false => parts,
+    let short = if parts.is_empty() {
+        query[tokens.offsets[found - (tokens_max * 3 / 4).max(1)].start..].to_owned()
+    } else {
+        parts
     };
     Ok(Some((short, found)))
 }

@@ -137,9 +137,12 @@ pub fn of(granularity: Granularity, chunks: &[Arc<Chunk>], blocks: &Blocks) -> (
         let first = blocks.spans[index].start;
         outlines.first_units.push(units.len());
         // The block has the sentences of the text already.
-        let sentences = |part: &str| match part.len() == chunk.text.len() {
-            true => block.sentences().map(|sentence| sentence.bytes).collect(),
-            false => text::sentences(part),
+        let sentences = |part: &str| {
+            if part.len() == chunk.text.len() {
+                block.sentences().map(|sentence| sentence.bytes).collect()
+            } else {
+                text::sentences(part)
+            }
         };
         let layout = Layout::with_sentences(&chunk.text, chunk.kind, &sentences);
         outlines.has_structure |= layout.kind != Kind::Prose;

@@ -90,11 +90,10 @@ impl RequestLimits {
             return Err(InvalidRequest::InputTooLong { max });
         }
         let max = self.block_bytes_max;
-        match tokens.saturating_mul(token_bytes) > max {
-            true => {
-                Err(InvalidRequest::BlocksTooLarge { max, token_bytes, tokens_max: max / token_bytes.max(1) })
-            }
-            false => Ok(()),
+        if tokens.saturating_mul(token_bytes) > max {
+            Err(InvalidRequest::BlocksTooLarge { max, token_bytes, tokens_max: max / token_bytes.max(1) })
+        } else {
+            Ok(())
         }
     }
 
@@ -144,9 +143,10 @@ impl RequestLimits {
     ) -> Result<(), InvalidRequest> {
         let max = self.logit_count_max;
         let found = [groups, question_tokens, heads, head_dim].into_iter().fold(1, usize::saturating_mul);
-        match groups > 1 && found > max {
-            true => Err(InvalidRequest::GroupsTooMany { groups, question_tokens, heads, max }),
-            false => Ok(()),
+        if groups > 1 && found > max {
+            Err(InvalidRequest::GroupsTooMany { groups, question_tokens, heads, max })
+        } else {
+            Ok(())
         }
     }
 
@@ -158,10 +158,7 @@ impl RequestLimits {
     pub fn check_logits(&self, question_tokens: usize, columns: usize) -> Result<(), InvalidRequest> {
         let max = self.logit_count_max;
         let found = question_tokens.saturating_mul(columns);
-        match found > max {
-            true => Err(InvalidRequest::LogitTooMany { question_tokens, columns, max }),
-            false => Ok(()),
-        }
+        if found > max { Err(InvalidRequest::LogitTooMany { question_tokens, columns, max }) } else { Ok(()) }
     }
 
     /// Checks the number of values that are held while sentences of an answer are attributed: `tokens` of
@@ -181,9 +178,10 @@ impl RequestLimits {
     /// Returns [`InvalidRequest::SourceTooMany`].
     pub fn check_sources_named(&self, parts: usize, sources: usize) -> Result<(), InvalidRequest> {
         let max = self.source_count_max;
-        match parts.saturating_mul(sources) > max {
-            true => Err(InvalidRequest::SourceTooMany { parts, sources, max }),
-            false => Ok(()),
+        if parts.saturating_mul(sources) > max {
+            Err(InvalidRequest::SourceTooMany { parts, sources, max })
+        } else {
+            Ok(())
         }
     }
 }
@@ -406,9 +404,10 @@ pub const MISSED_MAX_RANGE: RangeInclusive<f64> = 0.01..=0.5;
 /// # Errors
 /// Returns [`InvalidRequest::MissedOutOfRange`].
 pub fn check_missed(missed_max: f64) -> Result<(), InvalidRequest> {
-    match MISSED_MAX_RANGE.contains(&missed_max) {
-        true => Ok(()),
-        false => Err(InvalidRequest::MissedOutOfRange { missed_max }),
+    if MISSED_MAX_RANGE.contains(&missed_max) {
+        Ok(())
+    } else {
+        Err(InvalidRequest::MissedOutOfRange { missed_max })
     }
 }
 
@@ -496,9 +495,10 @@ fn check_chunks(
     if chunks.is_empty() {
         return Err(InvalidRequest::ChunksEmpty);
     }
-    let (max, setting) = match registered {
-        true => (limits.registered_chunk_count_max, ""),
-        false => (limits.chunk_count_max, " (limits.chunk_count_max)"),
+    let (max, setting) = if registered {
+        (limits.registered_chunk_count_max, "")
+    } else {
+        (limits.chunk_count_max, " (limits.chunk_count_max)")
     };
     let found = chunks.len();
     if found > max {

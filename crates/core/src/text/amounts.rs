@@ -172,9 +172,10 @@ fn in_order(terms: &[Term], at: usize) -> Option<Amount> {
         return Some(Amount::exact(Measure::Count, value));
     }
     let is_century = terms.get(at + 1).is_some_and(|next| ["century", "centuries"].contains(&&*next.folded));
-    Some(match is_century {
-        true => Amount { measure: Measure::Year, low: 100.0 * (value - 1.0), high: 100.0 * value },
-        false => Amount::exact(Measure::Ordinal, value),
+    Some(if is_century {
+        Amount { measure: Measure::Year, low: 100.0 * (value - 1.0), high: 100.0 * value }
+    } else {
+        Amount::exact(Measure::Ordinal, value)
     })
 }
 

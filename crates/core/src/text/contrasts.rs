@@ -34,9 +34,10 @@ pub struct Contrast {
 pub fn contrasts(term: &Term, word: &str) -> &'static [Contrast] {
     static BY_WORD: LazyLock<HashMap<&str, Vec<Contrast>>> = LazyLock::new(by_word);
     let is_name = term.is_calendar() || NAMES.contains(&&*term.folded);
-    match is_name && !word.starts_with(char::is_uppercase) {
-        true => &[],
-        false => BY_WORD.get(&*term.folded).map_or(&[], Vec::as_slice),
+    if is_name && !word.starts_with(char::is_uppercase) {
+        &[]
+    } else {
+        BY_WORD.get(&*term.folded).map_or(&[], Vec::as_slice)
     }
 }
 

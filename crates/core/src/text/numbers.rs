@@ -70,9 +70,10 @@ pub(super) fn spelled<'a>(words: impl Iterator<Item = (&'a str, bool)>) -> Vec<S
         .map(|(word, is_apart)| {
             let is_other =
                 word.len() > NUMBER_WORD_BYTES_MAX || !word.bytes().all(|b| b.is_ascii_alphabetic());
-            let text = match is_other || !word.bytes().any(|b| b.is_ascii_uppercase()) {
-                true => Cow::Borrowed(word),
-                false => Cow::Owned(word.to_ascii_lowercase()),
+            let text = if is_other || !word.bytes().any(|b| b.is_ascii_uppercase()) {
+                Cow::Borrowed(word)
+            } else {
+                Cow::Owned(word.to_ascii_lowercase())
             };
             Word { text, is_apart, is_other }
         })

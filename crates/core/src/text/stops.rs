@@ -109,9 +109,10 @@ fn value(number: &str) -> Option<u32> {
 /// Returns the text with each newline replaced by a space, because UAX #29 ends a sentence at a newline. Byte
 /// offsets do not change.
 fn unwrapped(prose: &str) -> Cow<'_, str> {
-    match prose.contains(['\n', '\r']) {
-        true => Cow::Owned(prose.replace(['\n', '\r'], " ")),
-        false => Cow::Borrowed(prose),
+    if prose.contains(['\n', '\r']) {
+        Cow::Owned(prose.replace(['\n', '\r'], " "))
+    } else {
+        Cow::Borrowed(prose)
     }
 }
 

@@ -225,9 +225,10 @@ fn answered<'a>(
     engine: &'a Engine,
     options: &RowOptions,
 ) -> anyhow::Result<ReadRow<'a>> {
-    match row.answers.is_empty() {
-        true => ReadRow::with_own_answer(row, engine, options, (ANSWER_TOKENS, SEED + index as u64)),
-        false => ReadRow::new(row, engine, options),
+    if row.answers.is_empty() {
+        ReadRow::with_own_answer(row, engine, options, (ANSWER_TOKENS, SEED + index as u64))
+    } else {
+        ReadRow::new(row, engine, options)
     }
 }
 

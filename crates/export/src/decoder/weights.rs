@@ -82,13 +82,12 @@ impl Decoder {
         }
         progress(self.layers, self.layers);
         let norm = copier.norm(names.final_norm)?;
-        let output = match self.tied_embedding {
-            true => embedding.clone(),
-            false => {
-                // The output projection is not part of the inner model, so its name has no prefix.
-                copier.prefix = "";
-                copier.table(names.output, &table)?
-            }
+        let output = if self.tied_embedding {
+            embedding.clone()
+        } else {
+            // The output projection is not part of the inner model, so its name has no prefix.
+            copier.prefix = "";
+            copier.table(names.output, &table)?
         };
         match checkpoint.first_unread(|key| is_ignored(key, self)) {
             Some(key) => Err(ExportError::TensorUnknown {
@@ -129,13 +128,14 @@ impl WeightCopier<'_> {
             attention_out: self.linear(&name(names.attention_out), (queries, d), biases.attention_out)?,
             attention_out_norm: attention_out_norm.map(|name| self.norm(&name)).transpose()?,
             mlp_norm: self.norm(&name(names.mlp_norm))?,
-            up: match decoder.gated {
-                true => self.side_by_side(
+            up: if decoder.gated {
+                self.side_by_side(
                     &name("mlp.up_and_gate"),
                     &[(name(names.up), inner), (name(names.gate), inner)],
                     biases.mlp,
-                )?,
-                false => self.linear(&name(names.up), (d, inner), biases.mlp)?,
+                )?
+            } else {
+                self.linear(&name(names.up), (d, inner), biases.mlp)?
             },
             down: self.linear(&name(names.down), (inner, d), biases.mlp)?,
             mlp_out_norm: mlp_out_norm.map(|name| self.norm(&name)).transpose()?,
@@ -188,9 +188,10 @@ impl WeightCopier<'_> {
     /// Reads the weight of a linear layer as `[in, out]`.
     fn weight(&self, name: &str, (inputs, outputs): (usize, usize)) -> Result<Tensor, ExportError> {
         let name = format!("{name}.weight");
-        match self.decoder.family.stores_in_out() {
-            true => self.read(&name, &[inputs, outputs]),
-            false => Ok(self.read(&name, &[outputs, inputs])?.transposed()),
+        if self.decoder.family.stores_in_out() {
+            self.read(&name, &[inputs, outputs])
+        } else {
+            Ok(self.read(&name, &[outputs, inputs])?.transposed())
         }
     }
 

@@ -21,9 +21,10 @@ const PATTERN_DEFAULT: usize = 6;
 impl Decoder {
     /// The sliding windows as the contract has them: empty if all layers have full attention.
     pub fn declared_windows(&self) -> Vec<usize> {
-        match self.sliding_windows.iter().any(Option::is_some) {
-            true => self.sliding_windows.iter().map(|window| window.unwrap_or(0)).collect(),
-            false => Vec::new(),
+        if self.sliding_windows.iter().any(Option::is_some) {
+            self.sliding_windows.iter().map(|window| window.unwrap_or(0)).collect()
+        } else {
+            Vec::new()
         }
     }
 }
@@ -36,10 +37,8 @@ impl Config<'_> {
         layers: usize,
     ) -> Result<Vec<Option<usize>>, ExportError> {
         // A configuration without the key was written when the window was always on; null switches it off.
-        let window = match self.contains("sliding_window") {
-            true => self.get("sliding_window")?,
-            false => Some(WINDOW_DEFAULT),
-        };
+        let window =
+            if self.contains("sliding_window") { self.get("sliding_window")? } else { Some(WINDOW_DEFAULT) };
         if window == Some(0) {
             return self.refuse("sliding_window", "0".to_owned(), "1 or more".to_owned());
         }

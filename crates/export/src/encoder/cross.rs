@@ -71,9 +71,8 @@ impl Labels {
             0 => config.size("num_labels")?.unwrap_or(2),
             count => count,
         };
-        let name = |id: usize| match by_id.is_empty() {
-            true => Some(format!("LABEL_{id}")),
-            false => by_id.get(&id.to_string()).cloned(),
+        let name = |id: usize| {
+            if by_id.is_empty() { Some(format!("LABEL_{id}")) } else { by_id.get(&id.to_string()).cloned() }
         };
         let Some(names) = (0..count).map(name).collect::<Option<Vec<String>>>() else {
             let found = by_id.keys().cloned().collect::<Vec<_>>().join(", ");
@@ -136,10 +135,7 @@ impl Head {
             Linear::store(out, name, (&weight.transposed(), Some(&bias)), Weights::F32)
         };
         let (dense, last) = (linear(dense, d)?, linear(last, count)?);
-        let type_steps = match pair.has_types {
-            true => type_steps(encoder, &input.checkpoint, out)?,
-            false => None,
-        };
+        let type_steps = if pair.has_types { type_steps(encoder, &input.checkpoint, out)? } else { None };
         Ok(Self { dense, is_relu: encoder.family == Family::DistilBert, out: last, type_steps })
     }
 

@@ -279,12 +279,11 @@ impl Encoder {
 
     fn feed_forward(&self, g: &mut GraphBuilder, layer: &LayerWeights, x: &Value) -> Value {
         let is_f16 = layer.up.is_f16();
-        let up = match is_f16 {
-            true => {
-                let x = g.cast_f16(x);
-                layer.up.apply_f16(g, &x)
-            }
-            false => layer.up.apply(g, x),
+        let up = if is_f16 {
+            let x = g.cast_f16(x);
+            layer.up.apply_f16(g, &x)
+        } else {
+            layer.up.apply(g, x)
         };
         let active = if self.gated {
             let [up, gate] = g.split(&up);
@@ -293,12 +292,11 @@ impl Encoder {
         } else {
             g.activate(&up, self.activation)
         };
-        match is_f16 {
-            true => {
-                let down = layer.down.apply_f16(g, &active);
-                g.cast_f32(&down)
-            }
-            false => layer.down.apply(g, &active),
+        if is_f16 {
+            let down = layer.down.apply_f16(g, &active);
+            g.cast_f32(&down)
+        } else {
+            layer.down.apply(g, &active)
         }
     }
 
@@ -351,9 +349,10 @@ impl Shared {
         let biases: Vec<Value> = biases.into_iter().map(to_f16).collect();
         let bias = biases.into_iter().reduce(|sum, bias| g.add(&sum, &bias));
         // A mask alone, `[b, 1, 1, t]`, has one row for all queries.
-        let bias = bias.map(|bias| match has_rows {
-            true => bias,
-            false => {
+        let bias = bias.map(|bias| {
+            if has_rows {
+                bias
+            } else {
                 let (windows, one) = (g.size_of_axis(&self.ids, 0), g.const_i64(&[1]));
                 let shape = g.concat(&[&windows, &one, &self.tokens, &self.tokens], 0);
                 g.expand(&bias, &shape)

@@ -179,10 +179,7 @@ impl WeightCopier<'_> {
         let qkv = self.qkv(&name)?;
         let attention_out = self.linear(&name(names.attention_out), [d, d], biases.attention, None)?;
         let is_normalised = pre_norm && layer == 0;
-        let attention_norm = match is_normalised {
-            true => None,
-            false => Some(self.norm(&name(names.attention_norm))?),
-        };
+        let attention_norm = if is_normalised { None } else { Some(self.norm(&name(names.attention_norm))?) };
         let (weight, bias) = self.joined(&names.up, &name, [d, up_parts * intermediate], biases.mlp)?;
         let stored = name(names.up.stored);
         let up = Linear::store(self.out, &stored, (&weight.transposed(), bias.as_ref()), self.weights)?;
@@ -200,9 +197,10 @@ impl WeightCopier<'_> {
         let is_old = self.checkpoint.contains(&format!("{}{name}.gamma", self.prefix));
         let (weight, bias) = if is_old { ("gamma", "beta") } else { ("weight", "bias") };
         let weight = self.read(&format!("{name}.{weight}"), &[d])?;
-        let bias = match self.encoder.biases.norm {
-            true => self.read(&format!("{name}.{bias}"), &[d])?.values,
-            false => vec![0.0; d],
+        let bias = if self.encoder.biases.norm {
+            self.read(&format!("{name}.{bias}"), &[d])?.values
+        } else {
+            vec![0.0; d]
         };
         Ok(Norm {
             scale: self.out.push(&format!("{name}.weight"), &[d], &weight.values)?,

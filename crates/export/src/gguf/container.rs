@@ -297,9 +297,10 @@ impl Reader<'_> {
         let version = self.u32("the header")?;
         if !matches!(version, 2 | 3) {
             let is_swapped = (1..=3).contains(&version.swap_bytes());
-            return Err(match is_swapped {
-                true => self.unsupported("byte order", "big-endian", "little-endian"),
-                false => self.unsupported("version", &version.to_string(), "2, 3"),
+            return Err(if is_swapped {
+                self.unsupported("byte order", "big-endian", "little-endian")
+            } else {
+                self.unsupported("version", &version.to_string(), "2, 3")
             });
         }
         let counts = (self.u64("the header")?, self.u64("the header")?);

@@ -142,9 +142,10 @@ fn nibbles<const MIN: bool, const FIFTH: bool>(block: &[u8], out: &mut [f32]) {
         if FIFTH {
             quant |= (fifth[at / 8] >> (at % 8) & 1) << 4;
         }
-        *out = match MIN {
-            true => scale * f32::from(quant) + half(min),
-            false => scale * (f32::from(quant) - if FIFTH { 16.0 } else { 8.0 }),
+        *out = if MIN {
+            scale * f32::from(quant) + half(min)
+        } else {
+            scale * (f32::from(quant) - if FIFTH { 16.0 } else { 8.0 })
         };
     }
 }

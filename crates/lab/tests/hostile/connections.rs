@@ -258,9 +258,10 @@ pub async fn slow_clients(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let note =
         format!("{:.0} MB after 5 s, {:.0} MB at most; {wait_note}", after_5_s, memory_use.peak_mb - before);
     let case = format!("resident memory above the start after {} s, MB", started.elapsed().as_secs());
-    let mut findings = vec![match memory_use.killed {
-        true => resident_growth(&case, memory_use.peak_mb - before, NON_READERS_MB, true),
-        false => Finding::at_most(case, after, NON_READERS_MB).note(note),
+    let mut findings = vec![if memory_use.killed {
+        resident_growth(&case, memory_use.peak_mb - before, NON_READERS_MB, true)
+    } else {
+        Finding::at_most(case, after, NON_READERS_MB).note(note)
     }];
     findings.extend(background_client);
     drop(non_readers);

@@ -228,9 +228,10 @@ pub fn resident_growth(aim: &str, reached_mb: f64, most_mb: f64, killed: bool) -
 }
 
 fn killed_note(finding: Finding, killed: bool, note: &str) -> Finding {
-    match killed {
-        true => finding.note(format!("the bench killed the daemon for it; {note}")),
-        false => finding.note(note),
+    if killed {
+        finding.note(format!("the bench killed the daemon for it; {note}"))
+    } else {
+        finding.note(note)
     }
 }
 

@@ -207,9 +207,10 @@ fn entries(directory: &Path) -> anyhow::Result<Vec<(PathBuf, bool)>> {
     let mut found = vec![(directory.to_owned(), true)];
     for entry in fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))? {
         let entry = entry?;
-        match entry.file_type()?.is_dir() {
-            true => found.extend(entries(&entry.path())?),
-            false => found.push((entry.path(), false)),
+        if entry.file_type()?.is_dir() {
+            found.extend(entries(&entry.path())?)
+        } else {
+            found.push((entry.path(), false))
         }
     }
     Ok(found)

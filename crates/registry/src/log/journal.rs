@@ -56,10 +56,7 @@ impl JournalLog {
 /// The name of a tenant's journal. The default tenant's has no suffix, as in versions that had only one
 /// tenant.
 fn journal_name(tenant: &Tenant) -> String {
-    match tenant.is_default() {
-        true => NAME.to_owned(),
-        false => format!("{NAME}.{}", tenant.name()),
-    }
+    if tenant.is_default() { NAME.to_owned() } else { format!("{NAME}.{}", tenant.name()) }
 }
 
 impl ChangeLog for JournalLog {

@@ -156,9 +156,10 @@ impl MemoryLog {
 
     fn if_available<T>(&self, work: impl FnOnce(&mut State) -> T) -> Result<T, LogError> {
         let mut state = self.state();
-        match state.down {
-            true => Err(LogError { reason: "it is down: nothing was changed".to_owned() }),
-            false => Ok(work(&mut state)),
+        if state.down {
+            Err(LogError { reason: "it is down: nothing was changed".to_owned() })
+        } else {
+            Ok(work(&mut state))
         }
     }
 }

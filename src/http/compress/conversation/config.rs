@@ -148,9 +148,10 @@ impl<'a> Options<'a> {
 /// # Errors
 /// `invalid_value`, about the value at `param`.
 pub fn check_session_id(id: &str, param: &str) -> Result<(), ApiError> {
-    match id.trim().is_empty() || id.chars().count() > SESSION_ID_CHARS_MAX {
-        true => Err(ApiError::session_id_invalid(SESSION_ID_CHARS_MAX, param)),
-        false => Ok(()),
+    if id.trim().is_empty() || id.chars().count() > SESSION_ID_CHARS_MAX {
+        Err(ApiError::session_id_invalid(SESSION_ID_CHARS_MAX, param))
+    } else {
+        Ok(())
     }
 }
 

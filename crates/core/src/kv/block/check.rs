@@ -19,9 +19,10 @@ impl Block {
     /// # Errors
     /// Returns [`BadBlock`] when any of the three differs.
     pub fn check_shape(&self, (heads, head_dim): (usize, usize), codec: Codec) -> Result<(), BadBlock> {
-        match (self.heads, self.head_dim, self.codec) == (heads, head_dim, codec) {
-            true => Ok(()),
-            false => Err(BadBlock("it is of another model or codec")),
+        if (self.heads, self.head_dim, self.codec) == (heads, head_dim, codec) {
+            Ok(())
+        } else {
+            Err(BadBlock("it is of another model or codec"))
         }
     }
 
@@ -30,9 +31,10 @@ impl Block {
     /// # Errors
     /// Returns [`BadBlock`] when the numbers differ.
     pub fn check_tokens(&self, expected: TokenCounts) -> Result<(), BadBlock> {
-        match self.token_counts() == expected {
-            true => Ok(()),
-            false => Err(BadBlock("it has more or fewer tokens than its chunk")),
+        if self.token_counts() == expected {
+            Ok(())
+        } else {
+            Err(BadBlock("it has more or fewer tokens than its chunk"))
         }
     }
 

@@ -75,9 +75,10 @@ impl Writer {
         let deleted = evicted.iter().map(|(_, entry)| directory.delete(&entry.file));
         let evictions = deleted.fold(Ok(()), io::Result::and);
         // The check comes after the insert into the index, so that any later removal finds the entry.
-        let written = match self.shared.is_removal_pending(&key) {
-            true => Ok(false),
-            false => evictions.and_then(|()| directory.write(&file, bytes)).map(|()| true),
+        let written = if self.shared.is_removal_pending(&key) {
+            Ok(false)
+        } else {
+            evictions.and_then(|()| directory.write(&file, bytes)).map(|()| true)
         };
         match &written {
             // The replacement fails if the block was removed in the meantime.

@@ -122,9 +122,8 @@ fn blocks_that_fail_the_check_are_read_again() {
         claims.iter().for_each(|claim| claim.complete(block(claim.index() as u8 + 1)));
         Ok::<_, Infallible>(())
     };
-    let fits = |index: usize, block: &Block, _: Source| match block.tokens() == index + 1 {
-        true => Ok(()),
-        false => Err(BadBlock("it is of another chunk")),
+    let fits = |index: usize, block: &Block, _: Source| {
+        if block.tokens() == index + 1 { Ok(()) } else { Err(BadBlock("it is of another chunk")) }
     };
     let Ok((_, sources)) = store.get(&[key(1), key(2)], BATCH, always(), fits, read);
     assert_eq!(sources, Sources { read: 2, ..Sources::default() });

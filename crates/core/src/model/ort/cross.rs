@@ -106,17 +106,19 @@ impl CrossRuntime {
         let [ids, types] = self.input(evidence, claim)?;
         let run = |session: &mut WeightedSession| -> Result<Vec<f32>, ort::Error> {
             let ids = TensorRef::from_array_view(ids.view())?;
-            let outputs = match self.cross.token_types {
-                true => session.run(ort::inputs![
+            let outputs = if self.cross.token_types {
+                session.run(ort::inputs![
                     "input_ids" => ids,
                     "token_type_ids" => TensorRef::from_array_view(types.view())?,
-                ])?,
-                false => session.run(ort::inputs!["input_ids" => ids])?,
+                ])?
+            } else {
+                session.run(ort::inputs!["input_ids" => ids])?
             };
             let logits: Vec<f32> = outputs["logits"].try_extract_array::<f32>()?.iter().copied().collect();
-            match logits.iter().all(|logit| logit.is_finite()) {
-                true => Ok(logits),
-                false => Err(ort_error("the output logits contains a value that is not finite")),
+            if logits.iter().all(|logit| logit.is_finite()) {
+                Ok(logits)
+            } else {
+                Err(ort_error("the output logits contains a value that is not finite"))
             }
         };
         let logits = self.sessions.with_while(self.flow, go_on, run).ok_or(ModelError::Cancelled)?;
@@ -127,9 +129,10 @@ impl CrossRuntime {
 /// Returns the hash of the contract, the weights of the opinions and, where opinions depend on it, the arithmetic.
 fn fingerprint(contract: &Contract, cross: &Cross, device: &Device) -> String {
     let of_contract = Sha256::new().chain_update(contract.fingerprint());
-    let of_contract = match device.in_use().is_exact(contract.weights.dtype) {
-        true => of_contract,
-        false => of_contract.chain_update(device.arithmetic()).chain_update(ort::info()),
+    let of_contract = if device.in_use().is_exact(contract.weights.dtype) {
+        of_contract
+    } else {
+        of_contract.chain_update(device.arithmetic()).chain_update(ort::info())
     };
     let VerdictWeights { bias, own, model } = cross.verdicts.unwrap_or_default();
     let hash = [bias, own, model]

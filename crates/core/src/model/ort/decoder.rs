@@ -53,9 +53,10 @@ const GPU_PAST_TOKENS: usize = 16_384;
 
 /// Returns the size of the stages on `device` for `weights` bytes of weights.
 fn stage_size(device: &Device, decoder: &Decoder, weights: usize) -> StageSize {
-    match device.is_cpu() {
-        true => StageSize::Layers(STAGE_LAYERS),
-        false => gpu_stage_size(device.memory_bytes_max(), weights.saturating_add(past_bytes(decoder))),
+    if device.is_cpu() {
+        StageSize::Layers(STAGE_LAYERS)
+    } else {
+        gpu_stage_size(device.memory_bytes_max(), weights.saturating_add(past_bytes(decoder)))
     }
 }
 
@@ -174,16 +175,15 @@ impl DecoderRuntime {
         let forward = settings.forward.then(|| (0..passes).map(load_forward).collect::<Result<Vec<_>, _>>());
         let forward = forward.transpose()?.map(|graphs| Arc::new(Pool::new(graphs)));
         weights.drop_pages();
-        let prefix = match special_tokens.prefix.is_empty() {
-            true => Array3::zeros((shape.planes(), 0, decoder.head_dim)),
-            false => {
-                let ids = special_tokens.input_ids(&[&[]]);
-                let read = |stages: &mut Stages| {
-                    let whole = 0..special_tokens.prefix.len();
-                    read_windows(stages, &shape, ids, std::slice::from_ref(&whole))?.remove(0).into_array()
-                };
-                question_sessions.with(Flow::DEFAULT, read).map_err(failed)?
-            }
+        let prefix = if special_tokens.prefix.is_empty() {
+            Array3::zeros((shape.planes(), 0, decoder.head_dim))
+        } else {
+            let ids = special_tokens.input_ids(&[&[]]);
+            let read = |stages: &mut Stages| {
+                let whole = 0..special_tokens.prefix.len();
+                read_windows(stages, &shape, ids, std::slice::from_ref(&whole))?.remove(0).into_array()
+            };
+            question_sessions.with(Flow::DEFAULT, read).map_err(failed)?
         };
         // The queue of the workers is already fair between callers. On a GPU, the reading of windows as a
         // whole is one flow beside those of the questions.
@@ -477,9 +477,10 @@ fn four_axes(output: &DynValue) -> Result<ArrayView4<'_, f32>, ort::Error> {
 
 /// Fails if a value is not finite. `content` names the values in the error.
 fn check_finite<D: Dimension>(values: ArrayView<f32, D>, content: &str) -> Result<(), ort::Error> {
-    match values.iter().all(|value| value.is_finite()) {
-        true => Ok(()),
-        false => Err(ort_error(format_args!("the {content} contain a value that is not finite"))),
+    if values.iter().all(|value| value.is_finite()) {
+        Ok(())
+    } else {
+        Err(ort_error(format_args!("the {content} contain a value that is not finite")))
     }
 }
 

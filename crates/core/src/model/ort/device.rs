@@ -201,10 +201,7 @@ impl Device {
     /// # Errors
     /// Returns an error of the runtime.
     pub fn host_allocator(&self, session: &Session) -> Result<Allocator, ort::Error> {
-        match self.pins_memory {
-            true => Allocator::new(session, self.host_memory()?),
-            false => Ok(Allocator::default()),
-        }
+        if self.pins_memory { Allocator::new(session, self.host_memory()?) } else { Ok(Allocator::default()) }
     }
 
     /// Runs a minimal graph on the device, which succeeds only if libraries, driver and device are present. Without

@@ -116,17 +116,15 @@ impl ForwardGraph {
         for (layer, session) in self.layers.iter_mut().enumerate() {
             let (hidden_in, output) = (value_names::hidden(layer), value_names::layer_output(layer, depth));
             let past_names = past_names(layer);
-            let mask = match needs_masks {
-                false => None,
-                true => {
-                    let is_input = |name: &String| session.inputs().iter().any(|input| input.name() == name);
-                    let is_mask = |name: &&String| name.starts_with(value_names::ATTENTION_MASK_PREFIX);
-                    let at = shared_names.iter().position(|name| is_mask(&name) && is_input(name));
-                    let at =
-                        at.ok_or_else(|| ort_error(format_args!("layer {layer} has no attention mask")))?;
-                    let mask = mask_per_head(&shared[at], sequences, layer, (self.heads, self.kv_heads))?;
-                    Some((shared_names[at].as_str(), mask))
-                }
+            let mask = if !needs_masks {
+                None
+            } else {
+                let is_input = |name: &String| session.inputs().iter().any(|input| input.name() == name);
+                let is_mask = |name: &&String| name.starts_with(value_names::ATTENTION_MASK_PREFIX);
+                let at = shared_names.iter().position(|name| is_mask(&name) && is_input(name));
+                let at = at.ok_or_else(|| ort_error(format_args!("layer {layer} has no attention mask")))?;
+                let mask = mask_per_head(&shared[at], sequences, layer, (self.heads, self.kv_heads))?;
+                Some((shared_names[at].as_str(), mask))
             };
             let value_of = |name: &str| {
                 let of_mask = || mask.as_ref().filter(|(mask, _)| *mask == name).map(|(_, value)| value);

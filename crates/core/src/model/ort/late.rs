@@ -84,9 +84,10 @@ impl LateRuntime {
             return Err(ModelError::WrongFamily { name: contract.name, expected: "late-interaction model" });
         };
         let device = Device::choose(&environment, settings)?;
-        let (cores, workers) = match device.is_cpu() {
-            true => (settings.workers.max(1), settings.workers.max(1)),
-            false => (1, GPU_WORKERS),
+        let (cores, workers) = if device.is_cpu() {
+            (settings.workers.max(1), settings.workers.max(1))
+        } else {
+            (1, GPU_WORKERS)
         };
         let (query_sessions, query_threads) = question_sessions(cores);
         let one_thread_sessions = cores.min(ONE_THREAD_SESSIONS_MAX);
@@ -258,9 +259,10 @@ impl WindowKeys {
     fn view(&self) -> Result<ArrayView3<'_, f32>, ort::Error> {
         let batch = self.batch.try_extract_array::<f32>()?.into_dimensionality::<Ix4>().map_err(ort_error)?;
         let keys = batch.index_axis_move(Axis(0), self.row).slice_move(s![.., self.own.clone(), ..]);
-        match keys.iter().all(|value| value.is_finite()) {
-            true => Ok(keys),
-            false => Err(ort_error("the output key contains a value that is not finite")),
+        if keys.iter().all(|value| value.is_finite()) {
+            Ok(keys)
+        } else {
+            Err(ort_error("the output key contains a value that is not finite"))
         }
     }
 }

@@ -247,9 +247,10 @@ mod tests {
             move |windows: &[Box<[u32]>]| {
                 batches.lock().expect("no panic").push(windows.len());
                 std::thread::sleep(Duration::from_millis(1));
-                match windows.iter().any(|window| window.contains(&u32::MAX)) {
-                    true => Err(failure()),
-                    false => Ok(windows.iter().map(|window| window.iter().sum()).collect()),
+                if windows.iter().any(|window| window.contains(&u32::MAX)) {
+                    Err(failure())
+                } else {
+                    Ok(windows.iter().map(|window| window.iter().sum()).collect())
                 }
             }
         };

@@ -231,9 +231,10 @@ impl Candidates {
 
 /// Returns the terms of a unit; those of its chunk's title if the unit is the title.
 fn terms_of(unit: &Unit, chunk: &Chunk) -> Vec<Term> {
-    match unit.bytes.is_empty() {
-        true => text::terms(chunk.title.as_deref().unwrap_or_default(), &[]),
-        false => text::terms(unit.bytes.of(&chunk.text), &[]),
+    if unit.bytes.is_empty() {
+        text::terms(chunk.title.as_deref().unwrap_or_default(), &[])
+    } else {
+        text::terms(unit.bytes.of(&chunk.text), &[])
     }
 }
 

@@ -249,9 +249,10 @@ impl<'a> Passages<'a> {
         let verdict = match &*runs {
             [run] if run.len == terms.len() => {
                 let is_named = |&named: &usize| self.candidates.duplicate_of[named] == run.chunk;
-                match named.is_none_or(|named| named.iter().any(is_named)) {
-                    true => QuoteVerdict::Exact,
-                    false => QuoteVerdict::Misattributed,
+                if named.is_none_or(|named| named.iter().any(is_named)) {
+                    QuoteVerdict::Exact
+                } else {
+                    QuoteVerdict::Misattributed
                 }
             }
             _ if covered == terms.len() => QuoteVerdict::Stitched,

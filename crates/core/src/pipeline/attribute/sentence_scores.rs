@@ -141,15 +141,14 @@ pub(super) fn score(
     // A sentence without a word has nothing to attribute, so its tokens are not scored.
     let tokens = if terms.is_empty() { Tokens::default() } else { tokens };
     let blocks = &candidates.blocks;
-    let question = match tokens.ids.is_empty() {
-        true => QuestionViews::default(),
-        false => {
-            // Sentences are always encoded as concurrent ones, so that a sentence that arrives alone gets
-            // bit for bit the same result.
-            let heads = EncodedHeads::Readout;
-            let context = EncodeContext { model, limits, cancel, is_concurrent: true, heads };
-            question::encode(&tokens.ids, blocks, context)?
-        }
+    let question = if tokens.ids.is_empty() {
+        QuestionViews::default()
+    } else {
+        // Sentences are always encoded as concurrent ones, so that a sentence that arrives alone gets
+        // bit for bit the same result.
+        let heads = EncodedHeads::Readout;
+        let context = EncodeContext { model, limits, cancel, is_concurrent: true, heads };
+        question::encode(&tokens.ids, blocks, context)?
     };
     let reading = Reading {
         query: TokenSpan::new(0, tokens.ids.len()),
@@ -233,9 +232,8 @@ fn token_rc(candidates: &Candidates, reading: &Reading, cancel: &Cancel) -> Resu
         unit_means.add(rc_of_peaks(&unit_peaks, self_logits));
     }
     // Without a token there are no heads to average, and the mean has no columns.
-    let or_zeros = |found: Array2<f32>, segments: usize| match found.ncols() == segments {
-        true => found,
-        false => Array2::zeros((tokens, segments)),
+    let or_zeros = |found: Array2<f32>, segments: usize| {
+        if found.ncols() == segments { found } else { Array2::zeros((tokens, segments)) }
     };
     let mut chunks = or_zeros(chunk_means.finish(), candidates.chunks.len());
     let mut units = or_zeros(unit_means.finish(), candidates.units.len());

@@ -117,10 +117,8 @@ pub(super) fn of(
         for (term, trace) in scores.terms.iter().zip(&scores.traces) {
             let before = tokens.start.saturating_sub(term.tokens.start);
             let after = term.tokens.start.saturating_sub(tokens.end - 1);
-            let weight = match is_inside(term) {
-                true => term.weight,
-                false => term.weight * context_weight(before + after),
-            };
+            let weight =
+                if is_inside(term) { term.weight } else { term.weight * context_weight(before + after) };
             sum += weight * found(term, trace).evidence;
             weight_sum += weight;
         }
@@ -279,10 +277,10 @@ fn negations_and_shared<'a>(
     };
     let (mut negations, mut shared) = (Vec::new(), Vec::new());
     for (at, term) in candidates.words(unit).iter().enumerate() {
-        match term.is_negation() {
-            true => negations.push(at),
-            false if is_shared(term) => shared.push(at),
-            false => {}
+        if term.is_negation() {
+            negations.push(at);
+        } else if is_shared(term) {
+            shared.push(at);
         }
     }
     Some((negations, shared))

@@ -67,12 +67,15 @@ pub(super) fn terms(candidates: &Candidates, scores: &SentenceScores) -> Vec<Tra
             let mean = sum(similarities.as_ref()?, unit?) / term.tokens.len() as f32;
             Some(PARAPHRASE_EVIDENCE_MAX * position_in(mean, PARAPHRASE_RANGE))
         };
-        let evidence = match () {
-            () if in_unit => 1.0,
+        let evidence = if in_unit {
+            1.0
+        } else if term.is_number {
             // A number that is similar to this one is a different number.
-            () if term.is_number => by_chunk,
-            () if term.is_name || term.is_negation => by_similarity().unwrap_or(0.0).max(by_chunk),
-            () => by_similarity().unwrap_or(0.0).max(by_paraphrase().unwrap_or(0.0)).max(by_chunk),
+            by_chunk
+        } else if term.is_name || term.is_negation {
+            by_similarity().unwrap_or(0.0).max(by_chunk)
+        } else {
+            by_similarity().unwrap_or(0.0).max(by_paraphrase().unwrap_or(0.0)).max(by_chunk)
         };
         Trace { chunk, unit, evidence, in_unit, in_chunk }
     };

@@ -67,16 +67,17 @@ impl Verdict {
         let is_contradicted = |judgement: &Judgement| {
             !judgement.conflicts.is_empty() && judgement.features.get(Feature::ConflictBeside) >= SHARED_MIN
         };
-        match () {
-            () if is_probable && !lacks_number && !support.negation_differs => Self::Supported,
-            () if judgement.is_some_and(is_contradicted) => Self::Contradicted,
-            () if is_probable
-                || shared >= SHARED_MIN
-                || judgement.is_some_and(|judgement| judgement.has_addition || judgement.has_half_of_few) =>
-            {
-                Self::Partly
-            }
-            () => Self::NotFound,
+        if is_probable && !lacks_number && !support.negation_differs {
+            Self::Supported
+        } else if judgement.is_some_and(is_contradicted) {
+            Self::Contradicted
+        } else if is_probable
+            || shared >= SHARED_MIN
+            || judgement.is_some_and(|judgement| judgement.has_addition || judgement.has_half_of_few)
+        {
+            Self::Partly
+        } else {
+            Self::NotFound
         }
     }
 
@@ -167,22 +168,27 @@ pub(super) fn probability(judgement: &Judgement, support: &Support) -> f32 {
     let features = &judgement.features;
     let is_copied = features.get(Feature::Copied) >= COPIED_MIN;
     let is_gathered = features.get(Feature::Gathered) >= GATHERED_MIN;
-    let probability = match () {
-        () if is_copied => COPIED.probability(features),
+    let probability = if is_copied {
+        COPIED.probability(features)
+    } else if is_gathered && is_complete(features) {
         // The same words in another order, such as in the passive.
-        () if is_gathered && is_complete(features) => {
-            COPIED.probability(features).max(PARAPHRASED.probability(features))
-        }
-        () if is_gathered => COPIED.probability(features),
-        () => PARAPHRASED.probability(features),
+        COPIED.probability(features).max(PARAPHRASED.probability(features))
+    } else if is_gathered {
+        COPIED.probability(features)
+    } else {
+        PARAPHRASED.probability(features)
     };
     let roles_differ = judgement.conflicts.iter().any(|conflict| conflict.kind == ConflictKind::Roles);
-    let factor = match () {
-        () if roles_differ => ROLES_FACTOR,
-        () if judgement.is_denied_form => DENIED_FORM_FACTOR,
-        () if support.negation_differs || judgement.has_other_number => DENIAL_FACTOR,
-        () if judgement.has_addition => ADDITION_FACTOR,
-        () => 1.0,
+    let factor = if roles_differ {
+        ROLES_FACTOR
+    } else if judgement.is_denied_form {
+        DENIED_FORM_FACTOR
+    } else if support.negation_differs || judgement.has_other_number {
+        DENIAL_FACTOR
+    } else if judgement.has_addition {
+        ADDITION_FACTOR
+    } else {
+        1.0
     };
     factor * probability
 }

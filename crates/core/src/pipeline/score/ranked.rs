@@ -228,10 +228,7 @@ fn with_related(own: Vec<f32>, reading: &Reading) -> Vec<f32> {
         let related = reading.outlines.related_to(index, unit.chunk).map(|other| RELATED_SHARE * own[other]);
         related.fold(own[index], f32::max)
     };
-    match reading.outlines.is_prose() {
-        true => own,
-        false => reading.units.iter().enumerate().map(raised).collect(),
-    }
+    if reading.outlines.is_prose() { own } else { reading.units.iter().enumerate().map(raised).collect() }
 }
 
 /// Smooths the scores of the turns of each chat.
@@ -262,9 +259,10 @@ pub fn rc_of_segments(logits: &RawLogits, segments: &[TokenSpan]) -> Array3<f32>
 /// `self_logits` returns the logits over these, `[head, question_token, question_token]`; it is called only
 /// in that case.
 pub fn rc_of_peaks(peaks: &Array3<f32>, self_logits: impl FnOnce() -> Array3<f32>) -> Array3<f32> {
-    match has_rivals(peaks) {
-        true => rc::ranked_rivals(peaks.view()),
-        false => rc::peaks_against_self(peaks.view(), self_logits().view()),
+    if has_rivals(peaks) {
+        rc::ranked_rivals(peaks.view())
+    } else {
+        rc::peaks_against_self(peaks.view(), self_logits().view())
     }
 }
 

@@ -84,10 +84,10 @@ fn event_starts(lines: &[Line]) -> Vec<usize> {
     let mut diagnostic = None;
     let mut starts = Vec::new();
     for (index, line) in lines.iter().enumerate() {
-        let begins = match is_stamped {
-            true => marks[index],
-            // The messages of a trace are not indented.
-            false => !is_whole && !line.text.starts_with([' ', '\t']) && !goes_on(lines, index, diagnostic),
+        let begins = if is_stamped {
+            marks[index]
+        } else {
+            !is_whole && !line.text.starts_with([' ', '\t']) && !goes_on(lines, index, diagnostic)
         };
         if is_diagnostic(line.text) {
             diagnostic = Some(index);

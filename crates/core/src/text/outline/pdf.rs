@@ -232,10 +232,7 @@ impl Page<'_, '_> {
             (end..self.lines.len())
                 .any(|line| self.kinds[line] == LineKind::Text && self.lines[line].text.trim() == label)
         };
-        match count > 1 && (cells..=cells + 1).contains(&count) && !is_again() {
-            true => first - count,
-            false => first,
-        }
+        if count > 1 && (cells..=cells + 1).contains(&count) && !is_again() { first - count } else { first }
     }
 
     /// Adds the header of a table.

@@ -46,9 +46,10 @@ pub(super) fn outline(text: &str) -> Pieces {
     while at < blocks.len() {
         if !has_time(blocks[at]) {
             let range = span(blocks[at]);
-            match ["WEBVTT", "STYLE", "REGION"].iter().any(|name| range.of(text).starts_with(name)) {
-                true => pieces.frame(range, &[]),
-                false => pieces.push(range, &[]),
+            if ["WEBVTT", "STYLE", "REGION"].iter().any(|name| range.of(text).starts_with(name)) {
+                pieces.frame(range, &[])
+            } else {
+                pieces.push(range, &[])
             };
             at += 1;
             continue;

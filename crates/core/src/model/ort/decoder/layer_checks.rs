@@ -45,9 +45,10 @@ impl DecoderGraph<'_> {
             }
             _ => false,
         };
-        let key = match self.decoder.rotary_local.is_some() && self.decoder.sliding_window(layer).is_some() {
-            true => "decoder.rotary_local",
-            false => "decoder.rotary",
+        let key = if self.decoder.rotary_local.is_some() && self.decoder.sliding_window(layer).is_some() {
+            "decoder.rotary_local"
+        } else {
+            "decoder.rotary"
         };
         let declared = declared.map_or(format!("no {key}"), |_| format!("these {key}.frequencies"));
         let found = if used.is_empty() { "learned positions" } else { "other rotary frequencies" };

@@ -160,12 +160,11 @@ impl<T> QueueState<T> {
             while batch.len() < count_max && at < self.jobs.len() {
                 let job = &self.jobs[at];
                 let fits = batching.length_max(job.window.len()) == length_max;
-                match fits && (job.flow == flow) == is_same_flow {
-                    true => {
-                        self.scheduler.charge(job.flow, job.window.len() as u64);
-                        batch.push(self.jobs.remove(at));
-                    }
-                    false => at += 1,
+                if fits && (job.flow == flow) == is_same_flow {
+                    self.scheduler.charge(job.flow, job.window.len() as u64);
+                    batch.push(self.jobs.remove(at));
+                } else {
+                    at += 1
                 }
             }
         }
@@ -284,9 +283,12 @@ mod tests {
             queue.push(vec![job(name, window, Flow::DEFAULT, &reply)]);
         }
         queue.close();
-        queue.serve(|windows: &[Box<[u32]>]| match windows.iter().any(|window| window[0] == u32::MAX) {
-            true => Err(missing_result()),
-            false => Ok(windows.iter().map(|window| window[0]).collect()),
+        queue.serve(|windows: &[Box<[u32]>]| {
+            if windows.iter().any(|window| window[0] == u32::MAX) {
+                Err(missing_result())
+            } else {
+                Ok(windows.iter().map(|window| window[0]).collect())
+            }
         });
         assert_eq!(replies.try_iter().collect::<Vec<_>>(), [(0, Some(1)), (1, None), (2, Some(2))]);
     }

@@ -187,18 +187,15 @@ pub(super) fn list_end(parts: &[Part], intro: usize) -> usize {
     let is_sub = above.is_list_item() && above.begins_line;
     let mut end = intro + 1;
     while let Some(part) = parts.get(end).filter(|part| !(part.is_frame || part.is_row)) {
-        let continues = match has_marker {
-            true => {
-                // Numbers below bullets are another list.
-                part.is_list_item() && !(part.begins_paragraph && is_numbered(part) != is_numbered(first))
-                    || !part.begins_line
-                    || part.indent > first.indent && !part.begins_paragraph
-            }
-            false => {
-                let is_line =
-                    part.begins_line && !part.begins_paragraph && part.text.len() <= 2 * TITLE_BYTES_MAX;
-                (end == intro + 1 || is_line) && !part.introduces() || !part.begins_line
-            }
+        let continues = if has_marker {
+            // Numbers below bullets are another list.
+            part.is_list_item() && !(part.begins_paragraph && is_numbered(part) != is_numbered(first))
+                || !part.begins_line
+                || part.indent > first.indent && !part.begins_paragraph
+        } else {
+            let is_line =
+                part.begins_line && !part.begins_paragraph && part.text.len() <= 2 * TITLE_BYTES_MAX;
+            (end == intro + 1 || is_line) && !part.introduces() || !part.begins_line
         };
         let is_out = is_sub && part.begins_line && part.indent <= above.indent;
         if !continues || is_out {

@@ -181,19 +181,23 @@ impl<'a> Reader<'a> {
 fn ends_before(open: &str, name: &str) -> bool {
     let is = |one: &str, names: &[&str]| names.iter().any(|other| one.eq_ignore_ascii_case(other));
     let is_heading = |name: &str| name.len() == 2 && name.as_bytes()[1].is_ascii_digit();
-    match () {
-        () if is(open, &["p"]) => true,
-        () if is_heading(open) => {
-            is_heading(name) || is(name, &["p", "ul", "ol", "table", "section", "article"])
-        }
-        () if is(open, &["li"]) => is(name, &["li"]),
-        () if is(open, &["dt", "dd"]) => is(name, &["dt", "dd"]),
-        () if is(open, &["td", "th"]) => is(name, &["td", "th", "tr", "thead", "tbody", "tfoot"]),
-        () if is(open, &["tr"]) => is(name, &["tr", "thead", "tbody", "tfoot"]),
-        () if is(open, &["thead", "tbody", "tfoot", "caption"]) => {
-            is(name, &["thead", "tbody", "tfoot"]) || is(open, &["caption"]) && is(name, &["tr"])
-        }
-        () if is(open, &["head"]) => is(name, &["body"]),
-        () => false,
+    if is(open, &["p"]) {
+        true
+    } else if is_heading(open) {
+        is_heading(name) || is(name, &["p", "ul", "ol", "table", "section", "article"])
+    } else if is(open, &["li"]) {
+        is(name, &["li"])
+    } else if is(open, &["dt", "dd"]) {
+        is(name, &["dt", "dd"])
+    } else if is(open, &["td", "th"]) {
+        is(name, &["td", "th", "tr", "thead", "tbody", "tfoot"])
+    } else if is(open, &["tr"]) {
+        is(name, &["tr", "thead", "tbody", "tfoot"])
+    } else if is(open, &["thead", "tbody", "tfoot", "caption"]) {
+        is(name, &["thead", "tbody", "tfoot"]) || is(open, &["caption"]) && is(name, &["tr"])
+    } else if is(open, &["head"]) {
+        is(name, &["body"])
+    } else {
+        false
     }
 }
