@@ -402,7 +402,7 @@ pub(super) fn chunks_of(
             Err(ApiError::with_param(ErrorCode::FieldsConflict, message, "chunk_ids"))
         }
         (None, false, _) => {
-            let message = "missing field `chunks`, or `chunk_ids` to name registered ones";
+            let message = "missing field `chunks`, or `chunk_ids` to name registered ones; a conversation goes to POST /headroom/v1/compress";
             Err(ApiError::with_param(ErrorCode::MissingField, message, "chunks"))
         }
     }

@@ -1,4 +1,4 @@
-//! Requests and answers of `/v1/usage`.
+//! Requests and answers of `/headroom/v1/usage`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -15,14 +15,14 @@ const CACHE_READ: &[&str] = &[
     "cached_tokens",
 ];
 
-/// Answer of `GET /v1/usage`.
+/// Answer of `GET /headroom/v1/usage`.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "Usage")]
 pub struct UsageAnswer {
     /// What was compressed for the tenant since the daemon started, or since it last dropped the tenant's state.
     #[serde(flatten)]
     pub tokens: TokensAnswer,
-    /// What providers said, as far as `POST /v1/usage` reported it.
+    /// What providers said, as far as `POST /headroom/v1/usage` reported it.
     pub provider: ProviderUsage,
     /// The session that the request names.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -40,7 +40,7 @@ pub struct SessionUsageAnswer {
     /// What was compressed since the session began.
     #[serde(flatten)]
     pub tokens: TokensAnswer,
-    /// What providers said, as far as `POST /v1/usage` reported it.
+    /// What providers said, as far as `POST /headroom/v1/usage` reported it.
     pub provider: ProviderUsage,
 }
 
@@ -71,7 +71,7 @@ pub struct ProviderUsage {
     pub cache_creation_input_tokens: u64,
 }
 
-/// Body of `POST /v1/usage`.
+/// Body of `POST /headroom/v1/usage`.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct UsageBody {
@@ -81,7 +81,7 @@ pub struct UsageBody {
     usage: Map<String, Value>,
 }
 
-/// Answer of `POST /v1/usage`.
+/// Answer of `POST /headroom/v1/usage`.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct UsageTaken {
     /// The session.

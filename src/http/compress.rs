@@ -20,7 +20,6 @@ use thresher_core::domain::{Chunk, CompressRequest};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{self, Compressed, Pipeline, PipelineError, kv_export};
 
-use self::conversation::ConversationRequest;
 use super::registry::{ChunkLookup, check_ids};
 use super::traces::Retrieval;
 use super::{Scope, body, observe, query};
@@ -29,12 +28,6 @@ use crate::error::ApiError;
 use crate::executor::{self, run_blocking};
 use crate::kv_export::KvExportFile;
 use crate::tenants::ttl_store::RecentRequest;
-
-/// A parsed body, of one of the two kinds.
-enum ParsedBody {
-    Chunks(Box<ChunksRequest>),
-    Conversation(ConversationRequest),
-}
 
 /// A request about chunks.
 struct ChunksRequest {
@@ -51,20 +44,17 @@ struct LoadedRequest<'a> {
     prefiltered: Option<Prefiltered>,
 }
 
-/// `POST /v1/compress`. A body with `messages` and no chunks is a conversation to compress.
-pub async fn handle(service: Scope, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
+/// `POST /v1/compress`.
+pub async fn handle(
+    service: Scope,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Json<CompressAnswer>, ApiError> {
     let arrived = Instant::now();
     let limits = service.limits.bodies;
-    let parse = move |body: &[u8]| match ConversationRequest::parse(body, &limits)? {
-        Some(request) => Ok(ParsedBody::Conversation(request)),
-        None => Ok(ParsedBody::Chunks(Box::new(ChunksRequest::new(api::parse(body, &limits)?)?))),
-    };
-    match body::parsed(&service, &headers, body, parse).await? {
-        ParsedBody::Chunks(request) => {
-            Ok(Json(compress_chunks(service, *request, arrived).await?).into_response())
-        }
-        ParsedBody::Conversation(request) => conversation::compress(service, request, arrived).await,
-    }
+    let parse = move |body: &[u8]| ChunksRequest::new(api::parse(body, &limits)?);
+    let request = body::parsed(&service, &headers, body, parse).await?;
+    compress_chunks(service, request, arrived).await.map(Json)
 }
 
 /// The answer to a body that has chunks: for the MCP tool.

@@ -51,6 +51,7 @@ pub fn document() -> Value {
         "servers": [{"url": "/"}],
         "tags": [
             {"name": "context", "description": "Compress context, and attribute answers to it."},
+            {"name": "headroom", "description": "Conversations, in the format that gateways speak."},
             {"name": "registry", "description": "Registered chunks."},
             {"name": "rerank", "description": "Reranking, in the formats of other rerankers."},
             {"name": "middleware", "description": "The proxy in front of language models."},
@@ -87,6 +88,7 @@ const FORWARDED: &str = "The answer of the upstream, unchanged or with citations
 /// All operations. Each path of [`paths`](super::paths) has one.
 fn operations(schemas: &mut Schemas) -> Vec<Entry> {
     let mut all = context(schemas);
+    all.extend(headroom(schemas));
     all.extend(registry(schemas));
     all.extend(rerank(schemas));
     all.extend(middleware(schemas));
@@ -151,45 +153,53 @@ impl Operation {
     }
 }
 
-fn context(schemas: &mut Schemas) -> Vec<Entry> {
-    let compress = json!({"anyOf": [schemas.request::<CompressBody>(), schemas.request::<MessagesBody>()]});
-    let compressed =
-        json!({"anyOf": [schemas.response::<CompressAnswer>(), schemas.response::<MessagesAnswer>()]});
-    let (attribute, attributed) = (schemas.request::<AttributeBody>(), schemas.response::<AttributeAnswer>());
-    // The description of the events refers to it.
-    schemas.response::<PartAnswer>();
-    let mut with_errors = |more: &[u16]| errors(schemas, ErrorFormat::Native, &[ANY, BODY, WORK, more]);
+/// What gateways speak: the format of Headroom.
+fn headroom(schemas: &mut Schemas) -> Vec<Entry> {
+    let (compress, compressed) = (schemas.request::<MessagesBody>(), schemas.response::<MessagesAnswer>());
     vec![
         Operation::new(
-            "context",
-            "compress",
-            "Keep the parts of chunks, or of a conversation, that a question needs.",
+            "headroom",
+            "compressConversation",
+            "Keep the parts of a conversation that its questions need.",
         )
         .body(in_json(compress))
-        .examples(&[
-            ("tides", include_str!("../../docs/examples/request.json")),
-            ("facts", include_str!("../../docs/examples/facts.json")),
-            ("conversation", r#"{"messages": [{"role": "user", "content": "When is high water?"}]}"#),
-        ])
-        .response("What was kept; for a conversation, its messages.", in_json(compressed))
-        .errors(with_errors(&[]))
-        .at("/v1/compress", "post"),
-        Operation::new("context", "attribute", "Find the chunk that each part of an answer came from.")
-            .body(in_json(attribute))
-            .examples(&[("lighthouse", include_str!("../../docs/examples/attribute.json"))])
-            .response("The sources of each part, and the words that no chunk supports.", in_json(attributed))
-            .errors(with_errors(&[404]))
-            .at("/v1/attribute", "post"),
-        Operation::new("context", "attributeStream", "Attribute an answer while it arrives.")
-            .body(in_events(SSE_IN))
-            .response("The parts of the answer.", in_events(SSE_OUT))
-            .errors(with_errors(&[404]))
-            .at("/v1/attribute/stream", "post"),
+        .examples(&[(
+            "conversation",
+            r#"{"messages": [{"role": "user", "content": "When is high water?"}]}"#,
+        )])
+        .response("The messages.", in_json(compressed))
+        .errors(errors(schemas, ErrorFormat::Native, &[ANY, BODY, WORK]))
+        .at("/headroom/v1/compress", "post"),
+        retrieve(schemas, "headroom", "retrieveOriginal", "/headroom/v1/retrieve/{hash}"),
+        Operation::new("headroom", "retrievePosted", "The same, with the hash in the body.")
+            .body(in_json(schemas.request::<RetrieveBody>()))
+            .response("The text.", in_json(schemas.response::<OriginalAnswer>()))
+            .errors(errors(schemas, ErrorFormat::Native, &[ANY, BODY, WORK, &[404]]))
+            .at("/headroom/v1/retrieve", "post"),
+        Operation::new("headroom", "usage", "How much was compressed, for the tenant or in a session.")
+            .parameters(vec![parameter(
+                "query",
+                "session_id",
+                json!({"type": "string", "minLength": 1, "maxLength": 256}),
+                "A session of `POST /headroom/v1/compress`.",
+            )])
+            .response("The counts.", in_json(schemas.response::<UsageAnswer>()))
+            .errors(errors(schemas, ErrorFormat::Native, &[ANY, &[400, 404, 422]]))
+            .at("/headroom/v1/usage", "get"),
         Operation::new(
-            "context",
-            "retrieve",
-            "Fetch the original of a text that was shortened in a conversation.",
+            "headroom",
+            "reportUsage",
+            "Report what a provider counted for a request of a session.",
         )
+        .body(in_json(schemas.request::<UsageBody>()))
+        .response("What was added.", in_json(schemas.response::<UsageTaken>()))
+        .errors(errors(schemas, ErrorFormat::Native, &[ANY, BODY, &[404, 422]]))
+        .at("/headroom/v1/usage", "post"),
+    ]
+}
+
+fn retrieve(schemas: &mut Schemas, tag: &'static str, id: &'static str, path: &str) -> Entry {
+    Operation::new(tag, id, "Fetch the original of a text that was shortened in a conversation.")
         .parameters(vec![
             parameter(
                 "path",
@@ -206,31 +216,37 @@ fn context(schemas: &mut Schemas) -> Vec<Entry> {
         ])
         .response("The text.", in_json(schemas.response::<OriginalAnswer>()))
         .errors(errors(schemas, ErrorFormat::Native, &[ANY, WORK, &[400, 404, 422]]))
-        .at("/v1/retrieve/{hash}", "get"),
-        Operation::new("context", "retrievePosted", "The same, with the hash in the body.")
-            .body(in_json(schemas.request::<RetrieveBody>()))
-            .response("The text.", in_json(schemas.response::<OriginalAnswer>()))
-            .errors(errors(schemas, ErrorFormat::Native, &[ANY, BODY, WORK, &[404]]))
-            .at("/v1/retrieve", "post"),
-        Operation::new("context", "usage", "How much was compressed, for the tenant or in a session.")
-            .parameters(vec![parameter(
-                "query",
-                "session_id",
-                json!({"type": "string", "minLength": 1, "maxLength": 256}),
-                "A session of `POST /v1/compress`.",
-            )])
-            .response("The counts.", in_json(schemas.response::<UsageAnswer>()))
-            .errors(errors(schemas, ErrorFormat::Native, &[ANY, &[400, 404, 422]]))
-            .at("/v1/usage", "get"),
-        Operation::new(
-            "context",
-            "reportUsage",
-            "Report what a provider counted for a request of a session.",
-        )
-        .body(in_json(schemas.request::<UsageBody>()))
-        .response("What was added.", in_json(schemas.response::<UsageTaken>()))
-        .errors(errors(schemas, ErrorFormat::Native, &[ANY, BODY, &[404, 422]]))
-        .at("/v1/usage", "post"),
+        .at(path, "get")
+}
+
+fn context(schemas: &mut Schemas) -> Vec<Entry> {
+    let (compress, compressed) = (schemas.request::<CompressBody>(), schemas.response::<CompressAnswer>());
+    let (attribute, attributed) = (schemas.request::<AttributeBody>(), schemas.response::<AttributeAnswer>());
+    // The description of the events refers to it.
+    schemas.response::<PartAnswer>();
+    let mut with_errors = |more: &[u16]| errors(schemas, ErrorFormat::Native, &[ANY, BODY, WORK, more]);
+    vec![
+        Operation::new("context", "compress", "Keep the parts of chunks that a question needs.")
+            .body(in_json(compress))
+            .examples(&[
+                ("tides", include_str!("../../docs/examples/request.json")),
+                ("facts", include_str!("../../docs/examples/facts.json")),
+            ])
+            .response("What was kept.", in_json(compressed))
+            .errors(with_errors(&[]))
+            .at("/v1/compress", "post"),
+        Operation::new("context", "attribute", "Find the chunk that each part of an answer came from.")
+            .body(in_json(attribute))
+            .examples(&[("lighthouse", include_str!("../../docs/examples/attribute.json"))])
+            .response("The sources of each part, and the words that no chunk supports.", in_json(attributed))
+            .errors(with_errors(&[404]))
+            .at("/v1/attribute", "post"),
+        Operation::new("context", "attributeStream", "Attribute an answer while it arrives.")
+            .body(in_events(SSE_IN))
+            .response("The parts of the answer.", in_events(SSE_OUT))
+            .errors(with_errors(&[404]))
+            .at("/v1/attribute/stream", "post"),
+        retrieve(schemas, "context", "retrieve", "/v1/retrieve/{hash}"),
         Operation::new("middleware", "savings", "What the middleware saved for the tenant: docs/savings.md.")
             .response("The counts, money and comparison.", in_json(schemas.response::<SavingsReport>()))
             .errors(errors(schemas, ErrorFormat::Native, &[ANY, &[400]]))
@@ -489,14 +505,19 @@ fn daemon(schemas: &mut Schemas) -> Vec<Entry> {
         .at(PATH, "get");
     described.2["security"] = json!([]);
     let health = in_json(schemas.response::<HealthAnswer>());
-    let mut probed =
-        Operation::new("daemon", "health", "Whether the daemon answers requests. It needs no key.")
-            .response("It does.", health.clone())
-            .errors(errors(schemas, ErrorFormat::Native, &[&[500]]))
-            .at(super::health::PATH, "get");
-    probed.2["security"] = json!([]);
-    probed.2["responses"]["503"] = json!({"description": "The model is being loaded, or the daemon is shutting down.", "content": health});
-    vec![
+    let mut probed = |id, path| {
+        let mut probed =
+            Operation::new("daemon", id, "Whether the daemon answers requests. It needs no key.")
+                .response("It does.", health.clone())
+                .errors(errors(schemas, ErrorFormat::Native, &[&[500]]))
+                .at(path, "get");
+        probed.2["security"] = json!([]);
+        probed.2["responses"]["503"] = json!({"description": "The model is being loaded, or the daemon is shutting down.", "content": health});
+        probed
+    };
+    let probes =
+        [probed("health", super::health::PATH), probed("healthHeadroom", super::health::HEADROOM_PATH)];
+    let mut all = vec![
         #[cfg(feature = "mcp")]
         mcp(schemas),
         Operation::new("daemon", "models", "The models of the upstreams, and the model that is loaded.")
@@ -504,6 +525,7 @@ fn daemon(schemas: &mut Schemas) -> Vec<Entry> {
             .errors(errors(schemas, ErrorFormat::Native, &[ANY]))
             .at("/v1/models", "get"),
         described,
-        probed,
-    ]
+    ];
+    all.extend(probes);
+    all
 }

@@ -141,7 +141,7 @@ pub async fn retrieve(
     original(service, name, query).await.map(Json)
 }
 
-/// `POST /v1/retrieve`: the same, with hash and query in the body.
+/// `POST /headroom/v1/retrieve`: the same, with hash and query in the body.
 pub async fn retrieve_posted(
     service: Scope,
     headers: HeaderMap,
@@ -153,7 +153,7 @@ pub async fn retrieve_posted(
     named(service, request).await.map(Json)
 }
 
-/// The answer to a body of `POST /v1/retrieve`: for the MCP tool.
+/// The answer to a body of `POST /headroom/v1/retrieve`: for the MCP tool.
 #[cfg(feature = "mcp")]
 pub async fn answer(service: Scope, body: Vec<u8>) -> Result<OriginalAnswer, ApiError> {
     let limits = service.limits.bodies;

@@ -1,4 +1,4 @@
-//! `/v1/usage`: how much was compressed for a tenant or in a session, and what providers said that they read and wrote.
+//! `/headroom/v1/usage`: how much was compressed for a tenant or in a session, and what providers said that they read and wrote.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -62,7 +62,7 @@ impl SessionUsage {
     }
 }
 
-/// `GET /v1/usage`: the counts of the tenant since the daemon started, and with `?session_id=` those of a session.
+/// `GET /headroom/v1/usage`: the counts of the tenant since the daemon started, and with `?session_id=` those of a session.
 pub async fn show(service: Scope, RawQuery(query): RawQuery) -> Result<Json<UsageAnswer>, ApiError> {
     let [session_id] = query::parameters(query.as_deref(), ["session_id"])?;
     let session = match session_id {
@@ -81,7 +81,7 @@ pub async fn show(service: Scope, RawQuery(query): RawQuery) -> Result<Json<Usag
     Ok(Json(UsageAnswer { tokens: tokens(counts), provider: provider(counts), session }))
 }
 
-/// `POST /v1/usage`: takes what a provider said about a request of a session.
+/// `POST /headroom/v1/usage`: takes what a provider said about a request of a session.
 pub async fn take(service: Scope, headers: HeaderMap, body: Body) -> Result<Json<UsageTaken>, ApiError> {
     let limits = service.limits.bodies;
     let parse = move |body: &[u8]| api::parse::<UsageBody>(body, &limits)?.into_domain();

@@ -206,7 +206,7 @@ class Http(Tools, unittest.TestCase):
     def test_a_model_that_follows_a_mark_gets_the_original(self):
         original = f"{FILLER}\n{CHUNKS[0]['text']} 🗼 e\u0301\n{FILLER}"
         messages = [{"role": "user", "content": QUESTION["query"]}, {"role": "tool", "content": original}]
-        text = self.send("/v1/compress", {"messages": messages})["messages"][1]["content"]
+        text = self.send("/headroom/v1/compress", {"messages": messages})["messages"][1]["content"]
         self.assertLess(len(text), len(original) / 2)
         (name,) = re.findall(r"\[shortened: left out .* hash=([0-9a-f]{24})\]$", text)
         result = self.call("retrieve", {"hash": name})

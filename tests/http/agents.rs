@@ -125,7 +125,7 @@ async fn results_that_an_agent_needs_whole_are_left_alone() {
     let gateway = daemon(Some(scripted()), 1, 1).await;
     let compress = async |daemon: &Daemon, messages: Vec<Value>| {
         let body = json!({"messages": messages}).to_string();
-        post(daemon.http, "/v1/compress", body).await.json()["messages"] != json!(messages)
+        post(daemon.http, "/headroom/v1/compress", body).await.json()["messages"] != json!(messages)
     };
     assert!(compress(&gateway, called("search", &prose)).await);
     assert!(!compress(&gateway, called("read_file", &prose)).await);
@@ -241,7 +241,7 @@ async fn a_mark_says_what_is_missing_and_leads_to_the_original() {
     let (with_mark, without) = (tokens(&response), tokens(&unmarked));
     assert!(with_mark[0] == without[0] && with_mark[1] > without[1], "{with_mark:?} {without:?}");
     bodies.pop();
-    let usage = get(daemon.http, "/v1/usage").await.json();
+    let usage = get(daemon.http, "/headroom/v1/usage").await.json();
     let counts = ["requests", "tokens_before", "tokens_after"].map(|name| usage[name].as_u64());
     assert_eq!(counts, [Some(1), Some(with_mark[0]), Some(with_mark[1])]);
     let text = sent["messages"][2]["content"].as_str().expect("text").to_owned();

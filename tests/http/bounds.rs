@@ -225,6 +225,6 @@ async fn invalid_mcp_messages_are_refused_as_json_rpc_errors() {
 async fn conversations_are_bounded() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
     let messages = json!({"messages": vec![json!({}); 100]}).to_string();
-    let response = post(daemon.http, "/v1/compress", messages).await;
+    let response = post(daemon.http, "/headroom/v1/compress", messages).await;
     check_error("messages", &response, "422 too_many messages", "too many JSON values");
 }

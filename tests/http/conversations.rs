@@ -57,5 +57,5 @@ async fn invalid_messages_are_refused() {
     let mut without_chunks = request(json!({"messages": [said("user", "hi")]}));
     without_chunks.as_object_mut().expect("an object").remove("chunks");
     let response = post(daemon.http, "/v1/compress", without_chunks.to_string()).await;
-    check_error("no chunks", &response, "422 fields_conflict messages", "need `chunks`");
+    check_error("no chunks", &response, "400 missing_field chunks", "/headroom/v1/compress");
 }

@@ -23,7 +23,8 @@ fn messages_of(response: &Response) -> Vec<String> {
 }
 
 async fn compress(daemon: &Daemon, messages: &[Value], config: Value) -> Response {
-    post(daemon.http, "/v1/compress", json!({"messages": messages, "config": config}).to_string()).await
+    post(daemon.http, "/headroom/v1/compress", json!({"messages": messages, "config": config}).to_string())
+        .await
 }
 
 fn said(role: &str, content: impl Into<String>) -> Value {
@@ -96,10 +97,6 @@ async fn frozen_messages_come_back_as_they_were_sent() {
         assert_eq!(unchanged, expect, "{config}");
     };
     check(json!({}), [true, false, true, true, false]).await;
-    // Clients that write null for what they do not send are understood.
-    let nulls = json!({"messages": messages, "chunks": null, "chunk_ids": null, "query": null});
-    let answer = post(daemon.http, "/v1/compress", nulls.to_string()).await;
-    assert_eq!(answer.status, 200, "{}", answer.body);
     check(json!({"frozen_message_count": 2}), [true, true, true, true, false]).await;
     check(json!({"frozen_message_count": 5}), [true; 5]).await;
     check(json!({"protect_recent": 1}), [true, false, true, true, true]).await;
@@ -126,7 +123,7 @@ async fn frozen_messages_come_back_as_they_were_sent() {
 #[tokio::test(flavor = "multi_thread")]
 async fn usage_is_counted_by_tenant_and_session() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
-    let usage = async |query: &str| get(daemon.http, &format!("/v1/usage{query}")).await;
+    let usage = async |query: &str| get(daemon.http, &format!("/headroom/v1/usage{query}")).await;
     let nothing = json!({"input_tokens": 0, "output_tokens": 0, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 0});
     let fresh = usage("").await.json();
     assert_eq!(
@@ -150,7 +147,7 @@ async fn usage_is_counted_by_tenant_and_session() {
     assert!(session["tokens_saved"].as_u64() > Some(0));
     assert_eq!((&session["session"]["id"], &session["session"]["message_count"]), (&json!("s"), &json!(2)));
     let anthropic = json!({"input_tokens": 5, "output_tokens": 7, "cache_read_input_tokens": 100});
-    let report = async |body: Value| post(daemon.http, "/v1/usage", body.to_string()).await;
+    let report = async |body: Value| post(daemon.http, "/headroom/v1/usage", body.to_string()).await;
     let taken = report(json!({"session_id": "s", "usage": anthropic})).await.json();
     assert_eq!(taken, json!({"session_id": "s", "frozen_message_count": 2, "applied": true}));
     let openai = json!({"id": "x", "usage": {"prompt_tokens": 200, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 150}}});
@@ -177,13 +174,13 @@ async fn wrong_sessions_counts_and_usages_are_refused_with_their_place() {
     let ratio = "config.target_ratio";
     check(json!({"target_ratio": 0}), &format!("422 out_of_range {ratio}"), ratio).await;
     check(json!("ccr"), "400 wrong_type config", "an object").await;
-    let unknown = get(daemon.http, "/v1/usage?session_id=none").await;
+    let unknown = get(daemon.http, "/headroom/v1/usage?session_id=none").await;
     check_error("unknown", &unknown, "404 id_unknown session_id", "was last used");
-    let blank = get(daemon.http, "/v1/usage?session_id=%20").await;
+    let blank = get(daemon.http, "/headroom/v1/usage?session_id=%20").await;
     check_error("blank", &blank, "422 invalid_value session_id", "");
-    assert_eq!(get(daemon.http, "/v1/usage?session=s").await.status, 400);
+    assert_eq!(get(daemon.http, "/headroom/v1/usage?session=s").await.status, 400);
     let report = async |body: Value, expect: &str| {
-        let response = post(daemon.http, "/v1/usage", body.to_string()).await;
+        let response = post(daemon.http, "/headroom/v1/usage", body.to_string()).await;
         check_error(&body.to_string(), &response, expect, "");
     };
     report(json!({"session_id": "none", "usage": {"input_tokens": 1}}), "404 id_unknown session_id").await;
@@ -194,7 +191,7 @@ async fn wrong_sessions_counts_and_usages_are_refused_with_their_place() {
         "422 out_of_range usage.input_tokens",
     )
     .await;
-    let retrieve = post(daemon.http, "/v1/retrieve", r#"{"hash": "00"}"#).await;
+    let retrieve = post(daemon.http, "/headroom/v1/retrieve", r#"{"hash": "00"}"#).await;
     check_error("an unknown hash", &retrieve, "404 id_unknown hash", "");
 }
 
@@ -213,7 +210,7 @@ async fn the_guardrail_of_portkey() {
         let body =
             json!({"messages": messages, "model": "gpt-4o-mini", "token_budget": 4000, "config": config});
         let headers = ["content-type: application/json", "authorization: Bearer token"];
-        ask_with(daemon.http, ("POST", "/v1/compress"), &headers, body.to_string()).await
+        ask_with(daemon.http, ("POST", "/headroom/v1/compress"), &headers, body.to_string()).await
     };
     let settings = json!({"compress_user_messages": false, "compress_system_messages": false,
         "protect_recent": 0, "protect_analysis_context": true});
@@ -250,7 +247,7 @@ async fn the_policy_of_kong() {
         let body =
             json!({"model": "claude-sonnet-5", "messages": messages, "config": {"session_id": session}});
         let headers = ["content-type: application/json", "authorization: Bearer token"];
-        ask_with(daemon.http, ("POST", "/v1/compress/"), &headers, body.to_string()).await
+        ask_with(daemon.http, ("POST", "/headroom/v1/compress/"), &headers, body.to_string()).await
     };
     let first = messages_of(&send(&anthropic).await);
     assert!(first[2].len() < DOCUMENT.len() * 4, "{first:?}");
@@ -265,15 +262,17 @@ async fn the_policy_of_kong() {
 async fn a_slash_may_follow_every_path_and_health_needs_no_key() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
     let body = json!({"messages": asked()}).to_string();
-    let [with, without] =
-        [post(daemon.http, "/v1/compress/", &body).await, post(daemon.http, "/v1/compress", &body).await];
+    let [with, without] = [
+        post(daemon.http, "/headroom/v1/compress/", &body).await,
+        post(daemon.http, "/headroom/v1/compress", &body).await,
+    ];
     assert_eq!((with.status, with.json()), (200, without.json()));
     let hash = with.json()["ccr_hashes"][0].as_str().expect("a hash").to_owned();
     let original = DOCUMENT.repeat(5);
-    for path in [format!("/v1/retrieve/{hash}"), format!("/v1/retrieve/{hash}/")] {
+    for path in [format!("/headroom/v1/retrieve/{hash}"), format!("/headroom/v1/retrieve/{hash}/")] {
         assert_eq!(get(daemon.http, &path).await.json()["original_content"], original, "{path}");
     }
-    for path in ["/v1/retrieve", "/v1/retrieve/"] {
+    for path in ["/headroom/v1/retrieve", "/headroom/v1/retrieve/"] {
         let answer = post(daemon.http, path, json!({"hash": hash}).to_string()).await;
         assert_eq!(answer.json()["original_content"], original, "{path}");
     }
@@ -281,10 +280,10 @@ async fn a_slash_may_follow_every_path_and_health_needs_no_key() {
         let health = get(daemon.http, path).await;
         assert_eq!((health.status, &health.json()["status"]), (200, &json!("ok")), "{path}");
     }
-    for path in ["/v1/models/", "/v1/usage/", "/openapi.json/"] {
+    for path in ["/v1/models/", "/headroom/v1/usage/", "/openapi.json/"] {
         assert_eq!(get(daemon.http, path).await.status, 200, "{path}");
     }
-    assert_eq!(get(daemon.http, "/v1/compress//").await.status, 404);
+    assert_eq!(get(daemon.http, "/headroom/v1/compress//").await.status, 404);
     daemon.service.admission.drain();
     let draining = get(daemon.http, "/health").await;
     assert_eq!((draining.status, &draining.json()["status"]), (503, &json!("draining")));

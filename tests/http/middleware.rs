@@ -462,7 +462,7 @@ async fn conversations_are_validated_and_their_originals_can_be_retrieved() {
     let settings = MiddlewareSettings { result_tokens_min: 0, ..MiddlewareSettings::default() };
     let daemon = in_front(&settings, true, 1).await;
     let check = async |name: &str, body: Value, expect: (u16, &str, Value)| {
-        let response = post(daemon.http, "/v1/compress", body.to_string()).await;
+        let response = post(daemon.http, "/headroom/v1/compress", body.to_string()).await;
         let error = &response.json()["error"];
         assert_eq!(
             (response.status, &error["code"], &error["param"]),
@@ -474,14 +474,11 @@ async fn conversations_are_validated_and_their_originals_can_be_retrieved() {
     check("an empty list", json!({"messages": []}), (422, "field_empty", json!("messages"))).await;
     check("a number for a message", json!({"messages": [{}, 3]}), (400, "wrong_type", json!("messages[1]")))
         .await;
-    check(
-        "both shapes",
-        json!({"messages": [{}], "query": "When is the tide?"}),
-        (422, "fields_conflict", json!("messages")),
-    )
-    .await;
+    check("chunks", json!({"query": "When?", "chunks": ["a"]}), (400, "missing_field", json!("messages")))
+        .await;
     let messages = json!([{"role": "user", "content": "When is the tide?"}, {"role": "tool", "content": DOCUMENT.repeat(5)}]);
-    let answer = post(daemon.http, "/v1/compress", json!({"messages": messages}).to_string()).await.json();
+    let answer =
+        post(daemon.http, "/headroom/v1/compress", json!({"messages": messages}).to_string()).await.json();
     let hash = answer["ccr_hashes"][0].as_str().expect("a hash");
     let whole = get(daemon.http, &format!("/v1/retrieve/{hash}")).await.json();
     assert_eq!(whole["original_content"], messages[1]["content"]);
@@ -490,7 +487,7 @@ async fn conversations_are_validated_and_their_originals_can_be_retrieved() {
     let blank = get(daemon.http, &format!("/v1/retrieve/{hash}?query=%20")).await;
     crate::check_error("blank", &blank, "422 field_empty query", "leave it out");
     let blank = json!({"hash": hash, "query": ""}).to_string();
-    let blank = post(daemon.http, "/v1/retrieve", blank).await;
+    let blank = post(daemon.http, "/headroom/v1/retrieve", blank).await;
     crate::check_error("empty", &blank, "422 field_empty query", "leave it out");
     for unknown in ["0".repeat(24), "x".to_owned(), "é".repeat(12), "%FF".to_owned()] {
         let response = get(daemon.http, &format!("/v1/retrieve/{unknown}")).await;
@@ -825,10 +822,11 @@ async fn a_conversation_beyond_its_limits_is_passed_on_whole_with_a_reason() {
         [(settings(3, 4), "too_many", "the limit is"), (settings(4, 3), "too_many", "the limit is")]
     {
         let daemon = in_front(&settings, true, 1).await;
-        let response = post(daemon.http, "/v1/compress", &messages).await;
+        let response = post(daemon.http, "/headroom/v1/compress", &messages).await;
         check_mistake(&response, (422, code, "messages"), setting);
     }
-    let response = post(in_front(&settings(4, 4), true, 1).await.http, "/v1/compress", &messages).await;
+    let response =
+        post(in_front(&settings(4, 4), true, 1).await.http, "/headroom/v1/compress", &messages).await;
     assert_eq!(response.status, 200, "{}", response.body);
 }
 

@@ -208,7 +208,7 @@ async fn shortened_originals_are_returned_to_their_tenant_only() {
         {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
         {"role": "tool", "tool_call_id": "1", "content": result},
     ]});
-    let answer = json_of(&keyed.post("a", "/v1/compress", &conversation).await);
+    let answer = json_of(&keyed.post("a", "/headroom/v1/compress", &conversation).await);
     let hash = answer["ccr_hashes"][0].as_str().unwrap_or_else(|| panic!("no text was shortened: {answer}"));
     let path = format!("/v1/retrieve/{hash}");
     for key in ["a", "a2"] {
@@ -327,19 +327,19 @@ async fn sessions_and_usage_belong_to_one_tenant() {
         json!([{"role": "user", "content": "When is the tide?"}, {"role": "tool", "content": text}]);
     let body = json!({"messages": messages, "config": {"session_id": "s"}});
     let replayed = async |key: &str| {
-        let answer = json_of(&keyed.post(key, "/v1/compress", &body).await);
+        let answer = json_of(&keyed.post(key, "/headroom/v1/compress", &body).await);
         answer["session"]["cached_prefix_replayed"] == true
     };
     assert!(!replayed("a").await);
     assert!(replayed("a2").await, "keys of one tenant share its sessions");
     let usage = json!({"session_id": "s", "usage": {"input_tokens": 3}});
     for other in ["b", "c"] {
-        let unknown = keyed.post(other, "/v1/usage", &usage).await;
+        let unknown = keyed.post(other, "/headroom/v1/usage", &usage).await;
         check_error(other, &unknown, "404 id_unknown session_id", "");
         assert!(!replayed(other).await, "{other} has sessions of its own");
     }
-    assert_eq!(json_of(&keyed.post("a", "/v1/usage", &usage).await)["applied"], true);
-    let requests = async |key: &str| json_of(&keyed.get(key, "/v1/usage").await);
+    assert_eq!(json_of(&keyed.post("a", "/headroom/v1/usage", &usage).await)["applied"], true);
+    let requests = async |key: &str| json_of(&keyed.get(key, "/headroom/v1/usage").await);
     assert_eq!(
         (requests("a").await["requests"].as_u64(), requests("b").await["requests"].as_u64()),
         (Some(2), Some(1))

@@ -70,7 +70,7 @@ def setUpModule():
 
 class Guardrail(unittest.TestCase):
     def guardrail(self, **more):
-        return HeadroomGuardrail(guardrail_name="thresher", api_base=daemon.url, api_key="k", event_hook="pre_call", default_on=True, **more)
+        return HeadroomGuardrail(guardrail_name="thresher", api_base=f"{daemon.url}/headroom", api_key="k", event_hook="pre_call", default_on=True, **more)
 
     def conversation(self):
         call = {"id": "c1", "type": "function", "function": {"name": "search", "arguments": "{}"}}

@@ -7,7 +7,8 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use axum::Json;
-use axum::http::HeaderValue;
+use axum::body::Body;
+use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use serde_json::value::RawValue;
 use thresher_core::domain::{Granularity, TokenizerName};
@@ -20,7 +21,7 @@ use crate::http::middleware::report::REASON;
 use crate::http::originals::{StoredSessions, StoredText};
 use crate::http::traces::{self, Retrieval};
 use crate::http::usage::{ReturnedMessages, SessionUsage};
-use crate::http::{Scope, observe};
+use crate::http::{Scope, body, observe};
 use crate::middleware::dialect::{Conversation, Dialect};
 use crate::middleware::find;
 use crate::middleware::json::Located;
@@ -32,8 +33,8 @@ use crate::middleware::session::{Session, SessionKeys};
 use crate::originals::{ENTRY_BYTES, TenantOriginals};
 use crate::tenants::usage::UsageCounts;
 
-/// A body with messages.
-pub struct ConversationRequest {
+/// A conversation to compress.
+struct ConversationRequest {
     body: String,
     config: Config,
 }
@@ -53,16 +54,11 @@ struct Tokens {
 }
 
 impl ConversationRequest {
-    /// Checks the body; none if it has no messages.
-    pub fn parse(body: &[u8], limits: &BodyLimits) -> Result<Option<Self>, ApiError> {
-        let Ok(body) = std::str::from_utf8(body) else { return Ok(None) };
-        let Ok(located) = Located::parse(body) else { return Ok(None) };
-        let Some(messages) = located.get("messages") else { return Ok(None) };
-        // Beside chunks, `messages` is the conversation before the question.
-        let has = |field| located.get(field).is_some_and(|value| value.json() != "null");
-        if has("chunks") || has("chunk_ids") {
-            return Ok(None);
-        }
+    /// Checks the body.
+    fn parse(body: &[u8], limits: &BodyLimits) -> Result<Self, ApiError> {
+        let body = std::str::from_utf8(body).map_err(|_| ApiError::body_not_utf8())?;
+        let located = Located::parse(body).map_err(|error| ApiError::invalid_json(&error))?;
+        let messages = located.get("messages").ok_or_else(ApiError::messages_missing)?;
         limits.check_tree(messages.json().as_bytes(), Some("messages"))?;
         let messages = messages
             .is_list()
@@ -71,14 +67,11 @@ impl ConversationRequest {
         if messages.clone().next().is_none() {
             return Err(ApiError::messages_empty());
         }
-        if has("query") {
-            return Err(ApiError::messages_ambiguous());
-        }
         if let Some(index) = messages.clone().position(|message| !message.json().starts_with('{')) {
             return Err(ApiError::message_not_object(index));
         }
         let config = Config::read(located, messages.count())?;
-        Ok(Some(Self { body: body.to_owned(), config }))
+        Ok(Self { body: body.to_owned(), config })
     }
 
     fn compress(&self, service: &Scope, cancel: &Cancel) -> Result<Compressed, ApiError> {
@@ -218,12 +211,12 @@ fn name_hashes(rewritten: &mut Rewritten, originals: &TenantOriginals) {
     });
 }
 
-/// Compresses a conversation.
-pub async fn compress(
-    service: Scope,
-    request: ConversationRequest,
-    arrived: Instant,
-) -> Result<Response, ApiError> {
+/// `POST /headroom/v1/compress`.
+pub async fn handle(service: Scope, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
+    let arrived = Instant::now();
+    let limits = service.limits.bodies;
+    let parse = move |body: &[u8]| ConversationRequest::parse(body, &limits);
+    let request = body::parsed(&service, &headers, body, parse).await?;
     let deadline = service.executor().deadline(arrived, None)?;
     service.ready()?;
     let scope = service.clone();

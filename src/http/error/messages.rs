@@ -292,9 +292,9 @@ impl ApiError {
         Self::with_param(ErrorCode::WrongType, format!("{param} is not an object"), param)
     }
 
-    pub(in crate::http) fn messages_ambiguous() -> Self {
-        let message = "`query` and `messages` need `chunks` or `chunk_ids`, too; to compress a conversation, send `messages` without `query`";
-        Self::with_param(ErrorCode::FieldsConflict, message, "messages")
+    pub(in crate::http) fn messages_missing() -> Self {
+        let message = "missing field `messages`; chunks go to POST /v1/compress";
+        Self::with_param(ErrorCode::MissingField, message, "messages")
     }
 
     pub(in crate::http) fn messages_empty() -> Self {

@@ -184,7 +184,7 @@ mod tests {
         check("/v1/compress/x", true);
         check("/v1/attribute/strem", true);
         check("/v1/chunks/a/b", true);
-        check("/v1/usage/x", true);
+        check("/v1/savings/x", true);
         check("/v1/embeddings", false);
         check("/v1/messages/count_tokens", false);
         check("/v1/chat/completions/x", false);

@@ -48,7 +48,7 @@ attacks! {
     rank_fields, "rerank requests of 0.45 and 0.8 MB that name one field of a document 50,000 and 100,000 times", memory::rank_fields;
     hosts, "requests with a foreign Host, Origin or Sec-Fetch-Site header, and bodies sent as text/plain", origins::hosts;
     parsing, "64 clients that send bodies of 8.3 MB of empty strings to /v1/compress and /v1/rerank for 15 s", memory::parsing;
-    turns, "conversations of 3.4 and 8.2 MB of tiny turns, to /v1/compress and to the middleware", memory::turns;
+    turns, "conversations of 3.4 and 8.2 MB of tiny turns, to /headroom/v1/compress and to the middleware", memory::turns;
     idle_connections, "300 and 1,500 idle connections of HTTP/1.1 and HTTP/2 and half-sent heads", connections::idle;
     slow_clients, "40 clients that ask for 8 MB each and do not read, 20 that send a byte a second", connections::slow_clients;
     full_disk, "the disk of the stored originals is filled while conversations are compressed, then freed", storage::full_disk;

@@ -159,10 +159,10 @@ pub async fn turns(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let tool = r#"{"role":"user","content":"a?"},{"role":"tool","tool_call_id":"c","content":"b c."},{"role":"assistant","content":"d"}"#;
     let context =
         r#"{"role":"user","content":"<context>a b.</context>c?"},{"role":"assistant","content":"d"}"#;
-    let (compress, chat) = ("/v1/compress", "/v1/chat/completions");
+    let (compress, chat) = ("/headroom/v1/compress", "/v1/chat/completions");
     let cases = [
-        ("3.4 MB with tools to /v1/compress", compress, tool, 3_400_000, compress_time_max),
-        ("8.2 MB with tools to /v1/compress", compress, tool, 8_200_000, compress_time_max),
+        ("3.4 MB with tools to /headroom/v1/compress", compress, tool, 3_400_000, compress_time_max),
+        ("8.2 MB with tools to /headroom/v1/compress", compress, tool, 8_200_000, compress_time_max),
         ("3.4 MB with contexts to the middleware", chat, context, 3_400_000, middleware_time_max),
         ("8.2 MB with contexts to the middleware", chat, context, 8_200_000, middleware_time_max),
         ("8.2 MB of plain messages to the middleware", chat, speech, 8_200_000, middleware_time_max),

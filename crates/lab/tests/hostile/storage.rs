@@ -135,7 +135,7 @@ async fn compress_conversation(caller: &Caller, rng: &mut Rng) -> anyhow::Result
         {"role": "assistant", "content": null, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": prose_of(rng, TOOL_RESULT_TOKENS)},
     ]});
-    HttpRequest::post("/v1/compress", body.to_string()).send(caller).await
+    HttpRequest::post("/headroom/v1/compress", body.to_string()).send(caller).await
 }
 
 /// Returns the hashes under which a response says that original texts are stored.
