@@ -209,7 +209,7 @@ pub async fn serve(
     }
     let mut stopping = stopped.clone();
     tokio::select! {
-        loaded = load(config.clone(), store, tenants.clone(), (access, admission)) => loaded?,
+        loaded = load(config.clone(), store, tenants.clone(), access, admission) => loaded?,
         _ = stopping.wait_for(|stop| *stop) => {}
     }
     let [public, _admin] = serving;
@@ -393,7 +393,8 @@ async fn load(
     config: Config,
     store: Arc<KvStore>,
     tenants: Tenants,
-    (access, admission): (Access, Admission),
+    access: Access,
+    admission: Admission,
 ) -> anyhow::Result<()> {
     tokio::task::spawn_blocking(move || {
         let started = Instant::now();
@@ -458,7 +459,7 @@ async fn run(
     let stop = async move {
         let _ = stop.wait_for(|stop| *stop).await;
     };
-    http::serve(listener, router, connection, stop).await;
+    http::serve(listener, router, connection.0, connection.1, stop).await;
 }
 
 /// Moves recorded samples into their histograms, so that they do not accumulate with every request.

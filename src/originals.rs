@@ -361,7 +361,8 @@ impl TenantOriginals {
     /// Fails if the store cannot be written. Then nothing is stored.
     pub fn put_and_change(
         &self,
-        (entries, absent): (&[Entry], &[Entry]),
+        entries: &[Entry],
+        absent: &[Entry],
         key: &[u8],
         change: impl FnOnce(Option<&[u8]>) -> Vec<u8>,
     ) -> Result<(), OriginalError> {
@@ -460,7 +461,7 @@ mod tests {
         let a = store(Path::new(""), 1 << 20).of("a");
         let put = |entries: &[Entry], absent: &[Entry], counter: u8| {
             let change = |before: Option<&[u8]>| vec![before.map_or(0, |before| before[0]) + counter];
-            a.put_and_change((entries, absent), b"sum", change).expect("keeps");
+            a.put_and_change(entries, absent, b"sum", change).expect("keeps");
         };
         put(&[(b"k", b"k1")], &[(b"l", b"l1")], 2);
         put(&[(b"k", b"k2")], &[(b"k", b"k3"), (b"l", b"l2"), (b"m", b"m2")], 3);

@@ -196,7 +196,7 @@ impl AttributeBody {
             let message = "with format \"json\" the values of the answer are its parts: leave granularity and spans out";
             return Err(ApiError::with_param(ErrorCode::FieldsConflict, message, "format"));
         }
-        let parts = parts(&answer, (granularity, spans), self.offsets)?;
+        let parts = parts(&answer, granularity, spans, self.offsets)?;
         let (parts, fallback) = match self.format {
             CitationFormat::Json => match json_values(&answer, limits) {
                 Ok(values) => (values, None),
@@ -207,7 +207,7 @@ impl AttributeBody {
             },
             _ => (parts, None),
         };
-        self.into_request(answer, (parts, fallback), referenced)
+        self.into_request(answer, parts, fallback, referenced)
     }
 
     /// As [`Self::into_domain`], for an answer that is still to come. Its parts are sentences or words.
@@ -241,14 +241,15 @@ impl AttributeBody {
         if let Some((field, message)) = misplaced {
             return Err(ApiError::with_param(ErrorCode::FieldsConflict, message, field));
         }
-        let parts = parts("", (self.granularity.map(|granularity| granularity.0), None), self.offsets)?;
-        self.into_request(String::new(), (parts, None), referenced)
+        let parts = parts("", self.granularity.map(|granularity| granularity.0), None, self.offsets)?;
+        self.into_request(String::new(), parts, None, referenced)
     }
 
     fn into_request(
         self,
         answer: String,
-        (parts, fallback): (Parts, Option<String>),
+        parts: Parts,
+        fallback: Option<String>,
         referenced: Option<Vec<Arc<Chunk>>>,
     ) -> Result<(AttributeRequest, AttributeOptions), ApiError> {
         if self.compress_id.is_some() && referenced.is_none() {
@@ -269,7 +270,8 @@ impl AttributeBody {
 /// The parts of an answer that the request asks for. Where it names spans, it need not say that it means spans.
 fn parts(
     answer: &str,
-    (granularity, spans): (Option<PartsBody>, Option<Vec<SpanBody>>),
+    granularity: Option<PartsBody>,
+    spans: Option<Vec<SpanBody>>,
     unit: OffsetUnit,
 ) -> Result<Parts, ApiError> {
     match (granularity, spans) {

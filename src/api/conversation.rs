@@ -155,7 +155,7 @@ pub struct RelevantAnswer {
 
 impl RelevantAnswer {
     /// The sentence from `start` to `end`.
-    pub fn new((start, end): (usize, usize), text: String, score: Option<f32>) -> Self {
+    pub fn new(start: usize, end: usize, text: String, score: Option<f32>) -> Self {
         Self { range: Range { start, end }, text, score }
     }
 }

@@ -120,7 +120,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     }
     let (seen, rows, tokens) = match heads::read(&args.questions)? {
         CalibrationRows::Questions(questions) if args.probe => {
-            return probe::run(config, (contract, questions, data), args);
+            return probe::run(config, contract, questions, data, args);
         }
         CalibrationRows::Answers(_) if args.probe => {
             bail!("{} has answers; a probe is trained with questions", args.questions.display());
@@ -129,7 +129,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
             let score = |_: &Pipeline, reading: &Reading, question: &Question| {
                 Ok(HeadScores::of_question(reading, question))
             };
-            let seen = observe((config, &args.questions), &questions, score)?;
+            let seen = observe(config, &args.questions, &questions, score)?;
             (seen, "questions", &[QuestionTokens::All, QuestionTokens::Last][..])
         }
         CalibrationRows::Answers(answers) => {
@@ -309,7 +309,8 @@ fn with_all_heads(config: &Config) -> anyhow::Result<Arc<Pipeline>> {
 
 /// Reads all questions, which come from `file`, with all heads of the model, and calls `score` on each reading.
 fn observe<T>(
-    (config, file): (&Config, &Path),
+    config: &Config,
+    file: &Path,
     questions: &[Question],
     score: impl Fn(&Pipeline, &Reading, &Question) -> anyhow::Result<T>,
 ) -> anyhow::Result<Vec<T>> {

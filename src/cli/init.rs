@@ -109,7 +109,7 @@ pub fn run(args: &Args, settings: Option<&Path>) -> anyhow::Result<ExitCode> {
     let text = settings_text(&root, gpu)?;
 
     provide(runtime_item(gpu), &root.join("runtime"), &source)?;
-    install_model(&root, &source, (args.weights, gpu))?;
+    install_model(&root, &source, args.weights, gpu)?;
     if older.is_none() {
         write_settings(&file, &text)?;
         super::print(format_args!("settings: written to {}", file.display()));
@@ -245,11 +245,7 @@ fn provide(item: Item, target: &Path, source: &Source) -> anyhow::Result<()> {
 }
 
 /// Exports the default model, unless there is an export that this version can use and that has the precision that the command names.
-fn install_model(
-    root: &Path,
-    source: &Source,
-    (precision, uses_gpu): (Precision, bool),
-) -> anyhow::Result<()> {
+fn install_model(root: &Path, source: &Source, precision: Precision, uses_gpu: bool) -> anyhow::Result<()> {
     let target = root.join("models").join(MODEL);
     let weights = precision.weights(uses_gpu, multiplies_bytes_fast());
     let is_usable = |contract: Contract| {

@@ -59,7 +59,7 @@ async fn attribute(
     let scope = service.clone();
     let answer = async move {
         let permit = service.executor().permit(deadline).await?;
-        let answer = request.run(&service, (permit, deadline), read, |service, loaded, cancel| {
+        let answer = request.run(&service, permit, deadline, read, |service, loaded, cancel| {
             let LoadedRequest { request, options, chunks } = loaded;
             let pipeline = service.ready()?;
             let attributed = pipeline.attribute(&request, cancel)?;
@@ -108,7 +108,8 @@ impl ParsedRequest {
     async fn run<T: Send + 'static>(
         self,
         service: &Scope,
-        (permit, deadline): (Permit, Instant),
+        permit: Permit,
+        deadline: Instant,
         into_request: IntoRequest,
         work: impl FnOnce(&Scope, LoadedRequest, &Cancel) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {

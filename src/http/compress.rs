@@ -108,7 +108,7 @@ async fn run(
         let kv = kv.map(|(wanted, question)| {
             let started = Instant::now();
             let chunks = &loaded.request.chunks[..];
-            let file = export(exporting, (&question, chunks), &compressed, wanted, cancel)?;
+            let file = export(exporting, &question, chunks, &compressed, wanted, cancel)?;
             let answer = store_export(&scope, file, wanted);
             compressed.timings.push("kv", started.elapsed());
             answer
@@ -157,7 +157,7 @@ impl ChunksRequest {
             return Ok(LoadedRequest { request: Cow::Borrowed(&self.request), prefiltered: None });
         };
         let CompressRequest { query, keep, .. } = &self.request;
-        let (chunks, prefiltered) = named_chunks(service, ids, bytes_max, (query, keep), cancel)?;
+        let (chunks, prefiltered) = named_chunks(service, ids, bytes_max, query, keep, cancel)?;
         let request = Cow::Owned(CompressRequest { chunks, ..self.request.clone() });
         Ok(LoadedRequest { request, prefiltered })
     }
@@ -196,7 +196,8 @@ pub fn named_chunks(
     service: &Scope,
     ids: &[String],
     bytes_max: usize,
-    (query, keep): (&str, &[String]),
+    query: &str,
+    keep: &[String],
     cancel: &Cancel,
 ) -> Result<(Vec<Arc<Chunk>>, Option<Prefiltered>), ApiError> {
     let (registry, limits) = (service.registry()?, service.limits.registry);
@@ -259,7 +260,8 @@ fn question_of_export(
 /// follow them.
 fn export(
     pipeline: &Pipeline,
-    (question, chunks): (&[u32], &[Arc<Chunk>]),
+    question: &[u32],
+    chunks: &[Arc<Chunk>],
     compressed: &Compressed,
     wanted: &KvWanted,
     cancel: &Cancel,

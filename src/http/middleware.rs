@@ -58,21 +58,21 @@ const SHADOW: &str = "x-thresher-shadow";
 
 /// `POST /v1/chat/completions`: OpenAI's Chat Completions.
 pub async fn chat(service: Scope, uri: Uri, headers: HeaderMap, body: Body) -> Response {
-    handle(service, (Dialect::Chat, uri), headers, body).await
+    handle(service, Dialect::Chat, uri, headers, body).await
 }
 
 /// `POST /v1/responses`: OpenAI's Responses.
 pub async fn responses(service: Scope, uri: Uri, headers: HeaderMap, body: Body) -> Response {
-    handle(service, (Dialect::Responses, uri), headers, body).await
+    handle(service, Dialect::Responses, uri, headers, body).await
 }
 
 /// `POST /v1/messages`: Anthropic's Messages.
 pub async fn messages(service: Scope, uri: Uri, headers: HeaderMap, body: Body) -> Response {
-    handle(service, (Dialect::Messages, uri), headers, body).await
+    handle(service, Dialect::Messages, uri, headers, body).await
 }
 
-async fn handle(service: Scope, (dialect, uri): (Dialect, Uri), headers: HeaderMap, body: Body) -> Response {
-    let response = pass_on(service, (dialect, without_slash(uri)), headers, body).await;
+async fn handle(service: Scope, dialect: Dialect, uri: Uri, headers: HeaderMap, body: Body) -> Response {
+    let response = pass_on(service, dialect, without_slash(uri), headers, body).await;
     response.unwrap_or_else(|error| error.dialect_response(dialect))
 }
 
@@ -88,7 +88,8 @@ fn without_slash(uri: Uri) -> Uri {
 
 async fn pass_on(
     service: Scope,
-    (dialect, uri): (Dialect, Uri),
+    dialect: Dialect,
+    uri: Uri,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
@@ -104,7 +105,7 @@ async fn pass_on(
     let by_default = always || service.caller().compresses_by_default() || request.asks();
     let compresses = request.compress.unwrap_or(by_default);
     let shadows = upstream.settings.shadow.unwrap_or(middleware.settings.shadow);
-    request.treatment = request.treated((compresses, shadows), service.savings().settings().holdout);
+    request.treatment = request.treated(compresses, shadows, service.savings().settings().holdout);
     let changes = compresses && request.treatment != Some(Treatment::Shadow);
     let cites = request.cite.unwrap_or(changes && middleware.settings.cite);
     let input_tokens_max = upstream.settings.input_tokens_max.unwrap_or(middleware.settings.input_tokens_max);
@@ -127,7 +128,7 @@ async fn pass_on(
         rewriting.await?
     };
     let RewriteOutcome { report, sources, records, left_out } = outcome;
-    let mut tally = request.tally(&service, (upstream, &report, left_out));
+    let mut tally = request.tally(&service, upstream, &report, left_out);
     // The turns are stored while the upstream works, so that storing takes no time of the request.
     let storing = store_turns(service.originals(), records);
     let is_shadow = request.treatment == Some(Treatment::Shadow);
@@ -149,7 +150,7 @@ async fn pass_on(
     drop(request);
     let body = service.body_memory().transfer(body, cited_bytes);
     let reads_answer = sources.is_some() || tally.is_some() || call.is_recording();
-    let sending = upstream.send((dialect, Method::POST, &uri), &headers, body, reads_answer);
+    let sending = upstream.send(dialect, Method::POST, &uri, &headers, body, reads_answer);
     let shadowing = futures_util::future::OptionFuture::from(shadowing);
     let (answer, (), shadowed) = tokio::join!(call.send(sending), storing, shadowing);
     let report = match (shadowed, &mut tally) {
@@ -307,7 +308,7 @@ async fn rewrite(
     let finish = move |cancel: &Cancel| {
         let (rewritten, reason) = match rewritten {
             Some(rewritten) => (rewritten, reason),
-            None => match request.rewrite(&scope, (None, cancel)) {
+            None => match request.rewrite(&scope, None, cancel) {
                 Ok(rewritten) => (rewritten, reason),
                 // Looking up what was sent of earlier turns took too long: all turns are sent whole.
                 Err(error) => (request.uncompressed(&scope)?, reason.or(Some(error.code.as_str()))),
@@ -322,7 +323,7 @@ async fn rewrite(
         }
         let body = edits.apply(&request.body);
         if let Some(max) = input_tokens_max {
-            match (request.check_input(&scope, (&body, max), rewritten.is_shorter(), cancel), failure) {
+            match (request.check_input(&scope, &body, max, rewritten.is_shorter(), cancel), failure) {
                 // Compressed, the request may be short enough.
                 (Err(error), Some(failure)) if error.code == ErrorCode::TooLong => return Err(failure),
                 (checked, _) => checked?,
@@ -362,7 +363,7 @@ impl ModelRequest {
         let scope = service.clone();
         let parse = move |_: &Cancel| {
             let tenant = scope.tenant().name();
-            let request = Self::parse((dialect, tenant), choices, (&middleware.settings, &limits), body);
+            let request = Self::parse(dialect, tenant, choices, &middleware.settings, &limits, body);
             drop(scope);
             request
         };
@@ -382,7 +383,7 @@ impl ModelRequest {
         let scope = service.clone();
         let found = run_blocking(move || {
             let limits = scope.limits.registry;
-            named_chunks(&scope, &ids, limits.named_bytes_max, (&question, &[]), &Cancel::default())
+            named_chunks(&scope, &ids, limits.named_bytes_max, &question, &[], &Cancel::default())
         });
         let (chunks, _) = found.await.map_err(|error| match error.param {
             Some(_) => error.inside("thresher"),
@@ -393,9 +394,11 @@ impl ModelRequest {
     }
 
     fn parse(
-        (dialect, tenant): (Dialect, &str),
+        dialect: Dialect,
+        tenant: &str,
         [compress, cite, shadow]: [Option<bool>; 3],
-        (settings, limits): (&MiddlewareSettings, &BodyLimits),
+        settings: &MiddlewareSettings,
+        limits: &BodyLimits,
         body: Vec<u8>,
     ) -> Result<(Self, Option<String>), ApiError> {
         let body = String::from_utf8(body).map_err(|_| ApiError::body_not_utf8())?;
@@ -481,18 +484,18 @@ impl ModelRequest {
         input_tokens_max: Option<usize>,
         cancel: &Cancel,
     ) -> Result<Rewritten, ApiError> {
-        let mut rewritten = self.rewrite(service, (Some(How::AsAsked), cancel))?;
+        let mut rewritten = self.rewrite(service, Some(How::AsAsked), cancel)?;
         let Some(max) = input_tokens_max else { return Ok(rewritten) };
         // Marks of what was left out take tokens, too, so one more compression may not be enough.
         for _ in 0..STRONGER_COUNT_MAX {
             let body = rewritten.edits().apply(&self.body);
-            let tokens = self.input_tokens(service, (&body, max), cancel)?;
+            let tokens = self.input_tokens(service, &body, max, cancel)?;
             let newest = rewritten.newest_tokens.map_or(0, |(_, after)| after);
             let left = newest.saturating_sub(tokens.saturating_sub(max));
             if tokens <= max || left == 0 {
                 break;
             }
-            rewritten = match self.rewrite(service, (Some(How::Within(left)), cancel)) {
+            rewritten = match self.rewrite(service, Some(How::Within(left)), cancel) {
                 // Not even one unit fits: the request is refused.
                 Err(error) if error.code.is_callers_fault() => break,
                 stronger => stronger?,
@@ -506,7 +509,8 @@ impl ModelRequest {
     fn input_tokens(
         &self,
         service: &Scope,
-        (body, max): (&str, usize),
+        body: &str,
+        max: usize,
         cancel: &Cancel,
     ) -> Result<usize, ApiError> {
         let Some(pipeline) = service.pipeline().filter(|_| body.len() > max) else { return Ok(0) };
@@ -523,17 +527,18 @@ impl ModelRequest {
     fn check_input(
         &self,
         service: &Scope,
-        (body, max): (&str, usize),
+        body: &str,
+        max: usize,
         is_shorter: bool,
         cancel: &Cancel,
     ) -> Result<(), ApiError> {
-        let tokens = self.input_tokens(service, (body, max), cancel)?;
+        let tokens = self.input_tokens(service, body, max, cancel)?;
         let field = if self.dialect == Dialect::Responses { "input" } else { "messages" };
-        if tokens > max { Err(ApiError::input_over_cap((tokens, max), is_shorter, field)) } else { Ok(()) }
+        if tokens > max { Err(ApiError::input_over_cap(tokens, max, is_shorter, field)) } else { Ok(()) }
     }
 
     /// Rewrites the conversation until `cancel` says to stop. The newest turn is compressed, or sent as it was sent before.
-    fn rewrite(&self, service: &Scope, (how, cancel): (Option<How>, &Cancel)) -> Result<Rewritten, ApiError> {
+    fn rewrite(&self, service: &Scope, how: Option<How>, cancel: &Cancel) -> Result<Rewritten, ApiError> {
         let settings = &service.middleware.settings;
         let body = self.located()?;
         let conversation = self.dialect.conversation(body);

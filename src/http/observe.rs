@@ -49,8 +49,8 @@ pub async fn request(request: Request, next: Next) -> Response {
     // A span below the level of a line would be missing in it.
     let (key, stages) = (tracing::field::Empty, tracing::field::Empty);
     let span = tracing::warn_span!("request", %method, endpoint, request_id, key, stages);
-    let traced = ServerSpan::begin((&method, &endpoint), &request_id, request.headers());
-    let mut guard = RequestGuard::start(started, endpoint.clone(), (span.clone(), traced.clone()));
+    let traced = ServerSpan::begin(&method, &endpoint, &request_id, request.headers());
+    let mut guard = RequestGuard::start(started, endpoint.clone(), span.clone(), traced.clone());
     let mut response = traced.run(next.run(request).instrument(span.clone())).await;
     guard.answered = true;
     request_id::add(response.headers_mut(), &request_id);
@@ -224,7 +224,7 @@ struct RequestGuard {
 }
 
 impl RequestGuard {
-    fn start(started: Instant, endpoint: String, (span, traced): (tracing::Span, ServerSpan)) -> Self {
+    fn start(started: Instant, endpoint: String, span: tracing::Span, traced: ServerSpan) -> Self {
         gauge!("requests_in_flight").increment(1.0);
         Self { started, endpoint, span, traced, answered: false }
     }

@@ -249,7 +249,7 @@ mod tests {
     type Sent = [(&'static str, &'static str)];
 
     #[track_caller]
-    fn check_in(policy: &OriginPolicy, (version, uri): (Version, &'static str), sent: &Sent, expect: &str) {
+    fn check_in(policy: &OriginPolicy, version: Version, uri: &'static str, sent: &Sent, expect: &str) {
         let found = policy.check(version, &Uri::from_static(uri), &headers(sent));
         assert_eq!(
             found.map_or_else(|error| error.code.as_str(), |()| "ok"),
@@ -263,7 +263,7 @@ mod tests {
     fn check(policy: &OriginPolicy, sent: &Sent, expect: &str) {
         let host = sent.iter().all(|(name, _)| *name != "host").then_some(("host", "localhost"));
         let sent: Vec<_> = host.into_iter().chain(sent.iter().copied()).collect();
-        check_in(policy, (Version::HTTP_11, "/v1/compress"), &sent, expect);
+        check_in(policy, Version::HTTP_11, "/v1/compress", &sent, expect);
     }
 
     #[test]
@@ -317,13 +317,13 @@ mod tests {
             (Version::HTTP_2, elsewhere, &[], "origin_not_allowed", "origin_not_allowed"),
         ];
         for (version, uri, sent, on_public, on_admin) in table {
-            check_in(&public, (version, uri), sent, on_public);
-            check_in(&admin, (version, uri), sent, on_admin);
+            check_in(&public, version, uri, sent, on_public);
+            check_in(&admin, version, uri, sent, on_admin);
         }
         let twice: &Sent = &[("host", "localhost"), ("host", "localhost")];
         for version in [Version::HTTP_10, Version::HTTP_11, Version::HTTP_2] {
-            check_in(&public, (version, path), twice, "origin_not_allowed");
-            check_in(&admin, (version, here), twice, "origin_not_allowed");
+            check_in(&public, version, path, twice, "origin_not_allowed");
+            check_in(&admin, version, here, twice, "origin_not_allowed");
         }
     }
 

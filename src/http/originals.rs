@@ -116,7 +116,7 @@ impl StoredSessions {
         let stored = match keys {
             None if texts.is_empty() => Ok(()),
             None => self.0.put(&texts),
-            Some(keys) => self.0.put_and_change((&texts, &returned), &keys.usage, |before| {
+            Some(keys) => self.0.put_and_change(&texts, &returned, &keys.usage, |before| {
                 change(before.and_then(|before| SessionUsage::read(before, expire_s))).written()
             }),
         };
@@ -195,7 +195,7 @@ async fn original(service: Scope, name: String, query: Option<String>) -> Result
         let map = OffsetMap::new(text, OffsetUnit::Codepoint);
         let span = |span: &KeptSpan| {
             let range = map.from_bytes(span.source);
-            RelevantAnswer::new((range.start, range.end), span.source.of(text).to_owned(), span.score)
+            RelevantAnswer::new(range.start, range.end, span.source.of(text).to_owned(), span.score)
         };
         let relevant = compressed.chunks.iter().flat_map(|chunk| &chunk.spans).map(span).collect();
         Ok(OriginalAnswer { hash: name, original_content: text.clone(), relevant: Some(relevant) })

@@ -58,7 +58,8 @@ pub struct Serving {
 pub async fn serve(
     listener: TcpListener,
     router: Router,
-    (serving, tls): (Serving, Option<Tls>),
+    serving: Serving,
+    tls: Option<Tls>,
     stop: impl Future<Output = ()>,
 ) {
     let mut builder = Builder::new(TokioExecutor::new());

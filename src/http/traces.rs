@@ -41,7 +41,8 @@ pub fn start() {
 
 /// A span that begins now, in the context that it makes current.
 fn begin(
-    (name, kind): (impl Into<Cow<'static, str>>, SpanKind),
+    name: impl Into<Cow<'static, str>>,
+    kind: SpanKind,
     attributes: Vec<KeyValue>,
     parent: &Context,
 ) -> Context {
@@ -63,7 +64,7 @@ pub struct ServerSpan(Context);
 
 impl ServerSpan {
     /// Begins the span, in the trace that the headers name, or in a new one.
-    pub fn begin((method, route): (&Method, &str), request_id: &str, headers: &HeaderMap) -> Self {
+    pub fn begin(method: &Method, route: &str, request_id: &str, headers: &HeaderMap) -> Self {
         if TRACER.get().is_none() {
             return Self(Context::new());
         }
@@ -80,7 +81,7 @@ impl ServerSpan {
             KeyValue::new("http.route", route.to_owned()),
             KeyValue::new("thresher.request_id", request_id.to_owned()),
         ];
-        Self(begin((name, SpanKind::Server), attributes, &context::of(headers)))
+        Self(begin(name, SpanKind::Server, attributes, &context::of(headers)))
     }
 
     /// Runs the handling of the request inside the span.
@@ -137,7 +138,8 @@ impl Retrieval {
         if TRACER.get().is_none() {
             return work.await;
         }
-        let context = begin(self.name(), self.attributes(model), &Context::current());
+        let (name, kind) = self.name();
+        let context = begin(name, kind, self.attributes(model), &Context::current());
         let outcome = work.with_context(context.clone()).await;
         if let Err(error) = &outcome {
             fail(&context, error.code.as_str());

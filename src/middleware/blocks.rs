@@ -62,7 +62,7 @@ impl BlockStream {
             block.text.skip(text.len());
             let pieces = block.text.push(text);
             self.open.insert(index, block);
-            self.relay(index, (pieces, None), &mut steps);
+            self.relay(index, pieces, None, &mut steps);
         }
         steps
     }
@@ -79,7 +79,7 @@ impl BlockStream {
         };
         let pieces = block.text.push(more);
         let mut steps = Vec::new();
-        self.relay(index, (pieces, Some((more, event))), &mut steps);
+        self.relay(index, pieces, Some((more, event)), &mut steps);
         steps
     }
 
@@ -88,7 +88,7 @@ impl BlockStream {
         let mut steps = Vec::new();
         if let Some(block) = self.open.get_mut(&index) {
             let pieces = block.text.finish();
-            self.relay(index, (pieces, None), &mut steps);
+            self.relay(index, pieces, None, &mut steps);
             self.open.remove(&index);
         }
         steps.push(BlockStep::Send(self.renumbered(event)));
@@ -151,7 +151,8 @@ impl BlockStream {
     fn relay(
         &mut self,
         index: u64,
-        (pieces, whole): (Vec<RelayedPiece>, Option<(&str, Bytes)>),
+        pieces: Vec<RelayedPiece>,
+        whole: Option<(&str, Bytes)>,
         steps: &mut Vec<BlockStep>,
     ) {
         for piece in pieces {

@@ -61,7 +61,8 @@ impl Sources {
     pub fn parts(
         &self,
         text: &str,
-        (pipeline, cancel): (&Pipeline, &Cancel),
+        pipeline: &Pipeline,
+        cancel: &Cancel,
     ) -> Result<Vec<PartOutcome>, PipelineError> {
         pipeline.check_answer_bytes(text.len())?;
         let candidates = self.candidates(pipeline, cancel)?;
@@ -94,9 +95,10 @@ pub fn cited_spans(
     dialect: Dialect,
     text: &str,
     from: &Sources,
-    (pipeline, cancel): (&Pipeline, &Cancel),
+    pipeline: &Pipeline,
+    cancel: &Cancel,
 ) -> Result<Vec<CitedSpan>, PipelineError> {
-    let parts = from.parts(text, (pipeline, cancel))?;
+    let parts = from.parts(text, pipeline, cancel)?;
     Ok(render(dialect, text, from, &parts))
 }
 

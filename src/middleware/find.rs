@@ -399,7 +399,7 @@ impl PassageFinder<'_> {
         match &part.kind {
             PartKind::Document { .. } | PartKind::SearchResult { .. } if self.policy.keeps_documents => {}
             PartKind::Document { .. } | PartKind::SearchResult { .. } => {
-                self.passage(part, (whole, false), of_part(), found)?;
+                self.passage(part, whole, false, of_part(), found)?;
             }
             PartKind::ToolResult { name, .. } => {
                 if self.policy.may_compress(name) {
@@ -408,18 +408,18 @@ impl PassageFinder<'_> {
                             let records = Records::of(&part.text, json, JSON_STRING_BYTES_MIN);
                             json.strings(JSON_STRING_BYTES_MIN).try_for_each(|string| {
                                 let names = records.names_at(string.range().start);
-                                self.passage(part, (string.range(), true), names, found)
+                                self.passage(part, string.range(), true, names, found)
                             })?;
                             self.records(part, records, &mut turn.records);
                         }
-                        None => self.passage(part, (whole, false), of_part(), found)?,
+                        None => self.passage(part, whole, false, of_part(), found)?,
                     }
                 }
             }
             PartKind::Message => {
                 return outside_contexts(&part.text, self.policy, |range| {
                     let names = Names::of_paragraph(&part.text[range.clone()]);
-                    self.passage(part, (range, false), names, found)
+                    self.passage(part, range, false, names, found)
                 });
             }
         }
@@ -447,7 +447,8 @@ impl PassageFinder<'_> {
     fn passage(
         &mut self,
         part: &Part,
-        (range, is_quoted): (Range<usize>, bool),
+        range: Range<usize>,
+        is_quoted: bool,
         names: Names,
         found: &mut Vec<Passage>,
     ) -> Result<(), TooMany> {
@@ -501,7 +502,7 @@ fn outside_contexts(
 ) -> Result<String, TooMany> {
     let Some((start, end)) = &policy.delimiters else { return Ok(text.to_owned()) };
     let (mut rest, mut at) = (String::new(), 0);
-    while let Some(context) = between(text, at, (start, end)) {
+    while let Some(context) = between(text, at, start, end) {
         rest.push_str(&text[at..context.start - start.len()]);
         at = context.end + end.len();
         paragraphs(text, context).try_for_each(&mut found)?;
@@ -538,7 +539,7 @@ pub fn tail_within(query: &str, bytes_max: usize) -> String {
 }
 
 /// The range between the next start and end delimiter at or after `at`.
-fn between(text: &str, at: usize, (start, end): (&str, &str)) -> Option<Range<usize>> {
+fn between(text: &str, at: usize, start: &str, end: &str) -> Option<Range<usize>> {
     let from = at + text[at..].find(start)? + start.len();
     let to = from + text[from..].find(end)?;
     Some(from..to)

@@ -27,7 +27,8 @@ pub struct AddedBytes {
 /// Returns where `rewritten` leaves out text of a conversation. The prompt is that which is sent, shortened, or with `is_whole` that of the
 /// request. Places are estimated by bytes of texts and of tools, which stand first in the prompts of all providers; images are not counted.
 pub fn omissions(
-    (conversation, body): (&Conversation, Located),
+    conversation: &Conversation,
+    body: Located,
     rewritten: &Rewritten,
     added: AddedBytes,
     is_whole: bool,
@@ -128,7 +129,7 @@ mod tests {
         rewritten.shortened =
             vec![shortened(&body, &first, &"a".repeat(100)), shortened(&body, &last, &"b".repeat(100))];
         let check = |name: &str, added: AddedBytes, is_whole: bool, expect: &[(f64, usize)]| {
-            let found = omissions((&conversation, located), &rewritten, added, is_whole);
+            let found = omissions(&conversation, located, &rewritten, added, is_whole);
             let found: Vec<(f64, usize)> = found.iter().map(|one| (one.at, one.bytes)).collect();
             assert_eq!(found, expect, "{name}");
         };
@@ -143,7 +144,7 @@ mod tests {
             false,
             &[(150.0 / 500.0, 200), (450.0 / 500.0, 100)],
         );
-        let none = omissions((&conversation, located), &Rewritten::default(), nothing, false);
+        let none = omissions(&conversation, located, &Rewritten::default(), nothing, false);
         assert!(none.is_empty());
     }
 

@@ -334,14 +334,14 @@ pub fn rewrite(
             out.records.push((turn.key, sent.clone()));
         }
         let first = out.shortened.len();
-        apply(body, turn, (&chunks, &sent), &mut out);
+        apply(body, turn, &chunks, &sent, &mut out);
         if let Some(compressor) = compressor {
             work.count(&sent, &kept_of_added, compressor, &mut out.tokens)?;
             let marked: Vec<usize> =
                 (first..out.shortened.len()).filter(|&at| out.shortened[at].is_marked).collect();
             if !marked.is_empty() {
                 let tokens = work.mark_tokens(marked.iter().map(|&at| &out.shortened[at]), compressor)?;
-                add_tokens(&mut out.tokens, (0, tokens));
+                add_tokens(&mut out.tokens, 0, tokens);
                 if is_recorded {
                     out.new_marks.extend(marked);
                     out.new_mark_tokens += tokens;
@@ -356,7 +356,7 @@ pub fn rewrite(
                 seen,
             });
         }
-        add_context(conversation, turn, (added, &kept_of_added), &mut out);
+        add_context(conversation, turn, added, &kept_of_added, &mut out);
     }
     Ok(out)
 }
@@ -367,7 +367,7 @@ pub fn uncompressed(conversation: Conversation<'_>) -> Rewritten {
     let mut out = Rewritten::default();
     if let Some(at) = last_question(turns) {
         let all: Vec<Spans> = added.chunks.iter().map(|chunk| vec![(0, chunk.text.len())]).collect();
-        add_context(conversation, &turns[at], (added, &all), &mut out);
+        add_context(conversation, &turns[at], added, &all, &mut out);
     }
     out
 }
@@ -392,7 +392,8 @@ impl SentTurn {
 fn add_context(
     conversation: Conversation<'_>,
     turn: &Turn,
-    (added, kept): (&AddedContext, &[Spans]),
+    added: &AddedContext,
+    kept: &[Spans],
     out: &mut Rewritten,
 ) {
     let Conversation { dialect, body, .. } = conversation;
@@ -405,7 +406,7 @@ fn add_context(
     let spans = kept.iter_mut().map(Vec::as_mut_slice);
     let layouts: Vec<Layout> = added.chunks.iter().map(|chunk| Layout::of(&chunk.text, chunk.kind)).collect();
     let style = Style { format: Format::Numbered, titles: true, omissions: Omissions::Auto };
-    let context = assemble::context((&added.chunks, &layouts), spans, style);
+    let context = assemble::context(&added.chunks, &layouts, spans, style);
     let (start, end) = &added.delimiters;
     let context = format!("{start}\n{context}\n{end}");
     let body_start = body.range().start;

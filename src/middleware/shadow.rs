@@ -61,10 +61,11 @@ impl WouldKeep {
     pub fn sources_of(
         &self,
         answer: &str,
-        (pipeline, cancel): (&Pipeline, &Cancel),
+        pipeline: &Pipeline,
+        cancel: &Cancel,
     ) -> Result<KeptSources, PipelineError> {
         let mut counts = KeptSources::default();
-        for part in self.sources.parts(answer, (pipeline, cancel))? {
+        for part in self.sources.parts(answer, pipeline, cancel)? {
             let kept: Vec<bool> = part
                 .citations()
                 .map(|source| {

@@ -141,7 +141,7 @@ enum Form {
 impl AnswerReader {
     /// Creates a reader of an answer that is a stream of events or one JSON text. It buffers at most `bytes_max` bytes of JSON or of one event,
     /// and as many bytes of text.
-    pub fn new(dialect: Dialect, is_stream: bool, (reads_text, bytes_max): (bool, usize)) -> Self {
+    pub fn new(dialect: Dialect, is_stream: bool, reads_text: bool, bytes_max: usize) -> Self {
         let form = if is_stream { Form::Stream(Events::new(bytes_max)) } else { Form::Json(Vec::new()) };
         let text = reads_text.then(String::new);
         Self { dialect, form, counted: Counted::default(), text, bytes_max, is_cut: false }
@@ -265,7 +265,7 @@ mod tests {
         let mut found = Vec::new();
         // However the bytes arrive, the result is the same.
         for size in [1, 7, answer.len()] {
-            let mut reader = AnswerReader::new(dialect, is_stream, (true, MAX));
+            let mut reader = AnswerReader::new(dialect, is_stream, true, MAX);
             answer.as_bytes().chunks(size).for_each(|bytes| reader.push(bytes));
             let (usage, text) = reader.finish();
             let usage = usage.map(|usage| [usage.input, usage.cached_read, usage.cached_write, usage.output]);
@@ -360,7 +360,7 @@ mod tests {
         let stream = format!(
             "data: {{\"x\": \"{long}\"}}\n\ndata: {{\"choices\":[],\"usage\":{{\"prompt_tokens\":9}}}}\n\n"
         );
-        let mut reader = AnswerReader::new(Dialect::Chat, true, (true, MAX));
+        let mut reader = AnswerReader::new(Dialect::Chat, true, true, MAX);
         for bytes in stream.as_bytes().chunks(64) {
             reader.push(bytes);
             let Form::Stream(events) = &reader.form else { panic!("a stream") };

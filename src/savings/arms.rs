@@ -131,7 +131,7 @@ impl Arms {
     }
 
     /// Adds a request of a conversation. `cost` is what it cost, and in which currency.
-    pub fn add(&mut self, (arm, conversation): (Arm, u64), usage: Usage, cost: Option<(f64, &str)>) {
+    pub fn add(&mut self, arm: Arm, conversation: u64, usage: Usage, cost: Option<(f64, &str)>) {
         match (&self.currency, cost) {
             (None, Some((_, currency))) if self.has_all_costs => self.currency = Some(currency.to_owned()),
             (Some(known), Some((_, currency))) if known == currency => {}
@@ -295,8 +295,8 @@ mod tests {
             if at >= 40 && conversation % 3 == 0 {
                 continue;
             }
-            arms.add((Arm::Whole, conversation), usage(tokens, 7), None);
-            arms.add((Arm::Compressed, conversation), usage(100, 7), None);
+            arms.add(Arm::Whole, conversation, usage(tokens, 7), None);
+            arms.add(Arm::Compressed, conversation, usage(100, 7), None);
             let (sum, count) = conversations.entry(conversation).or_default();
             (*sum, *count) = (*sum + tokens as f64, *count + 1.0);
         }
@@ -328,7 +328,7 @@ mod tests {
                 for request in 0..1 + (at / 2) % 3 {
                     let tokens = topic + noise(trial * 1_000_000 + at * 10 + request) * 100.0;
                     let less = if arm == Arm::Whole { 0.0 } else { 200.0 };
-                    arms.add((arm, at), usage((1_000.0 + tokens - less) as u64, 1), None);
+                    arms.add(arm, at, usage((1_000.0 + tokens - less) as u64, 1), None);
                 }
             }
             let found = arms.report(0.5).input_tokens;
@@ -349,16 +349,16 @@ mod tests {
             assert!(report.conclusion.starts_with("too few conversations to tell"), "{report:?}");
             // More requests of the same conversations do not help.
             for _ in 0..5 {
-                arms.add((Arm::Whole, at), usage(10, 1), None);
-                arms.add((Arm::Compressed, at), usage(20, 1), None);
+                arms.add(Arm::Whole, at, usage(10, 1), None);
+                arms.add(Arm::Compressed, at, usage(20, 1), None);
             }
         }
         let report = arms.report(0.5);
         assert!(report.is_enough && report.conclusion.contains("more input tokens"), "{report:?}");
         let mut equal = Arms::new(1_000);
         for at in 0..100 {
-            equal.add((Arm::Whole, at), usage(10 + at % 7, 1), None);
-            equal.add((Arm::Compressed, at), usage(10 + (at + 1) % 7, 1), None);
+            equal.add(Arm::Whole, at, usage(10 + at % 7, 1), None);
+            equal.add(Arm::Compressed, at, usage(10 + (at + 1) % 7, 1), None);
         }
         assert!(equal.report(0.5).conclusion.starts_with("no difference"), "{:?}", equal.report(0.5));
     }
@@ -367,15 +367,15 @@ mod tests {
     fn memory_is_bounded_and_costs_are_all_or_none() {
         let mut arms = Arms::new(10);
         for at in 0..1_000 {
-            arms.add((Arm::Whole, at), usage(10, 1), Some((0.5, "USD")));
+            arms.add(Arm::Whole, at, usage(10, 1), Some((0.5, "USD")));
             assert!(arms.open.len() <= 10 && arms.open.len() == arms.order.len());
         }
         let report = arms.report(0.1);
         assert_eq!((report.whole.conversations, report.currency.as_deref()), (1_000, Some("USD")));
         assert_eq!(report.cost.and_then(|cost| cost.whole), Some(0.5));
-        arms.add((Arm::Whole, 1), usage(10, 1), None);
+        arms.add(Arm::Whole, 1, usage(10, 1), None);
         assert_eq!(arms.report(0.1).cost, None);
-        arms.add((Arm::Whole, 1), usage(10, 1), Some((0.5, "USD")));
+        arms.add(Arm::Whole, 1, usage(10, 1), Some((0.5, "USD")));
         assert_eq!(arms.report(0.1).cost, None);
     }
 }

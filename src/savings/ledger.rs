@@ -90,7 +90,7 @@ impl Ledger {
         };
         if let Some(((arm, conversation), usage)) = arm.zip(exchange.conversation).zip(exchange.usage) {
             let cost = price.map(|price| (price.of(usage), &*price.currency));
-            state.arms.add((arm, conversation), usage, cost);
+            state.arms.add(arm, conversation, usage, cost);
         }
         counts
     }
@@ -108,7 +108,7 @@ impl Ledger {
             let rows = state.rows.iter().filter(|(key, _)| key.is_shadow == is_shadow);
             let row = |(key, counts): (&RowKey, &Counts)| {
                 let price = key.price.map(|index| self.settings.prices[index].clone());
-                ModelSavings::new((key.model.clone(), key.route), *counts, price)
+                ModelSavings::new(key.model.clone(), key.route, *counts, price)
             };
             rows.map(row).collect()
         };

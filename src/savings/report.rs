@@ -90,7 +90,7 @@ pub struct Coverage {
 
 impl ModelSavings {
     /// Creates the row of a model and its route.
-    pub fn new((model, route): (String, &str), counts: Counts, price: Option<Price>) -> Self {
+    pub fn new(model: String, route: &str, counts: Counts, price: Option<Price>) -> Self {
         let money = price.as_ref().map(|price| counts.money(price));
         let money_missing =
             money.is_none().then(|| "no entry of savings.prices has the model: tokens only".to_owned());

@@ -93,7 +93,7 @@ impl<'a> Recorded<'a> {
             if stream.is_none() && !response.get().starts_with('{') {
                 return Err(field("response is neither an object nor the text of a stream of events"));
             }
-            let mut reader = AnswerReader::new(dialect, stream.is_some(), (true, ANSWER_BYTES_MAX));
+            let mut reader = AnswerReader::new(dialect, stream.is_some(), true, ANSWER_BYTES_MAX);
             reader.push(stream.as_deref().unwrap_or(response.get()).as_bytes());
             (counted, text) = reader.finish();
         }
@@ -162,7 +162,7 @@ impl Replay {
             Rewritten::default()
         });
         let omissions = if rewritten.is_shorter() {
-            omissions((&conversation, *body), &rewritten, AddedBytes::default(), true)
+            omissions(&conversation, *body, &rewritten, AddedBytes::default(), true)
         } else {
             Vec::new()
         };
@@ -179,7 +179,7 @@ impl Replay {
         let would_keep = WouldKeep::new(&rewritten, &[]);
         let text = text.as_deref().filter(|text| !text.trim().is_empty());
         if let (Some(text), Some(would_keep)) = (text, would_keep) {
-            self.ledger.cover(match would_keep.sources_of(text, (&self.pipeline, &Cancel::default())) {
+            self.ledger.cover(match would_keep.sources_of(text, &self.pipeline, &Cancel::default()) {
                 Ok(kept) => Coverage {
                     answers: 1,
                     sentences: kept.sentences,

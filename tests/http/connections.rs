@@ -73,7 +73,7 @@ async fn listener(connections: ConnectionLimits) -> Listener {
         let _ = stopped.wait_for(|stop| *stop).await;
     };
     let serving = Serving { connections, ..serving() };
-    let task = tokio::spawn(http::serve(listener, router, (serving, None), stopped));
+    let task = tokio::spawn(http::serve(listener, router, serving, None, stopped));
     Listener { address, stop, task, dropped }
 }
 

@@ -511,7 +511,8 @@ async fn an_upstream_with_tls_is_verified_with_the_configured_authority() {
     tokio::spawn(thresher::http::serve(
         listener,
         router,
-        (Serving { head_max: time, ..serving() }, Some(tls)),
+        Serving { head_max: time, ..serving() },
+        Some(tls),
         std::future::pending(),
     ));
     let mut settings = settings(url);

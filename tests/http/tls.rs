@@ -77,7 +77,8 @@ async fn serve_tls(files: &Files, head_time: Duration) -> (SocketAddr, Tls, Watc
     let serving = http::serve(
         listener,
         http::router(service),
-        (Serving { head_max: head_time, ..serving() }, Some(tls.clone())),
+        Serving { head_max: head_time, ..serving() },
+        Some(tls.clone()),
         std::future::pending(),
     );
     tokio::spawn(serving);

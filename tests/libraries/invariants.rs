@@ -454,8 +454,9 @@ fn attribution_holds(request: &AttributeRequest) -> Result<(), TestCaseError> {
         sentences.extend(arriving.finish());
         let one = |sentence: ByteRange| {
             let upto = &request.answer[..sentence.end];
-            let options = (&request.parts, request.sources_max);
-            PIPELINE.attribute_sentence(&candidates, (upto, sentence), options, &cancel).expect("as before")
+            PIPELINE
+                .attribute_sentence(&candidates, upto, sentence, &request.parts, request.sources_max, &cancel)
+                .expect("as before")
         };
         prop_assert_eq!(sentences.into_iter().flat_map(one).collect::<Vec<_>>(), found.parts);
     }

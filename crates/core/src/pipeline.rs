@@ -344,8 +344,8 @@ impl Pipeline {
         let order = clock.stage("order", || in_time::reading_order(request, cancel))?;
         let chunks: Vec<Arc<Chunk>> = order.iter().map(|&chunk| Arc::clone(&request.chunks[chunk])).collect();
         let until = in_time::read_until(deadline, self.reader.time_to_end());
-        let found = clock
-            .stage("blocks", || self.reader.blocks_until(&chunks, &self.settings.limits, (cancel, until)));
+        let found =
+            clock.stage("blocks", || self.reader.blocks_until(&chunks, &self.settings.limits, cancel, until));
         let (found, sources) = found?;
         InTime::new(request, &order, found, sources).ok_or(PipelineError::DeadlineExceeded)
     }
@@ -368,7 +368,7 @@ impl Pipeline {
         let warnings = self.warnings(request, reading, &fitted);
         Ok(Compressed {
             warnings,
-            chunks: chunk_outcomes(reading, &scores, (fitted.spans, fitted.repeats), &fitted.order),
+            chunks: chunk_outcomes(reading, &scores, fitted.spans, fitted.repeats, &fitted.order),
             context: fitted.context,
             usage: Some(fitted.usage),
             relevance: fitted.relevance,
@@ -394,7 +394,7 @@ impl Pipeline {
         cancel: &Cancel,
     ) -> Result<Option<Answerable>, PipelineError> {
         let missed_max = request.missed_max.unwrap_or(self.settings.answerable.missed_max);
-        answerable::of(reading, (&request.query, &request.chunks), scores, missed_max, cancel)
+        answerable::of(reading, &request.query, &request.chunks, scores, missed_max, cancel)
     }
 
     fn warnings(&self, request: &CompressRequest, reading: &Reading, fitted: &Fitted) -> Vec<Warning> {
@@ -528,7 +528,7 @@ impl Pipeline {
     /// Tokenizes a question with the text before and after it.
     fn tokenize(&self, query: &str, around: (&str, &str)) -> Result<QuestionText, PipelineError> {
         let limits = &self.settings.limits;
-        let question = tokenize::question(query, around, &self.tokenizer, limits)?;
+        let question = tokenize::question(query, around.0, around.1, &self.tokenizer, limits)?;
         limits.check_question(question.tokens.ids.len(), question::tokens_max(self.model.info()))?;
         Ok(question)
     }
@@ -668,7 +668,8 @@ impl Pipeline {
 fn chunk_outcomes(
     reading: &Reading,
     scores: &Scores,
-    (mut spans, mut repeats): (Vec<Vec<KeptSpan>>, Vec<Vec<KeptSpan>>),
+    mut spans: Vec<Vec<KeptSpan>>,
+    mut repeats: Vec<Vec<KeptSpan>>,
     order: &[usize],
 ) -> Vec<ChunkOutcome> {
     let outcome = |&index: &usize| {

@@ -54,7 +54,7 @@ pub fn evaluate(
         let read_ms = started.elapsed().as_secs_f64() * 1e3;
         let chunks: Vec<Arc<Chunk>> = row.chunks.iter().map(LabelledChunk::chunk).map(Arc::new).collect();
         let candidates = Candidates::new(&chunks, reading.recoded(codec).blocks, None);
-        samples.add(rows, done, (pipeline, &candidates), read_ms)?;
+        samples.add(rows, done, pipeline, &candidates, read_ms)?;
         let texts: Vec<_> = row.chunks.iter().map(LabelledChunk::full_text).collect();
         for ((method, correct), ms) in methods.iter().zip(&mut correct).zip(&mut ms) {
             let started = Instant::now();
@@ -100,7 +100,7 @@ pub fn default_values(
         let reading = pipeline.read(&request, &Cancel::default(), &mut Clock::start())?;
         let chunks: Vec<Arc<Chunk>> = row.chunks.iter().map(LabelledChunk::chunk).map(Arc::new).collect();
         let candidates = Candidates::new(&chunks, reading.recoded(codec).blocks, None);
-        samples.add(rows, done, (pipeline, &candidates), 0.0)?;
+        samples.add(rows, done, pipeline, &candidates, 0.0)?;
         progress(done + 1, rows.len());
     }
     Ok(vec![("accuracy", samples.correct)])
@@ -128,7 +128,8 @@ impl AttributionSamples {
         &mut self,
         rows: &[AttributionRow],
         index: usize,
-        (pipeline, candidates): (&Pipeline, &Candidates),
+        pipeline: &Pipeline,
+        candidates: &Candidates,
         read_ms: f64,
     ) -> Result<()> {
         let row = &rows[index];
@@ -138,7 +139,7 @@ impl AttributionSamples {
             row.spans.iter().map(|span| Ok((*span, bytes(row, span)?))).collect::<Result<Vec<_>>>()?;
         let outcomes = spans
             .iter()
-            .map(|(_, bytes)| attribute_span(pipeline, candidates, (&row.answer, *bytes), 1))
+            .map(|(_, bytes)| attribute_span(pipeline, candidates, &row.answer, *bytes, 1))
             .collect::<Result<Vec<_>>>()?;
         self.ms += started.elapsed().as_secs_f64() * 1e3 + read_ms;
         for ((span, bytes), outcome) in spans.into_iter().zip(outcomes) {
@@ -160,12 +161,12 @@ impl AttributionSamples {
                 _ => {}
             }
             let Some(chunk) = span.chunk.filter(|_| words >= perturb::WORDS_MIN) else { continue };
-            for perturbed in perturb::all(rows, index, (bytes, chunk), &mut rng) {
-                let outcome = attribute_span(pipeline, candidates, (&perturbed.answer, perturbed.span), 1)?;
+            for perturbed in perturb::all(rows, index, bytes, chunk, &mut rng) {
+                let outcome = attribute_span(pipeline, candidates, &perturbed.answer, perturbed.span, 1)?;
                 self.judged.push(Judged::of_part(&outcome, false));
                 self.perturbed.extend(outcome.support.map(|support| (perturbed.kind, f64::from(support))));
             }
-            self.add_removal_test((pipeline, candidates), (&row.answer, bytes), &outcome, &mut rng)?;
+            self.add_removal_test(pipeline, candidates, &row.answer, bytes, &outcome, &mut rng)?;
         }
         Ok(())
     }
@@ -174,8 +175,10 @@ impl AttributionSamples {
     /// chunks are cited are left out: if another chunk says the same as the best one, support need not fall.
     fn add_removal_test(
         &mut self,
-        (pipeline, candidates): (&Pipeline, &Candidates),
-        (answer, bytes): (&str, ByteRange),
+        pipeline: &Pipeline,
+        candidates: &Candidates,
+        answer: &str,
+        bytes: ByteRange,
         outcome: &PartOutcome,
         rng: &mut SplitMix64,
     ) -> Result<()> {
@@ -185,7 +188,7 @@ impl AttributionSamples {
             return Ok(());
         }
         let other = (best.chunk + 1 + rng.below(candidates.len() - 1)) % candidates.len();
-        let without = |chunk: usize| attribute_span(pipeline, &candidates.without(chunk), (answer, bytes), 1);
+        let without = |chunk: usize| attribute_span(pipeline, &candidates.without(chunk), answer, bytes, 1);
         let (without_best, without_other) = (without(best.chunk)?.support, without(other)?.support);
         self.faithful.push(f64::from(u8::from(without_best < without_other)));
         Ok(())
@@ -206,7 +209,8 @@ impl AttributionSamples {
 pub fn attribute_span(
     pipeline: &Pipeline,
     candidates: &Candidates,
-    (answer, span): (&str, ByteRange),
+    answer: &str,
+    span: ByteRange,
     sources_max: usize,
 ) -> Result<PartOutcome> {
     let parts = Parts::Spans(vec![span]);

@@ -238,7 +238,7 @@ impl Rankings {
     /// Fails if there are too few rows for any promise.
     pub fn calibration(&self, model: (&str, &str), estimator: String, data: String) -> Result<Calibration> {
         let efforts = self.rows.iter().map(|row| row.effort).collect();
-        Calibration::of_efforts(efforts, model, estimator, data)
+        Calibration::of_efforts(efforts, model.0, model.1, estimator, data)
             .map_err(|needed| anyhow::anyhow!("at least {needed} rows are needed, found {}", self.rows.len()))
     }
 
@@ -250,8 +250,7 @@ impl Rankings {
             let is_inside = |row: usize| row % FOLDS == fold;
             let others = self.rows.iter().enumerate().filter(|(row, _)| !is_inside(*row));
             let efforts = others.map(|(_, row)| row.effort).collect();
-            let calibration =
-                Calibration::of_efforts(efforts, ("", ""), String::new(), String::new()).ok()?;
+            let calibration = Calibration::of_efforts(efforts, "", "", String::new(), String::new()).ok()?;
             let limit = calibration.limit(promised).ok()?;
             for (at, row) in self.rows.iter().enumerate().filter(|(at, _)| is_inside(*at)) {
                 outcomes[at] = (row.effort <= limit, row.tokens_up_to(limit));

@@ -132,7 +132,7 @@ pub fn claims(
         let chunks: Vec<Arc<Chunk>> = row.chunks.iter().map(LabelledChunk::chunk).map(Arc::new).collect();
         let candidates = Candidates::new(&chunks, reading.recoded(codec).blocks, None);
         let whole = ByteRange::new(0, row.claim.len());
-        let outcome = attribute_span(pipeline, &candidates, (&row.claim, whole), 1)?;
+        let outcome = attribute_span(pipeline, &candidates, &row.claim, whole, 1)?;
         Ok(Some(Judged::of_part(&outcome, row.label == Label::Supports)))
     })
 }

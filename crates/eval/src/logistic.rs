@@ -67,7 +67,7 @@ impl Samples {
                 self.features.t().dot(&(&curvatures * &self.features.dot(v))) + &penalties * v
             };
             let step = conjugate_gradient(times_hessian, &gradient, 0.1 * (length / first_length).sqrt());
-            let Some(next) = self.line_search(&point, &step, (loss, gradient.dot(&step)), &penalties) else {
+            let Some(next) = self.line_search(&point, &step, loss, gradient.dot(&step), &penalties) else {
                 break;
             };
             point = next;
@@ -106,7 +106,8 @@ impl Samples {
         &self,
         point: &Array1<f64>,
         step: &Array1<f64>,
-        (loss, slope): (f64, f64),
+        loss: f64,
+        slope: f64,
         penalties: &Array1<f64>,
     ) -> Option<Array1<f64>> {
         let scales = (0..HALVINGS_MAX).map(|halvings| 0.5_f64.powi(halvings as i32));

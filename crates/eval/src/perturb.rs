@@ -61,7 +61,8 @@ const NOT_NAMES: [&str; 20] = [
 pub fn all(
     rows: &[AttributionRow],
     row: usize,
-    (span, chunk): (ByteRange, usize),
+    span: ByteRange,
+    chunk: usize,
     rng: &mut SplitMix64,
 ) -> Vec<PerturbedAnswer> {
     let answer = &rows[row].answer;
@@ -73,9 +74,9 @@ pub fn all(
         let end = span.end + with.len() - at.len();
         PerturbedAnswer { kind, answer, span: ByteRange::new(span.start, end) }
     };
-    let number = number(rows, row, (&span_terms, answer), rng).map(|c| changed(Kind::Number, c));
-    let name = name(rows, row, (span, chunk), rng).map(|c| changed(Kind::Name, c));
-    let negation = negation((&span_terms, answer)).map(|c| changed(Kind::Negation, c));
+    let number = number(rows, row, &span_terms, answer, rng).map(|c| changed(Kind::Number, c));
+    let name = name(rows, row, span, chunk, rng).map(|c| changed(Kind::Name, c));
+    let negation = negation(&span_terms, answer).map(|c| changed(Kind::Negation, c));
     number.into_iter().chain(name).chain(negation).chain(other_answer(rows, row, rng)).collect()
 }
 
@@ -84,7 +85,8 @@ type Change = (ByteRange, String);
 fn number(
     rows: &[AttributionRow],
     row: usize,
-    (span_terms, answer): (&[&Term], &str),
+    span_terms: &[&Term],
+    answer: &str,
     rng: &mut SplitMix64,
 ) -> Option<Change> {
     let digits: Vec<ByteRange> = span_terms
@@ -117,7 +119,8 @@ fn number(
 fn name(
     rows: &[AttributionRow],
     row: usize,
-    (span, chunk): (ByteRange, usize),
+    span: ByteRange,
+    chunk: usize,
     rng: &mut SplitMix64,
 ) -> Option<Change> {
     let answer = &rows[row].answer;
@@ -168,7 +171,7 @@ fn names(text: &str) -> Vec<ByteRange> {
     found
 }
 
-fn negation((span_terms, answer): (&[&Term], &str)) -> Option<Change> {
+fn negation(span_terms: &[&Term], answer: &str) -> Option<Change> {
     if let Some(not) = span_terms.iter().find(|term| term.folded == "not") {
         let start = answer[..not.bytes.start].trim_end().len().max(span_terms[0].bytes.start);
         return Some((ByteRange::new(start, not.bytes.end), String::new()));
@@ -217,7 +220,7 @@ mod tests {
             row("It was built in Paris in 1998.", &["It was built in Paris in 1998.", "They met in Rome."]),
             row("Quite another sentence about nothing.", &["x"]),
         ];
-        let found = all(&rows, 0, (ByteRange::new(0, 30), 0), &mut SplitMix64(1));
+        let found = all(&rows, 0, ByteRange::new(0, 30), 0, &mut SplitMix64(1));
         let kinds: Vec<Kind> = found.iter().map(|p| p.kind).collect();
         assert_eq!(kinds, [Kind::Number, Kind::Name, Kind::Negation, Kind::OtherAnswer]);
         assert_ne!(found[0].answer, rows[0].answer);

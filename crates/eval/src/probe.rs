@@ -53,7 +53,8 @@ impl ProbeRow {
     /// Fails if the model or tantivy fails.
     pub fn new(
         question: &Question,
-        (pipeline, reading): (&Pipeline, &Reading),
+        pipeline: &Pipeline,
+        reading: &Reading,
         around: (&str, &str),
         heads: usize,
     ) -> anyhow::Result<Self> {

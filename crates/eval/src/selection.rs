@@ -81,7 +81,7 @@ pub fn evaluate(
             }
         }
         if !row.has_answer() {
-            claims.add_claim((row, &request), &reading.recoded(codec), pipeline)?;
+            claims.add_claim(row, &request, &reading.recoded(codec), pipeline)?;
         }
         progress(done + 1, rows.len());
     }
@@ -133,7 +133,8 @@ impl Samples {
     /// claim.
     fn add_claim(
         &mut self,
-        (row, request): (&SelectionRow, &CompressRequest),
+        row: &SelectionRow,
+        request: &CompressRequest,
         reading: &Reading,
         pipeline: &Pipeline,
     ) -> Result<()> {
@@ -141,7 +142,7 @@ impl Samples {
         let candidates = Candidates::new(&request.chunks, reading.blocks.clone(), None);
         let whole_query = ByteRange::new(0, row.query.len());
         let found =
-            attribution::attribute_span(pipeline, &candidates, (&row.query, whole_query), row.chunks.len())?;
+            attribution::attribute_span(pipeline, &candidates, &row.query, whole_query, row.chunks.len())?;
         let mut ranked: Vec<usize> = found.sources.iter().map(|source| source.chunk).collect();
         let rest: Vec<usize> = (0..row.chunks.len()).filter(|chunk| !ranked.contains(chunk)).collect();
         ranked.extend(rest);

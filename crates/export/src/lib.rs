@@ -281,7 +281,7 @@ impl Exporter<'_> {
         let config = Config { file: &self.input.config_file, map: &self.input.config };
         let labels = cross::Labels::read(&config, self.options.support_label.as_deref())?;
         let mut out = WeightFile::create(self.staging.dir().join(WEIGHTS))?;
-        let head = cross::Head::store(encoder, self.input, (&labels, &pair), &mut out)?;
+        let head = cross::Head::store(encoder, self.input, &labels, &pair, &mut out)?;
         let weights = encoder.store(&self.input.checkpoint, None, &mut out, self.options.weights)?;
         out.finish()?;
         let parts = GraphParts { weights: &weights, weights_file: WEIGHTS, colbert: None };

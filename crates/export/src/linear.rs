@@ -60,7 +60,7 @@ impl Linear {
         tensors: (&Tensor, Option<&Tensor>),
         weights: Weights,
     ) -> Result<Self, ExportError> {
-        Self::store_bounded(out, name, tensors, weights, None)
+        Self::store_bounded(out, name, tensors.0, tensors.1, weights, None)
     }
 
     /// Does the same for a layer whose input has no component below `input_min`.
@@ -70,7 +70,8 @@ impl Linear {
     pub fn store_bounded(
         out: &mut WeightFile,
         name: &str,
-        (weight, bias): (&Tensor, Option<&Tensor>),
+        weight: &Tensor,
+        bias: Option<&Tensor>,
         weights: Weights,
         input_min: Option<f32>,
     ) -> Result<Self, ExportError> {
@@ -85,7 +86,7 @@ impl Linear {
                 let stored = out.push_i8(&weight_name, &weight.dims, &values)?;
                 let scale = Some(out.push(&format!("{name}.step"), &weight.dims[1..], &scales)?);
                 // The graph multiplies `x - input_min`; what is missing from the product is the same for every row.
-                let shifted = input_min.map(|min| shifted_bias(bias, (&values, &scales), min));
+                let shifted = input_min.map(|min| shifted_bias(bias, &values, &scales, min));
                 let bias = shifted.as_ref().or(bias).map(|bias| store_bias(out, bias)).transpose()?;
                 return Ok(Self { weight: stored, scale, bias, input_min });
             }
@@ -125,7 +126,7 @@ impl Linear {
             None => g.matmul(x, &weight),
             Some(scale) => {
                 let scale = g.weight(scale);
-                quantised_product(g, (x, self.input_min), (&weight, &scale))
+                quantised_product(g, x, self.input_min, &weight, &scale)
             }
         };
         match &self.bias {
@@ -140,8 +141,10 @@ impl Linear {
 
 fn quantised_product(
     g: &mut GraphBuilder,
-    (x, input_min): (&Value, Option<f32>),
-    (weight, scale): (&Value, &Value),
+    x: &Value,
+    input_min: Option<f32>,
+    weight: &Value,
+    scale: &Value,
 ) -> Value {
     let (from, largest, steps, zero) = match input_min {
         None => {
@@ -169,7 +172,7 @@ fn quantised_product(
 
 /// Returns `bias [out]`, or zeros, plus the product of a row in which every component is `min`, with the quantised
 /// weights `values [in, out]` and their scales `[out]`.
-fn shifted_bias(bias: Option<&Tensor>, (values, scales): (&[i8], &[f32]), min: f32) -> Tensor {
+fn shifted_bias(bias: Option<&Tensor>, values: &[i8], scales: &[f32], min: f32) -> Tensor {
     let columns = scales.len();
     let mut sums = vec![0_i64; columns];
     for row in values.chunks(columns) {
@@ -204,10 +207,10 @@ mod tests {
         let values: [i8; 6] = [127, -127, 0, -63, 64, 1];
         let scales = [1.0, 0.5, 2.0];
         let expect = [-0.25 * 64.0, -0.25 * -31.5, -0.25 * 2.0];
-        assert_eq!(shifted_bias(None, (&values, &scales), -0.25).values, expect);
+        assert_eq!(shifted_bias(None, &values, &scales, -0.25).values, expect);
         let bias = Tensor { dims: vec![3], values: vec![1.0; 3] };
         assert_eq!(
-            shifted_bias(Some(&bias), (&values, &scales), -0.25).values,
+            shifted_bias(Some(&bias), &values, &scales, -0.25).values,
             expect.map(|shift| shift + 1.0)
         );
     }

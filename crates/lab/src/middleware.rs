@@ -148,10 +148,10 @@ pub fn run(
     let mut times = [const { Vec::new() }; Contender::ALL.len()];
     for n in 0..WARM_UP_COUNT + count {
         progress("requests to the middleware", n, WARM_UP_COUNT + count);
-        let question = question(subject, workload, (&context, &bodies), n as u64)?;
+        let question = question(subject, workload, &context, &bodies, n as u64)?;
         for step in 0..Contender::ALL.len() {
             let at = (n + step) % Contender::ALL.len();
-            let response = send(Contender::ALL[at], &question, (&daemon, &upstream))?;
+            let response = send(Contender::ALL[at], &question, &daemon, &upstream)?;
             if n >= WARM_UP_COUNT {
                 times[at].push(response.ms());
             }
@@ -163,7 +163,8 @@ pub fn run(
 fn question(
     subject: &Subject,
     workload: &Workload,
-    (context, bodies): (&str, &RequestBodies),
+    context: &str,
+    bodies: &RequestBodies,
     n: u64,
 ) -> anyhow::Result<Question> {
     let question = workload.question(n, &subject.tokenizer)?;
@@ -180,7 +181,8 @@ fn question(
 fn send(
     contender: Contender,
     question: &Question,
-    (daemon, upstream): (&Client, &Client),
+    daemon: &Client,
+    upstream: &Client,
 ) -> anyhow::Result<HttpResponse> {
     let (client, path, compresses) = match contender {
         Contender::Direct => (upstream, CHAT, false),

@@ -82,7 +82,7 @@ impl Subject {
             threads.block_on(TcpListener::bind(("127.0.0.1", 0))).context("no port to listen on")?;
         let address = listener.local_addr()?;
         let router = http::router(service);
-        threads.spawn(http::serve(listener, router, (app::serving(&config), None), std::future::pending()));
+        threads.spawn(http::serve(listener, router, app::serving(&config), None, std::future::pending()));
         let files = dir.path().to_owned();
         threads.spawn(async move {
             // An interrupted run leaves no files.

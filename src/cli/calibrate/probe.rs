@@ -16,7 +16,9 @@ use crate::config::{self, Config};
 /// Trains a probe of a decoder with `questions`, which come from a file with the SHA-256 `data`.
 pub fn run(
     config: &Config,
-    (mut contract, questions, data): (Contract, Vec<Question>, String),
+    mut contract: Contract,
+    questions: Vec<Question>,
+    data: String,
     args: &Args,
 ) -> anyhow::Result<ExitCode> {
     let weights = contract.files.get(&contract.weights.file).cloned();
@@ -33,8 +35,8 @@ pub fn run(
         bail!("--template is {:?}; it must contain {QUESTION_MARK} once", args.template);
     };
     let questions = probe::usable(questions)?;
-    let seen = observe((config, &args.questions), &questions, |pipeline, reading, question| {
-        let row = ProbeRow::new(question, (pipeline, reading), around, heads)?;
+    let seen = observe(config, &args.questions, &questions, |pipeline, reading, question| {
+        let row = ProbeRow::new(question, pipeline, reading, around, heads)?;
         Ok((HeadScores::of_question(reading, question), row))
     })?;
     let (scores, rows): (Vec<_>, Vec<_>) = seen.into_iter().unzip();

@@ -56,7 +56,7 @@ pub async fn handle(
     let deadline = service.executor().deadline(Instant::now(), deadline_ms)?;
     let permit = service.executor().permit_in(&admitted, deadline).await?;
     let read = AttributeBody::into_stream;
-    let context = request.run(&service, (permit, deadline), read, |service, loaded, cancel| {
+    let context = request.run(&service, permit, deadline, read, |service, loaded, cancel| {
         let pipeline = service.ready()?;
         pipeline.check_sources(&loaded.request)?;
         let mut clock = Clock::start();
@@ -197,11 +197,16 @@ impl StreamTask {
         let permit = self.service.executor().permit_in(&self.admitted, deadline).await?;
         let found = self.service.executor().run_with(permit, deadline, move |cancel| {
             let LoadedRequest { request, options, chunks } = &context.loaded;
-            let scope = (&request.parts, request.sources_max);
-            let sentence = (&*answer, sentence);
-            let found = service.ready()?.attribute_sentence(&context.candidates, sentence, scope, cancel)?;
+            let found = service.ready()?.attribute_sentence(
+                &context.candidates,
+                &answer,
+                sentence,
+                &request.parts,
+                request.sources_max,
+                cancel,
+            )?;
             let numbers = chunks.as_ref().map(ReferencedChunks::numbers).unwrap_or_default();
-            Ok(PartAnswer::of_stream(&answer, &request.chunks, &found, (options, numbers)))
+            Ok(PartAnswer::of_stream(&answer, &request.chunks, &found, options, numbers))
         });
         let found = found.await?;
         observe::sentence(started.elapsed());

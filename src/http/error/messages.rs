@@ -302,7 +302,7 @@ impl ApiError {
     }
 
     /// `param` is the place of the count.
-    pub(in crate::http) fn frozen_too_many((count, message_count): (usize, usize), param: String) -> Self {
+    pub(in crate::http) fn frozen_too_many(count: usize, message_count: usize, param: String) -> Self {
         let message = format!(
             "{param} is {count}, and the conversation has {message_count} messages; freeze at most all of them"
         );
@@ -401,11 +401,7 @@ impl ApiError {
         Self::new(ErrorCode::UpstreamFailed, message)
     }
 
-    pub(in crate::http) fn input_over_cap(
-        (tokens, max): (usize, usize),
-        is_shorter: bool,
-        field: &str,
-    ) -> Self {
+    pub(in crate::http) fn input_over_cap(tokens: usize, max: usize, is_shorter: bool, field: &str) -> Self {
         let after = if is_shorter { " after compression" } else { "" };
         let message = format!(
             "the request has {tokens} tokens{after}; the limit is {max} (input_tokens_max of the upstream, or else \

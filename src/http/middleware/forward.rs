@@ -113,7 +113,7 @@ impl Forwarder {
         let sources = self.sources.clone().filter(|_| Instant::now() < deadline)?;
         let (scope, dialect) = (self.service.clone(), self.dialect);
         let cited = self.service.executor().run(deadline, move |cancel| {
-            Ok(cite::cited_spans(dialect, &text, &sources, (scope.ready()?, cancel))?)
+            Ok(cite::cited_spans(dialect, &text, &sources, scope.ready()?, cancel)?)
         });
         let cited = Retrieval::of("attribute").run(self.service.model_name(), cited);
         match self.call.beside(cited).await {

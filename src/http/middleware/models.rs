@@ -49,7 +49,7 @@ pub async fn handle(service: Scope, uri: Uri, headers: HeaderMap) -> Result<Resp
     middleware.check_hops(&headers)?;
     let _slot = middleware.request_slot(service.claim())?;
     let upstreams = middleware.upstreams();
-    let lists = upstreams.iter().map(|upstream| list(middleware, upstream, (&uri, &headers)));
+    let lists = upstreams.iter().map(|upstream| list(middleware, upstream, &uri, &headers));
     let lists = join_all(lists).await;
     let mut models: Vec<Value> = Vec::new();
     let mut ids: HashSet<String> = HashSet::new();
@@ -87,13 +87,13 @@ fn is_own(query: &str) -> Result<bool, ApiError> {
 
 /// The models of an upstream. Nobody else than the upstream that the caller means may get the caller's key, so an upstream that takes it is asked
 /// only if it is the only one that does.
-async fn list(middleware: &Middleware, upstream: &Upstream, (uri, headers): (&Uri, &HeaderMap)) -> Listed {
+async fn list(middleware: &Middleware, upstream: &Upstream, uri: &Uri, headers: &HeaderMap) -> Listed {
     let takes_key = |upstream: &Upstream| upstream.settings.credential() == Credential::Caller;
     let others = middleware.upstreams().iter().filter(|upstream| takes_key(upstream)).count();
     let asked = if takes_key(upstream) && others > 1 {
         None
     } else {
-        tokio::time::timeout(WAIT_MAX, ask(middleware, upstream, (uri, headers))).await.ok().flatten()
+        tokio::time::timeout(WAIT_MAX, ask(middleware, upstream, uri, headers)).await.ok().flatten()
     };
     asked.unwrap_or_else(|| {
         let names = upstream.settings.models.iter().filter(|name| !name.ends_with('*'));
@@ -101,11 +101,7 @@ async fn list(middleware: &Middleware, upstream: &Upstream, (uri, headers): (&Ur
     })
 }
 
-async fn ask(
-    middleware: &Middleware,
-    upstream: &Upstream,
-    (uri, headers): (&Uri, &HeaderMap),
-) -> Option<Listed> {
+async fn ask(middleware: &Middleware, upstream: &Upstream, uri: &Uri, headers: &HeaderMap) -> Option<Listed> {
     let dialect = if headers.contains_key("anthropic-version") { Dialect::Messages } else { Dialect::Chat };
     let path = match uri.query() {
         Some(query) => format!("{PATH}?{query}"),
@@ -113,7 +109,7 @@ async fn ask(
     };
     let uri: Uri = path.parse().ok()?;
     // The list is read, so the upstream must not compress it.
-    let answer = upstream.send((dialect, Method::GET, &uri), headers, Bytes::new(), true).await.ok()?;
+    let answer = upstream.send(dialect, Method::GET, &uri, headers, Bytes::new(), true).await.ok()?;
     let status = answer.status();
     if !status.is_success() {
         tracing::debug!(%status, "an upstream does not list its models");

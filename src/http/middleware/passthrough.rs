@@ -101,7 +101,7 @@ async fn pass_on(
         body: &body,
     });
     let reads_answer = call.is_recording();
-    let answer = call.send(upstream.send((dialect, method, &uri), &headers, body, reads_answer)).await?;
+    let answer = call.send(upstream.send(dialect, method, &uri, &headers, body, reads_answer)).await?;
     let forwarder =
         Forwarder { service, dialect, sources: None, tally: None, silence_max: upstream.silence_max(), call };
     Ok(forwarder.forward(answer, slot).await)

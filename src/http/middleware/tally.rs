@@ -66,7 +66,7 @@ impl Tally {
 
     /// The answer begins. `is_readable`: it is a stream of events or JSON, and not compressed. At most `bytes_max` bytes of it are buffered.
     pub fn begin(&mut self, is_stream: bool, is_readable: bool, bytes_max: usize) {
-        let reader = || AnswerReader::new(self.dialect, is_stream, (self.would_keep.is_some(), bytes_max));
+        let reader = || AnswerReader::new(self.dialect, is_stream, self.would_keep.is_some(), bytes_max);
         self.reader = is_readable.then(reader);
         self.is_open = true;
     }
@@ -108,7 +108,7 @@ impl Tally {
 
 impl ModelRequest {
     /// What is done to the request, if it is to be compressed or not, and if its upstream is in shadow mode or not.
-    pub(super) fn treated(&self, (compresses, shadows): (bool, bool), holdout: f64) -> Option<Treatment> {
+    pub(super) fn treated(&self, compresses: bool, shadows: bool, holdout: f64) -> Option<Treatment> {
         if self.shadow.unwrap_or(compresses && shadows) {
             Some(Treatment::Shadow)
         } else if !compresses {
@@ -136,7 +136,7 @@ impl ModelRequest {
             kept: of_added.flat_map(|source| &source.seen).map(|range| range.len()).sum(),
         };
         let conversation = self.dialect.conversation(body);
-        let omissions = omissions::omissions((&conversation, body), rewritten, added, is_whole);
+        let omissions = omissions::omissions(&conversation, body, rewritten, added, is_whole);
         Ok(LeftOut { tokens: rewritten.tokens, omissions })
     }
 
@@ -144,7 +144,9 @@ impl ModelRequest {
     pub(super) fn tally(
         &self,
         service: &Scope,
-        (upstream, report, left_out): (&Upstream, &CompressionReport, LeftOut),
+        upstream: &Upstream,
+        report: &CompressionReport,
+        left_out: LeftOut,
     ) -> Option<Tally> {
         let treatment = self.treatment?;
         let mut tally = Tally::new(service.clone(), self.dialect, self.model.clone(), treatment);
@@ -180,7 +182,7 @@ async fn cover(scope: Scope, would_keep: WouldKeep, text: Option<String>) {
     let service = scope.clone();
     let found = match text {
         Some(text) => {
-            let work = move |cancel: &_| Ok(would_keep.sources_of(&text, (service.ready()?, cancel))?);
+            let work = move |cancel: &_| Ok(would_keep.sources_of(&text, service.ready()?, cancel)?);
             scope.executor().run(deadline, work).await.ok()
         }
         None => None,

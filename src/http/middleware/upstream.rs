@@ -212,7 +212,9 @@ impl Upstream {
     /// `upstream_failed`, `upstream_silent`.
     pub async fn send(
         &self,
-        (dialect, method, uri): (Dialect, Method, &Uri),
+        dialect: Dialect,
+        method: Method,
+        uri: &Uri,
         headers: &HeaderMap,
         body: Bytes,
         reads_answer: bool,

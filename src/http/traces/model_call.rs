@@ -52,7 +52,7 @@ impl ModelCall {
         let parent = Context::current();
         let context = match TRACER.get() {
             None => parent.clone(),
-            Some(_) => begin((name(call), SpanKind::Client), attributes(call), &parent),
+            Some(_) => begin(name(call), SpanKind::Client, attributes(call), &parent),
         };
         let is_over = TRACER.get().is_none();
         Self {

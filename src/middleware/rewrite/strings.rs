@@ -16,12 +16,7 @@ use crate::middleware::json::Located;
 use crate::middleware::marks::mark;
 
 /// Adds to `out` the sources of a turn and the strings of the body that `sent` shortens.
-pub(super) fn apply(
-    body: Located,
-    turn: &Turn,
-    (chunks, sent): (&[Arc<Chunk>], &SentTurn),
-    out: &mut Rewritten,
-) {
+pub(super) fn apply(body: Located, turn: &Turn, chunks: &[Arc<Chunk>], sent: &SentTurn, out: &mut Rewritten) {
     for ((passage, chunk), kept) in turn.passages.iter().zip(chunks).zip(&sent.kept) {
         let all = [(0, passage.text.len())];
         let seen = ranges(kept.as_deref().unwrap_or(&all)).collect();
@@ -106,7 +101,7 @@ pub(super) fn shortened(passage: &Passage, kept: &[(usize, usize)]) -> String {
         (false, _) => {
             let layout = Layout::of(&passage.text, Kind::Auto);
             let spans: Vec<ByteRange> = ranges(kept).collect();
-            assemble::joined(&passage.text, &spans, (&layout, omissions_of(&passage.kind)))
+            assemble::joined(&passage.text, &spans, &layout, omissions_of(&passage.kind))
         }
     }
 }

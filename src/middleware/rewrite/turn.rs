@@ -187,13 +187,13 @@ impl TurnWork<'_> {
                 Some(kept) => count(&shortened(passage, kept))?,
                 None => before,
             };
-            add_tokens(tokens, (before, after));
+            add_tokens(tokens, before, after);
         }
         for (chunk, kept) in self.added.chunks.iter().zip(kept_of_added) {
             let layout = Layout::of(&chunk.text, chunk.kind);
             let spans: Vec<ByteRange> = ranges(kept).collect();
-            let kept = assemble::joined(&chunk.text, &spans, (&layout, Omissions::Auto));
-            add_tokens(tokens, (count(&chunk.text)?, count(&kept)?));
+            let kept = assemble::joined(&chunk.text, &spans, &layout, Omissions::Auto);
+            add_tokens(tokens, count(&chunk.text)?, count(&kept)?);
         }
         Ok(())
     }
@@ -375,7 +375,7 @@ fn fill(
 }
 
 /// Adds tokens before and after compression.
-pub(super) fn add_tokens(tokens: &mut Option<(usize, usize)>, (before, after): (usize, usize)) {
+pub(super) fn add_tokens(tokens: &mut Option<(usize, usize)>, before: usize, after: usize) {
     let (all_before, all_after) = tokens.unwrap_or_default();
     *tokens = Some((all_before + before, all_after + after));
 }

@@ -150,7 +150,7 @@ impl Block {
         if title_tokens + offsets != tokens {
             return Err(BadBlock("tokens have no offset in the text"));
         }
-        let parts = PartOffsets::new(codec, (heads, tokens, head_dim), sentences);
+        let parts = PartOffsets::new(codec, heads, tokens, head_dim, sentences);
         let parts = parts.ok_or(BadBlock("it is larger than the address space"))?;
         // The offsets of a token take at least two bytes.
         if bytes.len().checked_sub(parts.offsets).is_none_or(|left| left / 2 < offsets) {
@@ -277,7 +277,7 @@ impl Block {
 impl PartOffsets {
     /// Returns the offsets, or `None` if the address space could not hold the block with its keys as values
     /// of four bytes.
-    fn new(codec: Codec, (heads, tokens, head_dim): (usize, usize, usize), sentences: usize) -> Option<Self> {
+    fn new(codec: Codec, heads: usize, tokens: usize, head_dim: usize, sentences: usize) -> Option<Self> {
         // Each of the three numbers is below 2^32, so their product is below 2^96.
         let [wide_heads, wide_tokens, wide_dim] = [heads, tokens, head_dim].map(|n| n as u128);
         let lanes = LANES as u128;

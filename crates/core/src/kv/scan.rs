@@ -145,7 +145,7 @@ pub fn peaks(parts: &[Part], should_continue: &(dyn Fn() -> bool + Sync)) -> Opt
     };
     let tasks = tasks(parts);
     let found: Vec<_> = tasks.par_iter().map(of_task).collect::<Option<_>>()?;
-    Some(concatenated(&found, shape))
+    Some(concatenated(&found, shape.0, shape.1))
 }
 
 /// Returns the raw logits over the scanned tokens of all `looks` one after another,
@@ -171,7 +171,7 @@ pub fn logits_by(kernel: Kernel, looks: &[Look]) -> Array3<f32> {
         out
     };
     let found: Vec<_> = looks.par_iter().map(of_look).collect();
-    concatenated(&found, shape)
+    concatenated(&found, shape.0, shape.1)
 }
 
 /// Returns the numbers of heads and tokens, which are the same for all questions.
@@ -207,7 +207,7 @@ fn tasks<'p, 'b>(parts: &'p [Part<'b>]) -> Vec<&'p [Part<'b>]> {
 }
 
 /// Concatenates arrays `[head, query, n]` along the last axis.
-fn concatenated(found: &[Array3<f32>], (heads, queries): (usize, usize)) -> Array3<f32> {
+fn concatenated(found: &[Array3<f32>], heads: usize, queries: usize) -> Array3<f32> {
     let columns = found.iter().map(|part| part.len_of(Axis(2))).sum();
     let mut out = Array3::zeros((heads, queries, columns));
     let mut start = 0;

@@ -162,7 +162,7 @@ impl KvStore {
         for (index, key) in keys.iter().enumerate() {
             let Some(bytes) = self.tiers.resident(key) else { continue };
             if let Some(block) =
-                self.parse(key, (bytes, Source::Memory), |block| check(index, block, Source::Memory))
+                self.parse(key, bytes, Source::Memory, |block| check(index, block, Source::Memory))
             {
                 found.put(&[index], block, Source::Memory);
             }
@@ -268,7 +268,7 @@ impl KvStore {
             let fetched = fetched.or_else(|| Some((self.tiers.resident(&key)?, Source::Memory)));
             let block = fetched.and_then(|(bytes, source)| {
                 let check = |block: &Block| check(claim.index, block, source);
-                Some((self.parse(&key, (bytes, source), check)?, source))
+                Some((self.parse(&key, bytes, source, check)?, source))
             });
             match block {
                 Some((block, source)) => {
@@ -287,7 +287,8 @@ impl KvStore {
     fn parse(
         &self,
         key: &BlockKey,
-        (bytes, source): (Bytes, Source),
+        bytes: Bytes,
+        source: Source,
         check: impl Fn(&Block) -> Result<(), BadBlock>,
     ) -> Option<Block> {
         match Block::parse(bytes).and_then(|block| check(&block).map(|()| block)) {

@@ -81,7 +81,8 @@ pub struct Answerable {
 /// Returns the error of `cancel` if it stops the work.
 pub fn of(
     reading: &Reading,
-    (query, chunks): (&str, &[Arc<Chunk>]),
+    query: &str,
+    chunks: &[Arc<Chunk>],
     scores: &Scores,
     missed_max: f64,
     cancel: &Cancel,

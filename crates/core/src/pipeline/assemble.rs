@@ -46,7 +46,8 @@ impl Style {
 /// disjoint. The chunks are written in the order of `kept` and numbered from 1. `layouts` `[chunk]` are the
 /// layouts of the texts; a chunk that has none is prose. Sets the `output` of each span.
 pub fn context<'a>(
-    (chunks, layouts): (&[Arc<Chunk>], &[Layout]),
+    chunks: &[Arc<Chunk>],
+    layouts: &[Layout],
     kept: impl IntoIterator<Item = &'a mut [KeptSpan]>,
     style: Style,
 ) -> String {
@@ -122,7 +123,7 @@ fn closing(format: Format) -> &'static str {
 
 /// Returns the spans of one text as they are written together in a context. They must be ascending and
 /// disjoint.
-pub fn joined(text: &str, spans: &[ByteRange], (layout, omissions): (&Layout, Omissions)) -> String {
+pub fn joined(text: &str, spans: &[ByteRange], layout: &Layout, omissions: Omissions) -> String {
     let mut out = String::new();
     write_spans(&mut out, Gaps::new(text, layout, omissions), spans, |_| {});
     out
@@ -335,7 +336,7 @@ mod tests {
         };
         let (chunks, mut kept) = (chunks(), kept.iter().map(spans_of).collect::<Vec<Vec<_>>>());
         let style = Style { format, ..Style::default() };
-        let found = context((&chunks, &[]), kept.iter_mut().map(Vec::as_mut_slice), style);
+        let found = context(&chunks, &[], kept.iter_mut().map(Vec::as_mut_slice), style);
         assert_eq!(found, expect, "{name}");
         for span in kept.iter().flatten() {
             assert_eq!(span.source.of(&chunks[span.chunk].text), span.output.of(&found), "{name}");
@@ -373,7 +374,7 @@ mod tests {
                 let start = text.find(part).expect("a part");
                 ByteRange::new(start, start + part.len())
             };
-            let found = joined(text, &kept.map(range), (&Layout::prose(), omissions));
+            let found = joined(text, &kept.map(range), &Layout::prose(), omissions);
             assert_eq!(found, expect, "{name}");
         };
         use Omissions::{Auto, Ellipsis, None, Range};
@@ -474,7 +475,7 @@ mod tests {
                     }
                     last = Some(at);
                 }
-                let context = joined(&text, &spans, (&layout, omissions));
+                let context = joined(&text, &spans, &layout, omissions);
                 if omissions == Omissions::None {
                     let parts: Vec<&str> = spans.iter().map(|span| span.of(&text)).collect();
                     proptest::prop_assert_eq!(context, parts.join("\n"));
@@ -502,7 +503,7 @@ mod tests {
         let context = |text: &str| {
             let layout = Layout::of(text, Kind::Log);
             assert_eq!(layout.kind, Kind::Log);
-            joined(text, &kept(text, text.len() / 5 - 1), (&layout, Omissions::Range))
+            joined(text, &kept(text, text.len() / 5 - 1), &layout, Omissions::Range)
         };
         assert_eq!(context(&json), format!("{}{}", event(0), event(4)));
         assert!(context(&words).contains("[… 3 lines]"));
@@ -516,7 +517,7 @@ mod tests {
             let whole = |(chunk, c): (usize, &Arc<Chunk>)| [span(chunk, ByteRange::new(0, c.text.len()))];
             let mut kept: Vec<_> = chunks.iter().enumerate().map(whole).collect();
             let framed = chunks.iter().enumerate().map(|(i, chunk)| with_frame(chunk, &chunk.text, i, style));
-            let context = context((&chunks, &[]), kept.iter_mut().map(|spans| &mut spans[..]), style);
+            let context = context(&chunks, &[], kept.iter_mut().map(|spans| &mut spans[..]), style);
             assert_eq!(framed.collect::<String>(), context + BETWEEN_CHUNKS, "{format:?}");
         }
     }

@@ -119,7 +119,7 @@ impl Pipeline {
     ) -> Result<Vec<PartOutcome>, PipelineError> {
         let mut tokens = 0;
         let score = |&sentence: &ByteRange| {
-            let scores = self.score_sentence(candidates, (&group.text, sentence), &group.cuts, cancel);
+            let scores = self.score_sentence(candidates, &group.text, sentence, &group.cuts, cancel);
             let scores = scores.map_err(|error| group.with_answer_offset(error))?;
             tokens += scores.token_count();
             self.settings.limits.check_answer_logits(tokens, candidates.segments())?;
@@ -136,7 +136,8 @@ impl Pipeline {
                 return Ok(group.in_answer(PartOutcome::without_claim(part)));
             }
             let part = (part, part.of(&group.text));
-            let outcome = self.attribute_part(candidates, &scores, part, request.sources_max, cancel)?;
+            let outcome =
+                self.attribute_part(candidates, &scores, part.0, part.1, request.sources_max, cancel)?;
             Ok(group.in_answer(outcome))
         };
         parts.into_iter().map(attribute).collect()
@@ -151,18 +152,20 @@ impl Pipeline {
     pub fn attribute_sentence(
         &self,
         candidates: &Candidates,
-        sentence: (&str, ByteRange),
-        (kind, sources_max): (&Parts, usize),
+        answer: &str,
+        sentence: ByteRange,
+        kind: &Parts,
+        sources_max: usize,
         cancel: &Cancel,
     ) -> Result<Vec<PartOutcome>, PipelineError> {
-        let scores = [self.score_sentence(candidates, sentence, &[], cancel)?];
+        let scores = [self.score_sentence(candidates, answer, sentence, &[], cancel)?];
         let parts = parts_of(kind, &scores);
         self.settings.limits.check_sources_named(parts.len(), sources_max)?;
         let attribute = |part: ByteRange| {
-            if is_no_claim(kind, sentence.0, part) {
+            if is_no_claim(kind, answer, part) {
                 Ok(PartOutcome::without_claim(part))
             } else {
-                self.attribute_part(candidates, &scores, (part, part.of(sentence.0)), sources_max, cancel)
+                self.attribute_part(candidates, &scores, part, part.of(answer), sources_max, cancel)
             }
         };
         parts.into_iter().map(attribute).collect()
@@ -206,7 +209,8 @@ impl Pipeline {
     fn score_sentence(
         &self,
         candidates: &Candidates,
-        (answer, bytes): (&str, ByteRange),
+        answer: &str,
+        bytes: ByteRange,
         cuts: &[usize],
         cancel: &Cancel,
     ) -> Result<SentenceScores, PipelineError> {
@@ -223,7 +227,8 @@ impl Pipeline {
         &self,
         candidates: &Candidates,
         scores: &[SentenceScores],
-        (part, claim): (ByteRange, &str),
+        part: ByteRange,
+        claim: &str,
         sources_max: usize,
         cancel: &Cancel,
     ) -> Result<PartOutcome, PipelineError> {
@@ -231,7 +236,7 @@ impl Pipeline {
         let question = Question { claim, model: self.verdict_model.as_deref() };
         let first = scores.partition_point(|scores| scores.bytes.end <= part.start);
         let after = scores.partition_point(|scores| scores.bytes.start < part.end);
-        cite::attribute(candidates, &scores[first..after.max(first)], (part, question), sources_max, cancel)
+        cite::attribute(candidates, &scores[first..after.max(first)], part, question, sources_max, cancel)
     }
 }
 

@@ -158,7 +158,8 @@ impl Reader {
         &self,
         chunks: &[Arc<Chunk>],
         limits: &RequestLimits,
-        (cancel, until): (&Cancel, Instant),
+        cancel: &Cancel,
+        until: Instant,
     ) -> Result<(Vec<Option<Block>>, Sources), PipelineError> {
         let ended = Arc::new(AtomicBool::new(false));
         let goes_on = {
@@ -167,7 +168,7 @@ impl Reader {
         };
         let until = cancel.until(until).while_wanted(goes_on);
         let wanted = Wanted::InOrder { ended: &ended };
-        let (found, sources) = self.found_blocks(chunks, None, limits, (&until, wanted))?;
+        let (found, sources) = self.found_blocks(chunks, None, limits, &until, wanted)?;
         cancel.check()?;
         let tokens = found.iter().flatten().map(Block::tokens).sum();
         limits.check_tokens(tokens, self.token_bytes.encoded)?;
@@ -210,7 +211,7 @@ impl Reader {
         limits: &RequestLimits,
         cancel: &Cancel,
     ) -> Result<Blocks, PipelineError> {
-        let (found, sources) = self.found_blocks(chunks, expected, limits, (cancel, Wanted::All))?;
+        let (found, sources) = self.found_blocks(chunks, expected, limits, cancel, Wanted::All)?;
         let blocks = found.into_iter().collect::<Option<Vec<_>>>();
         let blocks = blocks.ok_or_else(|| {
             cancel.check().expect_err("blocks are missing only if the caller no longer waits")
@@ -226,7 +227,8 @@ impl Reader {
         chunks: &[Arc<Chunk>],
         expected: Option<&[TokenCounts]>,
         limits: &RequestLimits,
-        (cancel, wanted): (&Cancel, Wanted<'_>),
+        cancel: &Cancel,
+        wanted: Wanted<'_>,
     ) -> Result<(Vec<Option<Block>>, Sources), PipelineError> {
         let spent_before = cancel.spent();
         let keys: Vec<BlockKey> = chunks.par_iter().with_min_len(64).map(|chunk| self.key(chunk)).collect();
@@ -236,7 +238,7 @@ impl Reader {
         };
         let info = self.model.info();
         let check = |i: usize, block: &Block, source: Source| {
-            block.check_shape((info.planes, info.head_dim), self.codec)?;
+            block.check_shape(info.planes, info.head_dim, self.codec)?;
             if let Some(expected) = expected {
                 block.check_tokens(expected[i])?;
             }
@@ -249,7 +251,7 @@ impl Reader {
         let ongoing = OnceCell::new();
         let batch = chunks_per_batch(info.windows_at_once);
         let (found, sources) = self.store.get(&keys, batch, caller_waits, check, |unread| {
-            self.read(chunks, unread, &ongoing, limits, (cancel, wanted))
+            self.read(chunks, unread, &ongoing, limits, cancel, wanted)
         })?;
         // Tokens that were read for this request have been counted. Those from the cache are counted here.
         let tokens: usize = found.iter().flatten().map(Block::tokens).sum();
@@ -276,7 +278,8 @@ impl Reader {
         unread: Unread,
         ongoing: &OnceCell<OngoingRead<'a>>,
         limits: &RequestLimits,
-        (cancel, wanted): (&Cancel, Wanted<'_>),
+        cancel: &Cancel,
+        wanted: Wanted<'_>,
     ) -> Result<(), PipelineError> {
         let Unread { claims, later, known_tokens } = unread;
         limits.check_tokens(known_tokens, self.token_bytes.encoded)?;
@@ -299,9 +302,7 @@ impl Reader {
             }
         };
         let Wanted::InOrder { ended } = wanted else {
-            return self
-                .read_claims(chunks, (claims, known_tokens), ongoing, limits, (cancel, wanted))
-                .map(drop);
+            return self.read_claims(chunks, claims, known_tokens, ongoing, limits, cancel, wanted).map(drop);
         };
         let mut known_tokens = known_tokens;
         let at_once = self.model.info().windows_at_once.max(CLAIMS_IN_ORDER);
@@ -311,7 +312,7 @@ impl Reader {
                 ended.store(true, Ordering::Relaxed);
                 return Ok(());
             }
-            let read = self.read_claims(chunks, (claims, known_tokens), ongoing, limits, (cancel, wanted));
+            let read = self.read_claims(chunks, claims, known_tokens, ongoing, limits, cancel, wanted);
             match read {
                 Err(PipelineError::DeadlineExceeded) => return Ok(()),
                 tokens => known_tokens += tokens?,
@@ -321,13 +322,16 @@ impl Reader {
     }
 
     /// Has the model read some claimed chunks, and returns their number of tokens.
+    #[allow(clippy::too_many_arguments)]
     fn read_claims(
         &self,
         chunks: &[Arc<Chunk>],
-        (claims, known_tokens): (&[Claim], usize),
+        claims: &[Claim],
+        known_tokens: usize,
         ongoing: &OngoingRead,
         limits: &RequestLimits,
-        (cancel, wanted): (&Cancel, Wanted<'_>),
+        cancel: &Cancel,
+        wanted: Wanted<'_>,
     ) -> Result<usize, PipelineError> {
         let text_bytes = |claim: &Claim| chunks[claim.index()].text.len();
         let passages = self.passages(chunks, claims, known_tokens, limits, cancel)?;
@@ -529,7 +533,8 @@ mod tests {
                 &chunks,
                 None,
                 &RequestLimits::default(),
-                (&cancel, Wanted::InOrder { ended: &ended }),
+                &cancel,
+                Wanted::InOrder { ended: &ended },
             );
             match found {
                 Ok((found, _)) => found.iter().map(Option::is_some).collect(),

@@ -118,7 +118,8 @@ impl Calibration {
     /// Returns the number of rows that are needed if there are too few for any promise.
     pub fn of_efforts(
         mut efforts: Vec<f32>,
-        (model, fingerprint): (&str, &str),
+        model: &str,
+        fingerprint: &str,
         estimator: String,
         data: String,
     ) -> Result<Self, usize> {
@@ -189,7 +190,7 @@ mod tests {
 
     fn calibration(rows: usize) -> Result<Calibration, usize> {
         let efforts = (1..=rows).rev().map(|effort| effort as f32).collect();
-        Calibration::of_efforts(efforts, ("m", "f"), "e".to_owned(), String::new())
+        Calibration::of_efforts(efforts, "m", "f", "e".to_owned(), String::new())
     }
 
     #[test]
@@ -216,7 +217,7 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(7);
         let efforts: Vec<f32> = (0..2_000).map(|_| effort(random.usize(1..40), random.f32())).collect();
         let of = |rows: &[f32]| {
-            Calibration::of_efforts(rows.to_vec(), ("m", "f"), "e".to_owned(), String::new()).expect("enough")
+            Calibration::of_efforts(rows.to_vec(), "m", "f", "e".to_owned(), String::new()).expect("enough")
         };
         for promise in [0.8, 0.9, 0.95] {
             let covered: usize = efforts

@@ -243,7 +243,8 @@ mod tests {
     fn check(
         name: &str,
         eviction: Eviction,
-        (tokens, prefix): (usize, usize),
+        tokens: usize,
+        prefix: usize,
         expect: Result<&str, (usize, usize)>,
     ) {
         let shown =
@@ -262,23 +263,23 @@ mod tests {
     fn first_and_last_tokens_are_always_kept() {
         let of = |keep, sinks, recent| Eviction { keep, sinks: Some(sinks), recent: Some(recent) };
         let (half, mass) = (HeadBudget::Ratio(0.5), HeadBudget::Mass(0.1));
-        check("two sinks and one recent token", of(half, 2, 1), (8, 0), Ok("xx.....x"));
-        check("special tokens count as sinks", of(half, 2, 1), (8, 1), Ok("x......x"));
-        check("neither", of(half, 0, 0), (4, 1), Ok("...."));
-        check("the whole budget", of(half, 2, 2), (8, 0), Ok("xx....xx"));
-        check("one more than the budget", of(half, 3, 2), (8, 0), Err((3, 2)));
-        check("more sinks than tokens", of(half, usize::MAX, usize::MAX), (8, 1), Err((8, 0)));
-        check("more recent tokens than tokens", of(half, 0, usize::MAX), (8, 1), Err((0, 8)));
-        check("a share of RC has no budget", of(mass, 1, usize::MAX), (3, 0), Ok("xxx"));
-        check("no tokens", of(mass, 4, 4), (0, 1), Ok(""));
-        check("one key", of(HeadBudget::Ratio(0.1), 1, 0), (9, 0), Ok("x........"));
-        check("by default no token of a small budget", Eviction::of(half), (8, 0), Ok("........"));
+        check("two sinks and one recent token", of(half, 2, 1), 8, 0, Ok("xx.....x"));
+        check("special tokens count as sinks", of(half, 2, 1), 8, 1, Ok("x......x"));
+        check("neither", of(half, 0, 0), 4, 1, Ok("...."));
+        check("the whole budget", of(half, 2, 2), 8, 0, Ok("xx....xx"));
+        check("one more than the budget", of(half, 3, 2), 8, 0, Err((3, 2)));
+        check("more sinks than tokens", of(half, usize::MAX, usize::MAX), 8, 1, Err((8, 0)));
+        check("more recent tokens than tokens", of(half, 0, usize::MAX), 8, 1, Err((0, 8)));
+        check("a share of RC has no budget", of(mass, 1, usize::MAX), 3, 0, Ok("xxx"));
+        check("no tokens", of(mass, 4, 4), 0, 1, Ok(""));
+        check("one key", of(HeadBudget::Ratio(0.1), 1, 0), 9, 0, Ok("x........"));
+        check("by default no token of a small budget", Eviction::of(half), 8, 0, Ok("........"));
         let one = format!("x{}x", ".".repeat(30));
-        check("by default one token of a budget of 16", Eviction::of(half), (32, 0), Ok(&one));
+        check("by default one token of a budget of 16", Eviction::of(half), 32, 0, Ok(&one));
         let four = format!("xxxx{}xxxx", ".".repeat(120));
-        check("by default four tokens of a large budget", Eviction::of(half), (128, 1), Ok(&four));
+        check("by default four tokens of a large budget", Eviction::of(half), 128, 1, Ok(&four));
         let recent = Eviction { recent: Some(5), ..Eviction::of(half) };
-        check("recent tokens alone exceed the budget", recent, (8, 0), Err((0, 5)));
+        check("recent tokens alone exceed the budget", recent, 8, 0, Err((0, 5)));
     }
 
     #[test]

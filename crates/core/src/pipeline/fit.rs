@@ -316,7 +316,7 @@ impl Fitter<'_> {
             let mut take = |&chunk: &usize| std::mem::take(&mut by_chunk[chunk]);
             let kept: Vec<_> = self.order.iter().map(&mut take).filter(|spans| !spans.is_empty()).collect();
             let layouts = self.reading.outlines.layouts();
-            assemble::context((&self.request.chunks, layouts), kept, Style::of(self.request))
+            assemble::context(&self.request.chunks, layouts, kept, Style::of(self.request))
         };
         let tokens = self.count_tokens(&text, &spans)?;
         Ok(RenderedContext { text, spans, tokens })

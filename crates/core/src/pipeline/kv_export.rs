@@ -85,7 +85,7 @@ impl KvExport {
     /// Returns the exported blocks as the past of a question.
     pub fn past<'a>(&'a self, info: &'a ModelInfo, cancel: &'a Cancel) -> BlocksAsPast<'a> {
         let decoder = info.decoder.as_ref().expect("only decoders have exports");
-        BlocksAsPast::new(&self.view, &self.blocks, (info, decoder), cancel)
+        BlocksAsPast::new(&self.view, &self.blocks, info, decoder, cancel)
     }
 }
 
@@ -128,7 +128,7 @@ impl Pipeline {
             }
             windows += passage.ids.len().div_ceil(info.window_tokens_max);
         }
-        let mut views = views(&blocks, (info, decoder), tokens_after, Placement::Sequence);
+        let mut views = views(&blocks, info, decoder, tokens_after, Placement::Sequence);
         let view = views.pop().expect("there is always a view");
         debug_assert!(views.is_empty(), "blocks that fit into the context are one view");
         let next_position = decoder.prefix_tokens() + tokens.len();

@@ -191,7 +191,7 @@ pub fn passthrough(request: &CompressRequest, total: Duration) -> Compressed {
     let style = assemble::Style::of(request);
     let kept = chunks.iter_mut().map(|outcome| &mut outcome.spans[..]).filter(|spans| !spans.is_empty());
     Compressed {
-        context: assemble::context((&request.chunks, &[]), kept, style),
+        context: assemble::context(&request.chunks, &[], kept, style),
         chunks,
         usage: None,
         relevance: None,

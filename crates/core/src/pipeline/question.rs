@@ -146,7 +146,8 @@ impl View {
 /// block still has one view.
 pub(super) fn views(
     blocks: &Blocks,
-    (model, decoder): (&ModelInfo, &DecoderInfo),
+    model: &ModelInfo,
+    decoder: &DecoderInfo,
     question_tokens: usize,
     placement: Placement,
 ) -> Vec<View> {
@@ -222,10 +223,10 @@ fn encode_views(
     decoder: &DecoderInfo,
 ) -> Result<Vec<(View, EncodedQuestion)>, PipelineError> {
     let EncodeContext { model, limits, cancel, .. } = context;
-    let views = views(blocks, (model.info(), decoder), ids.len(), Placement::Parallel);
-    limits.check_groups(views.len(), (ids.len(), context.planes().len(), model.info().head_dim))?;
+    let views = views(blocks, model.info(), decoder, ids.len(), Placement::Parallel);
+    limits.check_groups(views.len(), ids.len(), context.planes().len(), model.info().head_dim)?;
     let encode = |view: View| {
-        let past = BlocksAsPast::new(&view, blocks, (model.info(), decoder), cancel);
+        let past = BlocksAsPast::new(&view, blocks, model.info(), decoder, cancel);
         match context.encode(ids, &past) {
             Ok(encoded) => Ok((view, encoded)),
             Err(ModelError::Cancelled) => {
@@ -381,7 +382,8 @@ impl<'a> BlocksAsPast<'a> {
     pub fn new(
         view: &View,
         blocks: &'a Blocks,
-        (model, decoder): (&ModelInfo, &DecoderInfo),
+        model: &ModelInfo,
+        decoder: &DecoderInfo,
         cancel: &'a Cancel,
     ) -> Self {
         let first = decoder.prefix_tokens() as i64;

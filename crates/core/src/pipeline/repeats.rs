@@ -114,10 +114,10 @@ impl<'a> Finder<'a> {
                     .filter(|&&other| self.is_one_document(other, unit))
                     .map(|&other| (other, self.run(other, unit, end)));
                 let longest = runs.max_by_key(|(_, length)| *length);
-                match longest.filter(|&(other, length)| self.is_repeat((other, unit, length), (start, end))) {
+                match longest.filter(|&(other, length)| self.is_repeat(other, unit, length, start, end)) {
                     Some((other, length)) => {
                         self.add(other, unit, length);
-                        self.add_edges((other, unit, length), (start, end));
+                        self.add_edges(other, unit, length, start, end);
                         unit += length;
                     }
                     None => unit += 1,
@@ -160,7 +160,7 @@ impl<'a> Finder<'a> {
     }
 
     /// Returns whether a run of equal units is a repeat: all of a chunk, the overlap of two windows, or a long run.
-    fn is_repeat(&self, (other, unit, length): (usize, usize, usize), (start, end): (usize, usize)) -> bool {
+    fn is_repeat(&self, other: usize, unit: usize, length: usize, start: usize, end: usize) -> bool {
         let is_edge = |unit: usize, step: isize| {
             let beside = unit.checked_add_signed(step).and_then(|beside| self.units.get(beside));
             beside.is_none_or(|beside| beside.chunk != self.units[unit].chunk)
@@ -184,7 +184,7 @@ impl<'a> Finder<'a> {
     }
 
     /// Adds the pieces of sentences at the edges of windows that the other window has whole.
-    fn add_edges(&mut self, (other, unit, length): (usize, usize, usize), (start, end): (usize, usize)) {
+    fn add_edges(&mut self, other: usize, unit: usize, length: usize, start: usize, end: usize) {
         let in_chunk = |unit: usize, of: usize| {
             self.units.get(unit).is_some_and(|found| found.chunk == self.units[of].chunk)
         };

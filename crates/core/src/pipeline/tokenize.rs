@@ -63,7 +63,8 @@ pub struct QuestionText {
 /// [`PipelineError::Model`] if it fails.
 pub fn question(
     query: &str,
-    (before, after): (&str, &str),
+    before: &str,
+    after: &str,
     tokenizer: &ModelTokenizer,
     limits: &RequestLimits,
 ) -> Result<QuestionText, PipelineError> {

@@ -139,7 +139,9 @@ impl RequestLimits {
     pub fn check_groups(
         &self,
         groups: usize,
-        (question_tokens, heads, head_dim): (usize, usize, usize),
+        question_tokens: usize,
+        heads: usize,
+        head_dim: usize,
     ) -> Result<(), InvalidRequest> {
         let max = self.logit_count_max;
         let found = [groups, question_tokens, heads, head_dim].into_iter().fold(1, usize::saturating_mul);

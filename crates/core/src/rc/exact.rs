@@ -116,7 +116,7 @@ mod tests {
     use super::super::peaks;
     use super::*;
 
-    fn check(name: &str, (x, y): (f32, &[f32]), expect: f64) {
+    fn check(name: &str, x: f32, y: &[f32], expect: f64) {
         let mut reference = SortedReference::default();
         reference.refill(|values| values.extend_from_slice(y));
         assert_eq!(reference.rc(x), expect, "{name}");
@@ -124,15 +124,15 @@ mod tests {
 
     #[test]
     fn rc_of_small_cases() {
-        check("no reference", (3.0, &[]), 0.0);
-        check("one below", (3.0, &[1.0]), 2.0);
-        check("one above", (1.0, &[3.0]), 0.0);
-        check("tie", (2.0, &[2.0, 2.0]), 0.0);
-        check("tie among others", (2.0, &[2.0, 0.0, 5.0, 1.0]), 0.75);
-        check("negative", (-1.0, &[-3.0, -1.0]), 1.0);
-        check("signed zeros tie", (0.0, &[-0.0, 0.0]), 0.0);
-        check("common offset of 2^23", (8_388_609.0, &[8_388_608.0, 8_388_610.0]), 0.5);
-        check("twice the largest", (f32::MAX, &[f32::MIN]), 2.0 * f64::from(f32::MAX));
+        check("no reference", 3.0, &[], 0.0);
+        check("one below", 3.0, &[1.0], 2.0);
+        check("one above", 1.0, &[3.0], 0.0);
+        check("tie", 2.0, &[2.0, 2.0], 0.0);
+        check("tie among others", 2.0, &[2.0, 0.0, 5.0, 1.0], 0.75);
+        check("negative", -1.0, &[-3.0, -1.0], 1.0);
+        check("signed zeros tie", 0.0, &[-0.0, 0.0], 0.0);
+        check("common offset of 2^23", 8_388_609.0, &[8_388_608.0, 8_388_610.0], 0.5);
+        check("twice the largest", f32::MAX, &[f32::MIN], 2.0 * f64::from(f32::MAX));
     }
 
     fn rows(rows: &[&[f32]]) -> Array3<f32> {

@@ -111,7 +111,7 @@ mod tests {
 
     use super::*;
 
-    fn check(name: &str, (row, span): (&[f32], (usize, usize)), expect: (f32, u32)) {
+    fn check(name: &str, row: &[f32], span: (usize, usize), expect: (f32, u32)) {
         let cross = Array3::from_shape_vec((1, 1, row.len()), row.to_vec()).expect("one row");
         let found = peaks(cross.view(), &[TokenSpan::new(span.0, span.1)]);
         assert_eq!((found.value[[0, 0, 0]], found.key[[0, 0, 0]]), expect, "{name}");
@@ -119,14 +119,14 @@ mod tests {
 
     #[test]
     fn small_cases() {
-        check("no keys at all", (&[], (0, 0)), (f32::MIN, KEY_NONE));
-        check("empty segment", (&[1.0, 2.0], (1, 1)), (f32::MIN, KEY_NONE));
-        check("single key", (&[1.0, 2.0, 3.0], (1, 2)), (2.0, 1));
-        check("the key is counted from the start of the axis", (&[9.0, 1.0, 5.0], (1, 3)), (5.0, 2));
-        check("the first of equal logits", (&[0.0, 7.0, 7.0, 7.0], (0, 4)), (7.0, 1));
-        check("all negative", (&[-3.0, -2.0, -4.0], (0, 3)), (-2.0, 1));
-        check("the smallest of all floats", (&[f32::MIN, f32::MIN], (0, 2)), (f32::MIN, 0));
-        check("zeros of either sign are equal", (&[-0.0, 0.0], (0, 2)), (0.0, 0));
+        check("no keys at all", &[], (0, 0), (f32::MIN, KEY_NONE));
+        check("empty segment", &[1.0, 2.0], (1, 1), (f32::MIN, KEY_NONE));
+        check("single key", &[1.0, 2.0, 3.0], (1, 2), (2.0, 1));
+        check("the key is counted from the start of the axis", &[9.0, 1.0, 5.0], (1, 3), (5.0, 2));
+        check("the first of equal logits", &[0.0, 7.0, 7.0, 7.0], (0, 4), (7.0, 1));
+        check("all negative", &[-3.0, -2.0, -4.0], (0, 3), (-2.0, 1));
+        check("the smallest of all floats", &[f32::MIN, f32::MIN], (0, 2), (f32::MIN, 0));
+        check("zeros of either sign are equal", &[-0.0, 0.0], (0, 2), (0.0, 0));
     }
 
     #[test]
@@ -135,7 +135,7 @@ mod tests {
             for at in 0..len {
                 let mut row = vec![-1.0; len];
                 row[at..].fill(0.5);
-                check(&format!("{at} of {len}"), (&row, (0, len)), (0.5, at as u32));
+                check(&format!("{at} of {len}"), &row, (0, len), (0.5, at as u32));
             }
         }
     }

@@ -133,7 +133,7 @@ pub fn calibrate(
     let (chosen_on, held_out) = (half(0), half(1));
     let place = |index: usize, which: usize| rows::place(path, 2 * index + which);
     let measured = for_each_row(&chosen_on, &|done, _| progress(done, all), |row, index| {
-        losses_of_forms(row, index, engine, options, (&forms, &COMPARED_RATIOS))
+        losses_of_forms(row, index, engine, options, &forms, &COMPARED_RATIOS)
             .with_context(|| place(index, 0))
     })?;
     let default = kv_export::check_model(engine.pipeline().model())?.default_eviction;
@@ -143,7 +143,7 @@ pub fn calibrate(
             let read = answered(row, index, engine, options)?;
             let (_, losses) = losses_of_methods(&read, index, engine, &chosen)?;
             let others: &[EvictionForm] = if chosen == default { &[] } else { &[default] };
-            anyhow::Ok((losses, losses_of_forms(row, index, engine, options, (others, &RATIOS))?))
+            anyhow::Ok((losses, losses_of_forms(row, index, engine, options, others, &RATIOS)?))
         };
         test().with_context(|| place(index, 1))
     })?;
@@ -226,7 +226,7 @@ fn answered<'a>(
     options: &RowOptions,
 ) -> anyhow::Result<ReadRow<'a>> {
     if row.answers.is_empty() {
-        ReadRow::with_own_answer(row, engine, options, (ANSWER_TOKENS, SEED + index as u64))
+        ReadRow::with_own_answer(row, engine, options, ANSWER_TOKENS, SEED + index as u64)
     } else {
         ReadRow::new(row, engine, options)
     }
@@ -238,7 +238,8 @@ fn losses_of_forms(
     index: usize,
     engine: &Engine,
     options: &RowOptions,
-    (forms, ratios): (&[EvictionForm], &[u32]),
+    forms: &[EvictionForm],
+    ratios: &[u32],
 ) -> anyhow::Result<Vec<f64>> {
     let read = answered(row, index, engine, options)?;
     let pipeline = engine.pipeline();

@@ -72,7 +72,8 @@ impl<'a> ReadRow<'a> {
         row: &KvRow,
         engine: &'a Engine,
         options: &RowOptions,
-        (tokens, seed): (usize, u64),
+        tokens: usize,
+        seed: u64,
     ) -> anyhow::Result<Self> {
         let mut read = Self::without_answers(row, engine, options, tokens)?;
         let mut rng = SplitMix64(seed);

@@ -98,7 +98,7 @@ impl KeyScores {
             let ids: Vec<u32> = kv_export.tokens[window.clone()].iter().map(|token| token.id).collect();
             let past = PrefixOnly(prefix as i64);
             let encoded = model.encode_question_in_all_heads(&ids, &past)?;
-            scores.add_attention_of_window(window, &encoded, (model.prefix(), decoder));
+            scores.add_attention_of_window(window, &encoded, model.prefix(), decoder);
         }
         Ok(scores)
     }
@@ -109,7 +109,8 @@ impl KeyScores {
         &mut self,
         window: Range<usize>,
         encoded: &EncodedQuestion,
-        (prefix, decoder): (ArrayView3<f32>, &DecoderInfo),
+        prefix: ArrayView3<f32>,
+        decoder: &DecoderInfo,
     ) {
         for (at, layer, kv_head) in key_heads(decoder) {
             let heads = decoder.query_heads(layer, kv_head);

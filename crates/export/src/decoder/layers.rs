@@ -51,11 +51,11 @@ impl Decoder {
                     .map(|part| g.input_f32(&format!("past.{layer}.{part}"), &[b, kv, Axis::Named("p"), d]))
             })
             .collect();
-        let mut x = self.embed(&mut g, weights, (&ids, &positions));
+        let mut x = self.embed(&mut g, weights, &ids, &positions);
         let position_values = self.position_values(&mut g, &positions, &key_positions);
         for (layer, (layer_weights, past)) in weights.layers.iter().zip(&past).enumerate() {
             x = g.named(&value_names::hidden(layer), &x);
-            x = self.layer(&mut g, (layer, layer_weights), &x, past, &position_values);
+            x = self.layer(&mut g, layer, layer_weights, &x, past, &position_values);
         }
         let hidden = self.normalise(&mut g, &weights.norm, &x);
         let logits = self.output(&mut g, &weights.output, &hidden, &ids);
@@ -64,12 +64,7 @@ impl Decoder {
     }
 
     /// The embeddings of the tokens and, if they are learned, of their positions: `ids [b, t]` → `[b, t, d]`.
-    fn embed(
-        &self,
-        g: &mut GraphBuilder,
-        weights: &DecoderWeights,
-        (ids, positions): (&Value, &Value),
-    ) -> Value {
+    fn embed(&self, g: &mut GraphBuilder, weights: &DecoderWeights, ids: &Value, positions: &Value) -> Value {
         let words = lookup(g, &weights.embedding, ids);
         let words = match self.embedding_scale {
             Some(scale) => {
@@ -127,13 +122,14 @@ impl Decoder {
     fn layer(
         &self,
         g: &mut GraphBuilder,
-        (layer, weights): (usize, &LayerWeights),
+        layer: usize,
+        weights: &LayerWeights,
         x: &Value,
         past: &[Value; 2],
         positions: &PositionValues,
     ) -> Value {
         let normalised = self.normalise(g, &weights.attention_norm, x);
-        let attended = self.attend(g, (layer, weights), &normalised, past, positions);
+        let attended = self.attend(g, layer, weights, &normalised, past, positions);
         if self.parallel {
             let normalised = self.normalise(g, &weights.mlp_norm, x);
             let mlp = self.feed_forward(g, weights, &normalised);
@@ -152,7 +148,8 @@ impl Decoder {
     fn attend(
         &self,
         g: &mut GraphBuilder,
-        (layer, weights): (usize, &LayerWeights),
+        layer: usize,
+        weights: &LayerWeights,
         x: &Value,
         [past_key, past_value]: &[Value; 2],
         positions: &PositionValues,

@@ -125,7 +125,7 @@ impl WeightCopier<'_> {
             attention_norm: self.norm(&name(names.attention_norm))?,
             qkv: self.qkv(&name)?,
             qk_norms: self.qk_norms(&name)?,
-            attention_out: self.linear(&name(names.attention_out), (queries, d), biases.attention_out)?,
+            attention_out: self.linear(&name(names.attention_out), queries, d, biases.attention_out)?,
             attention_out_norm: attention_out_norm.map(|name| self.norm(&name)).transpose()?,
             mlp_norm: self.norm(&name(names.mlp_norm))?,
             up: if decoder.gated {
@@ -135,9 +135,9 @@ impl WeightCopier<'_> {
                     biases.mlp,
                 )?
             } else {
-                self.linear(&name(names.up), (d, inner), biases.mlp)?
+                self.linear(&name(names.up), d, inner, biases.mlp)?
             },
-            down: self.linear(&name(names.down), (inner, d), biases.mlp)?,
+            down: self.linear(&name(names.down), inner, d, biases.mlp)?,
             mlp_out_norm: mlp_out_norm.map(|name| self.norm(&name)).transpose()?,
         })
     }
@@ -186,7 +186,7 @@ impl WeightCopier<'_> {
     }
 
     /// Reads the weight of a linear layer as `[in, out]`.
-    fn weight(&self, name: &str, (inputs, outputs): (usize, usize)) -> Result<Tensor, ExportError> {
+    fn weight(&self, name: &str, inputs: usize, outputs: usize) -> Result<Tensor, ExportError> {
         let name = format!("{name}.weight");
         if self.decoder.family.stores_in_out() {
             self.read(&name, &[inputs, outputs])
@@ -198,10 +198,11 @@ impl WeightCopier<'_> {
     fn linear(
         &mut self,
         name: &str,
-        (inputs, outputs): (usize, usize),
+        inputs: usize,
+        outputs: usize,
         has_bias: bool,
     ) -> Result<Linear, ExportError> {
-        let weight = self.weight(name, (inputs, outputs))?;
+        let weight = self.weight(name, inputs, outputs)?;
         let bias = self.bias(name, outputs, has_bias)?;
         Linear::store(self.out, name, (&weight, bias.as_ref()), self.weights)
     }
@@ -233,7 +234,7 @@ impl WeightCopier<'_> {
                 self.side_by_side(&name("self_attn.qkv"), &parts, has_bias)
             }
             QkvNames::Joined(joined) => {
-                self.linear(&name(joined), (self.decoder.hidden, queries + 2 * keys), has_bias)
+                self.linear(&name(joined), self.decoder.hidden, queries + 2 * keys, has_bias)
             }
             QkvNames::JoinedByHead(joined) => {
                 let (name, outputs) = (name(joined), queries + 2 * keys);

@@ -124,7 +124,8 @@ impl Head {
     pub fn store(
         encoder: &Encoder,
         input: &Input,
-        (labels, pair): (&Labels, &PairTokens),
+        labels: &Labels,
+        pair: &PairTokens,
         out: &mut WeightFile,
     ) -> Result<Self, ExportError> {
         let (dense, last) = layers(encoder.family);

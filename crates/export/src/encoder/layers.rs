@@ -119,12 +119,8 @@ impl Encoder {
         let tokens = [Axis::Fixed(1), Axis::Named("t")];
         let ids = g.input_i64("input_ids", &tokens);
         let types = head.has_types().then(|| g.input_i64("token_type_ids", &tokens));
-        let hidden = self.hidden_states(
-            &mut g,
-            parts.weights,
-            (&ids, types.as_ref().map(|types| (head, types))),
-            None,
-        );
+        let hidden =
+            self.hidden_states(&mut g, parts.weights, &ids, types.as_ref().map(|types| (head, types)), None);
         let logits = head.logits(&mut g, &hidden);
         g.output_f32("logits", &[Axis::Fixed(1), Axis::Fixed(labels.count())], &logits);
         g.finish("pair", "raw logits of the labels for a pair of texts")
@@ -138,7 +134,7 @@ impl Encoder {
         ids: &Value,
         mask: Option<Value>,
     ) -> Value {
-        let mut x = self.hidden_states(g, weights, (ids, None), mask);
+        let mut x = self.hidden_states(g, weights, ids, None, mask);
         if let Some(projection) = &weights.projection {
             x = projection.apply(g, &x);
         }
@@ -154,13 +150,14 @@ impl Encoder {
         &self,
         g: &mut GraphBuilder,
         weights: &EncoderWeights,
-        (ids, types): (&Value, Option<(&Head, &Value)>),
+        ids: &Value,
+        types: Option<(&Head, &Value)>,
         mask: Option<Value>,
     ) -> Value {
-        let (mut x, mut shared) = self.embed(g, weights, (ids, types), mask);
+        let (mut x, mut shared) = self.embed(g, weights, ids, types, mask);
         for (index, layer) in weights.layers.iter().enumerate() {
             let before = self.normalise_if(g, layer.attention_norm.as_ref(), self.pre_norm, &x);
-            let attended = self.attend(g, (index, layer), &before, &mut shared);
+            let attended = self.attend(g, index, layer, &before, &mut shared);
             let sum = g.add(&attended, &x);
             x = self.normalise_if(g, layer.attention_norm.as_ref(), !self.pre_norm, &sum);
             let before = self.normalise_if(g, Some(&layer.mlp_norm), self.pre_norm, &x);
@@ -176,7 +173,8 @@ impl Encoder {
         &self,
         g: &mut GraphBuilder,
         weights: &EncoderWeights,
-        (ids, types): (&Value, Option<(&Head, &Value)>),
+        ids: &Value,
+        types: Option<(&Head, &Value)>,
         mask: Option<Value>,
     ) -> (Value, Shared) {
         let table = g.weight(&weights.words);
@@ -216,12 +214,13 @@ impl Encoder {
     fn attend(
         &self,
         g: &mut GraphBuilder,
-        (index, layer): (usize, &LayerWeights),
+        index: usize,
+        layer: &LayerWeights,
         x: &Value,
         shared: &mut Shared,
     ) -> Value {
         if layer.qkv.is_f16() {
-            return self.attend_f16(g, (index, layer), x, shared);
+            return self.attend_f16(g, index, layer, x, shared);
         }
         let (heads, width) = (self.heads as i64, self.head_dim() as i64);
         let rotary = shared.rotary_of(g, self, index);
@@ -252,7 +251,8 @@ impl Encoder {
     fn attend_f16(
         &self,
         g: &mut GraphBuilder,
-        (index, layer): (usize, &LayerWeights),
+        index: usize,
+        layer: &LayerWeights,
         x: &Value,
         shared: &mut Shared,
     ) -> Value {

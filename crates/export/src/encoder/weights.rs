@@ -217,8 +217,8 @@ impl WeightCopier<'_> {
     ) -> Result<Linear, ExportError> {
         let weight = self.read(&format!("{name}.weight"), &[outputs, inputs])?;
         let bias = has_bias.then(|| self.read(&format!("{name}.bias"), &[outputs])).transpose()?;
-        let tensors = (&weight.transposed(), bias.as_ref());
-        Linear::store_bounded(self.out, name, tensors, self.weights, input_min)
+        let weight = weight.transposed();
+        Linear::store_bounded(self.out, name, &weight, bias.as_ref(), self.weights, input_min)
     }
 
     fn qkv(&mut self, name: &impl Fn(&str) -> String) -> Result<Linear, ExportError> {

@@ -48,7 +48,7 @@ impl Config {
         let frozen_message_count = match options.count("frozen_message_count")? {
             Some(count) if count > message_count => {
                 let (param, _) = options.get("frozen_message_count").unwrap_or_default();
-                return Err(ApiError::frozen_too_many((count, message_count), param));
+                return Err(ApiError::frozen_too_many(count, message_count, param));
             }
             count => count.unwrap_or(0),
         };

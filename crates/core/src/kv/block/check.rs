@@ -18,7 +18,7 @@ impl Block {
     ///
     /// # Errors
     /// Returns [`BadBlock`] when any of the three differs.
-    pub fn check_shape(&self, (heads, head_dim): (usize, usize), codec: Codec) -> Result<(), BadBlock> {
+    pub fn check_shape(&self, heads: usize, head_dim: usize, codec: Codec) -> Result<(), BadBlock> {
         if (self.heads, self.head_dim, self.codec) == (heads, head_dim, codec) {
             Ok(())
         } else {
@@ -102,11 +102,11 @@ mod tests {
         let parts =
             Parts { keys: keys.view(), title_tokens: 0, offsets: &offsets, sentences: &[], lang: None };
         let block = Block::encode(parts, Codec::Int8);
-        let fits = |shape, codec| block.check_shape(shape, codec).is_ok();
-        assert!(fits((2, 12), Codec::Int8));
-        assert!(!fits((1, 12), Codec::Int8), "heads");
-        assert!(!fits((2, 24), Codec::Int8), "dimensions");
-        assert!(!fits((2, 12), Codec::F16), "codec");
+        let fits = |heads, head_dim, codec| block.check_shape(heads, head_dim, codec).is_ok();
+        assert!(fits(2, 12, Codec::Int8));
+        assert!(!fits(1, 12, Codec::Int8), "heads");
+        assert!(!fits(2, 24, Codec::Int8), "dimensions");
+        assert!(!fits(2, 12, Codec::F16), "codec");
     }
 
     /// A text of two sentences. In its block, each word and each full stop is a token; the letter of three

@@ -119,7 +119,7 @@ fn chat() -> Contract {
 fn a_chat_template_changes_no_fingerprint_and_needs_a_hash() {
     assert_eq!(chat().fingerprint(), decoder().fingerprint());
     let other = ("template = \"chat_template.jinja\"", "template = \"other\"");
-    check_load(&chat(), other, &["tokenizer.chat.template", "`other` has no hash"]);
+    check_load(&chat(), other.0, other.1, &["tokenizer.chat.template", "`other` has no hash"]);
 }
 
 /// An encoder with a marker before questions, a prefix before passages, and padding.
@@ -137,7 +137,7 @@ fn asymmetric() -> Contract {
 
 #[test]
 fn what_stands_around_a_question_is_checked_and_part_of_the_fingerprint() {
-    let check = |from: &str, to: &str, expect: &[&str]| check_load(&asymmetric(), (from, to), expect);
+    let check = |from: &str, to: &str, expect: &[&str]| check_load(&asymmetric(), from, to, expect);
     check("token = 5", "token = 90", &["special token id 90", "vocab_size 90"]);
     check("tokens_min = 32", "tokens_min = 41", &["tokenizer.question.padding.tokens_min", "41", "40"]);
     check("tokens_max = 40", "tokens_max = 3", &["window.tokens_max", "3 special tokens"]);
@@ -164,7 +164,7 @@ fn a_saved_contract_loads_unchanged() {
 }
 
 /// Replaces `from` by `to` in a valid contract, and expects an error whose message contains each of `expect`.
-fn check_load(good: &Contract, (from, to): (&str, &str), expect: &[&str]) {
+fn check_load(good: &Contract, from: &str, to: &str, expect: &[&str]) {
     let dir = model(good);
     let path = dir.path().join(CONTRACT_FILE);
     let text = fs::read_to_string(&path).unwrap();
@@ -182,7 +182,7 @@ fn check_message<T: std::fmt::Debug>(result: Result<T, ContractError>, expect: &
 
 #[test]
 fn an_error_names_the_file_and_the_invalid_key() {
-    let check = |from: &str, to: &str, expect: &[&str]| check_load(&contract(), (from, to), expect);
+    let check = |from: &str, to: &str, expect: &[&str]| check_load(&contract(), from, to, expect);
     check("schema = 2", "schema = 1", &["contract.toml", "schema is 1", "reads 2", "export the model again"]);
     check("schema = 2", "schema = 3\ncolour = 3", &["schema is 3"]);
     check("schema = 2", "", &["contract.toml", "schema"]);
@@ -210,7 +210,7 @@ fn an_error_names_the_file_and_the_invalid_key() {
 
 #[test]
 fn an_error_of_a_decoder_names_the_file_and_the_invalid_key() {
-    let check = |from: &str, to: &str, expect: &[&str]| check_load(&decoder(), (from, to), expect);
+    let check = |from: &str, to: &str, expect: &[&str]| check_load(&decoder(), from, to, expect);
     check("suffix = []", "suffix = [3]", &["tokenizer.suffix", "must be empty"]);
     check("layers = 3", "layers = 0", &["decoder", "0 layers"]);
     check("layers = 3", "layers = 9999999999999", &["decoder", "9999999999999", "the limit is 4096"]);
@@ -232,7 +232,7 @@ fn an_error_of_a_decoder_names_the_file_and_the_invalid_key() {
 #[test]
 fn an_error_of_a_layers_positions_names_the_key() {
     let check = |from: &str, to: &str, expect: &[&str]| {
-        check_load(&decoder_with_local_layers(), (from, to), expect);
+        check_load(&decoder_with_local_layers(), from, to, expect);
     };
     let windows = "sliding_windows = [5, 5, 0]";
     check(windows, "sliding_windows = [5, 0]", &["decoder.sliding_windows", "2 entries", "3 layers"]);

@@ -148,7 +148,7 @@ impl DecoderRuntime {
             let load = |_| {
                 let builder =
                     |device: &Device| device.without_arena(session_builder(&environment, device, threads)?);
-                Stages::load(&model, (depth, size), (&weights, &settings.model_dir), &device, builder)
+                Stages::load(&model, depth, size, &weights, &settings.model_dir, &device, builder)
             };
             (0..count).into_par_iter().map(load).collect::<Result<Vec<_>, _>>().map_err(failed)
         };
@@ -169,7 +169,7 @@ impl DecoderRuntime {
         let passes = if device.is_cpu() { settings.workers.max(1) } else { 1 };
         let load_forward = |_| {
             let builder = |device: &Device| device.without_arena(session_builder(&environment, device, 1)?);
-            ForwardGraph::load(&model, decoder, (&weights, &settings.model_dir), &device, builder)
+            ForwardGraph::load(&model, decoder, &weights, &settings.model_dir, &device, builder)
                 .map_err(failed)
         };
         let forward = settings.forward.then(|| (0..passes).map(load_forward).collect::<Result<Vec<_>, _>>());
@@ -394,7 +394,7 @@ impl WindowPlanes {
             Self::InBatch { outputs, row, own } => {
                 let mut window = Array3::zeros((outputs.planes, own.len(), outputs.head_dim));
                 for (range, output) in &outputs.outputs {
-                    copy_planes(&mut window, range.clone(), output, (row, own.clone()))?;
+                    copy_planes(&mut window, range.clone(), output, row, own.clone())?;
                 }
                 Ok(window)
             }
@@ -408,7 +408,8 @@ fn copy_planes(
     window: &mut Array3<f32>,
     range: Range<usize>,
     output: &DynValue,
-    (row, own): (usize, Range<usize>),
+    row: usize,
+    own: Range<usize>,
 ) -> Result<(), ort::Error> {
     let of_batch = four_axes(output)?;
     let computed = of_batch.slice(s![row, .., own, ..]);
@@ -447,7 +448,7 @@ fn read_windows(
         if copies_at_once {
             for (range, output) in outputs.drain(..) {
                 for (row, (window, own)) in copied.iter_mut().zip(own).enumerate() {
-                    copy_planes(window, range.clone(), &output, (row, own.clone()))?;
+                    copy_planes(window, range.clone(), &output, row, own.clone())?;
                 }
             }
         }

@@ -59,7 +59,8 @@ impl ForwardGraph {
     pub fn load(
         model: &ModelProto,
         decoder: &Decoder,
-        (weights, dir): (&SharedWeights, &Path),
+        weights: &SharedWeights,
+        dir: &Path,
         device: &Device,
         builder: impl Fn(&Device) -> Result<SessionBuilder, ort::Error>,
     ) -> Result<Self, ort::Error> {
@@ -123,7 +124,7 @@ impl ForwardGraph {
                 let is_mask = |name: &&String| name.starts_with(value_names::ATTENTION_MASK_PREFIX);
                 let at = shared_names.iter().position(|name| is_mask(&name) && is_input(name));
                 let at = at.ok_or_else(|| ort_error(format_args!("layer {layer} has no attention mask")))?;
-                let mask = mask_per_head(&shared[at], sequences, layer, (self.heads, self.kv_heads))?;
+                let mask = mask_per_head(&shared[at], sequences, layer, self.heads, self.kv_heads)?;
                 Some((shared_names[at].as_str(), mask))
             };
             let value_of = |name: &str| {
@@ -167,7 +168,8 @@ fn mask_per_head(
     mask: &DynValue,
     sequences: &[ForwardSequence],
     layer: usize,
-    (heads, kv_heads): (usize, usize),
+    heads: usize,
+    kv_heads: usize,
 ) -> Result<DynValue, ort::Error> {
     let mask = mask.try_extract_array::<f32>()?.into_dimensionality::<Ix4>().map_err(ort_error)?;
     let (_, _, tokens, keys) = mask.dim();

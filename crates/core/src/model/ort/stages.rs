@@ -108,8 +108,10 @@ impl Stages {
     /// Fails if the graph does not have the values of [`value_names`], and returns errors of the runtime.
     pub fn load(
         model: &ModelProto,
-        (depth, size): (usize, StageSize),
-        (weights, dir): (&SharedWeights, &Path),
+        depth: usize,
+        size: StageSize,
+        weights: &SharedWeights,
+        dir: &Path,
         device: &Device,
         builder: impl Fn(&Device) -> Result<SessionBuilder, ort::Error>,
     ) -> Result<Self, ort::Error> {

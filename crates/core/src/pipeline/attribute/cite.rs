@@ -146,7 +146,8 @@ impl TokenWeights {
 pub(super) fn attribute(
     candidates: &Candidates,
     scores: &[SentenceScores],
-    (part, question): (ByteRange, Question),
+    part: ByteRange,
+    question: Question,
     sources_max: usize,
     cancel: &Cancel,
 ) -> Result<PartOutcome, PipelineError> {
@@ -178,7 +179,7 @@ pub(super) fn attribute(
         if !(is_cited || tied || rank < sources_max) {
             continue;
         }
-        let run = best_run(candidates, scores, (&weights, part), unit, cancel)?;
+        let run = best_run(candidates, scores, &weights, part, unit, cancel)?;
         let (sentence, score) = (candidates.units[unit].bytes, chunk_scores[chunk]);
         sources.push(Source { chunk, score, cited: is_cited || tied, tied, sentence, run });
     }
@@ -290,7 +291,8 @@ fn best_unit(
 fn best_run(
     candidates: &Candidates,
     scores: &[SentenceScores],
-    (weights, part): (&TokenWeights, ByteRange),
+    weights: &TokenWeights,
+    part: ByteRange,
     unit: usize,
     cancel: &Cancel,
 ) -> Result<ByteRange, PipelineError> {
@@ -322,7 +324,7 @@ fn best_run(
     let part_terms: HashSet<u32> = part_terms.filter_map(|term| term.id).collect();
     let in_part = |term: &Term| candidates.term(&term.folded).is_some_and(|id| part_terms.contains(&id));
     let (text, words) = (&candidates.chunks[chunk].text, candidates.words(unit));
-    Ok(whole_words((text, words), run, bytes, in_part))
+    Ok(whole_words(text, words, run, bytes, in_part))
 }
 
 /// Returns the first and the last index of the shortest run of values whose sum is at least [`RUN_SHARE`] of
@@ -350,7 +352,8 @@ fn shortest_run(values: &[f32]) -> Option<(usize, usize)> {
 /// Extends a byte range of `text` to whole words, and further over the words directly beside it that are
 /// `in_part`. `terms` are the words of the unit `unit_bytes`, with byte ranges relative to the unit.
 fn whole_words(
-    (text, terms): (&str, &[Term]),
+    text: &str,
+    terms: &[Term],
     range: ByteRange,
     unit_bytes: ByteRange,
     in_part: impl Fn(&Term) -> bool,
@@ -390,7 +393,7 @@ mod tests {
         let check = |name: &str, (from, to): (usize, usize), expect: &str| {
             let in_part = |term: &Term| term.folded == "cristo";
             let (terms, unit) = (text::terms(text, &[]), ByteRange::new(0, text.len()));
-            let found = whole_words((text, &terms), ByteRange::new(from, to), unit, in_part);
+            let found = whole_words(text, &terms, ByteRange::new(from, to), unit, in_part);
             assert_eq!(found.of(text), expect, "{name}");
         };
         check("inside a word", (6, 8), "Sangre");

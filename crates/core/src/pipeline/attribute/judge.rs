@@ -271,7 +271,7 @@ impl Compared<'_> {
         (unit.chunk, word.bytes.shifted(unit.bytes.start))
     }
 
-    fn conflict(&self, bytes: ByteRange, kind: ConflictKind, (unit, word): (usize, &Term)) -> Conflict {
+    fn conflict(&self, bytes: ByteRange, kind: ConflictKind, unit: usize, word: &Term) -> Conflict {
         let (chunk, source) = self.place(unit, word);
         Conflict { bytes, kind, chunk, source }
     }
@@ -306,14 +306,14 @@ impl Compared<'_> {
             let mut same = of_units.iter().filter(|(.., other)| amount.is_comparable_with(other));
             if let Some(other) = self.own_number(at, &amount) {
                 (excluded, has_other) = (excluded + 1.0, true);
-                conflicts.push(self.conflict(word.term.bytes, ConflictKind::Number, other));
+                conflicts.push(self.conflict(word.term.bytes, ConflictKind::Number, other.0, other.1));
             } else if self.units_have(word.term)
                 || same.clone().any(|(.., other)| is_met(&amount, limit, other))
             {
                 found += 1.0;
             } else if let Some(&(unit, other, _)) = same.next() {
                 excluded += 1.0;
-                let mut conflict = self.conflict(word.term.bytes, ConflictKind::Number, (unit, other));
+                let mut conflict = self.conflict(word.term.bytes, ConflictKind::Number, unit, other);
                 let unit_after = self.claim.get(at + 1).filter(|next| next.term.word.is_unit);
                 conflict.bytes.end = unit_after.map_or(conflict.bytes.end, |next| next.term.bytes.end);
                 let mut after =
@@ -384,7 +384,7 @@ impl Compared<'_> {
                 let (unit, place) = self.claim[word].to?;
                 let bytes = self.claim[at].term.bytes.joined(self.claim[word].term.bytes);
                 let place = &self.candidates.words(self.units[unit])[place];
-                Some(self.conflict(bytes, ConflictKind::Negation, (unit, place)))
+                Some(self.conflict(bytes, ConflictKind::Negation, unit, place))
             }));
         }
         let extra = self.claim.iter().enumerate().find_map(|(at, word)| {
@@ -400,7 +400,7 @@ impl Compared<'_> {
         });
         conflicts.extend(extra.map(|(bytes, (unit, denial, at))| {
             let words = self.candidates.words(self.units[unit]);
-            let mut conflict = self.conflict(bytes, ConflictKind::Negation, (unit, &words[denial]));
+            let mut conflict = self.conflict(bytes, ConflictKind::Negation, unit, &words[denial]);
             conflict.source = conflict.source.joined(self.place(unit, &words[at]).1);
             conflict
         }));
@@ -455,7 +455,7 @@ impl Compared<'_> {
                 (None, _) => {}
                 (Some((_, (bytes, _))), Some((_, &word))) => {
                     excluded = 1.0;
-                    conflicts.push(self.conflict(*bytes, ConflictKind::Contrast, word));
+                    conflicts.push(self.conflict(*bytes, ConflictKind::Contrast, word.0, word.1));
                 }
                 (Some(_), None) => {}
             }
@@ -518,7 +518,7 @@ impl Compared<'_> {
             let mut words = self.words();
             let place =
                 words.find(|(_, other)| text::is_denied_form(&word.term.word.folded, &other.folded))?;
-            Some(self.conflict(word.term.bytes, ConflictKind::Negation, place))
+            Some(self.conflict(word.term.bytes, ConflictKind::Negation, place.0, place.1))
         });
         let forms: Vec<Conflict> = forms.filter(|_| !is_denied).collect();
         conflicts.extend(&forms);
@@ -668,7 +668,9 @@ impl Compared<'_> {
                 })
             };
             let other = beside(at + 1, -1).or_else(|| beside(at.checked_sub(1)?, 1));
-            conflicts.extend(other.map(|place| self.conflict(word.term.bytes, ConflictKind::Name, place)));
+            conflicts.extend(
+                other.map(|place| self.conflict(word.term.bytes, ConflictKind::Name, place.0, place.1)),
+            );
         }
     }
 
@@ -713,7 +715,7 @@ impl Compared<'_> {
                 if is_passive == was_passive {
                     let bytes =
                         ByteRange::new(self.claim[first].term.bytes.start, self.claim[second].term.bytes.end);
-                    conflicts.push(self.conflict(bytes, ConflictKind::Roles, (unit, &words[verb_place])));
+                    conflicts.push(self.conflict(bytes, ConflictKind::Roles, unit, &words[verb_place]));
                     return;
                 }
             }

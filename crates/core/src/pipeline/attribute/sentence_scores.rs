@@ -137,7 +137,7 @@ pub(super) fn score(
         return Err(InvalidRequest::SentenceBeyondModel { at: start, found, max }.into());
     }
     limits.check_answer_logits(found, candidates.segments())?;
-    let (terms, term_of_token) = answer_terms(candidates, (text, start), &tokens.offsets, cuts);
+    let (terms, term_of_token) = answer_terms(candidates, text, start, &tokens.offsets, cuts);
     // A sentence without a word has nothing to attribute, so its tokens are not scored.
     let tokens = if terms.is_empty() { Tokens::default() } else { tokens };
     let blocks = &candidates.blocks;
@@ -279,7 +279,8 @@ fn mean_of_row_maxima(values: &Array2<f32>) -> f32 {
 /// `cuts` are byte offsets in the answer at which words are divided.
 fn answer_terms(
     candidates: &Candidates,
-    (sentence, start): (&str, usize),
+    sentence: &str,
+    start: usize,
     tokens: &[ByteRange],
     cuts: &[usize],
 ) -> (Vec<AnswerTerm>, Vec<Option<usize>>) {
