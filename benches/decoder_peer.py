@@ -97,7 +97,7 @@ class Served:
 
     def read_cached(self, question, passages):
         read = self.compress(question, passages)["blocks"]["read"]
-        assert read == 0, f"the daemon read {read} cached passages again: raise blocks.memory_bytes_max"
+        assert read == 0, f"the daemon read {read} cached passages again: raise memory_bytes_max"
 
     def peak_mb(self):
         return peak_mb(self.daemon.process.pid)

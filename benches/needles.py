@@ -1,4 +1,4 @@
-"""Writes questions about one sentence (the needle) that is hidden in long text, for `thresher eval --kv`.
+"""Writes questions about one sentence (the needle) that is hidden in long text, for `thresher-lab kv`.
 
     python3 benches/needles.py --tokens 2000 --count 8 > needles.jsonl
 

@@ -30,7 +30,7 @@ pub use self::watched::{LOOK_AGAIN, Watched};
 pub struct AccessSettings {
     /// TOML file with the keys, reloaded when it changes. Empty: no key is needed, and everybody is the default tenant.
     pub keys_file: PathBuf,
-    /// Tenants that the file may name. Each has a registry, a registry cache and stores of recent requests in memory. Default: 32.
+    /// Tenants that the file may name. Each has a registry, a registry cache and stores of recent requests in memory. Default: 256.
     #[serde(skip)]
     pub tenant_count_max: usize,
 }

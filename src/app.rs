@@ -167,7 +167,8 @@ pub async fn serve(
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> anyhow::Result<()> {
     let (access, keys) = Access::open(&config.access)?;
-    config.divide_memory(access.tenants().len());
+    // The default tenant has its own part, too.
+    config.divide_memory(access.tenants().len() + usize::from(access.is_keyed()));
     config.log_memory();
     let (tls, certificate) = tls(&config)?.unzip();
     if !config.http.listen.ip().to_canonical().is_loopback() && tls.is_none() {

@@ -278,6 +278,7 @@ fn intended(name: &str) -> Option<String> {
     let sections = settings.iter().filter_map(|(section, values)| Some((section, values.as_table()?)));
     let in_sections =
         sections.flat_map(|(section, values)| values.keys().map(move |key| format!("{section}.{key}")));
-    let mut names = in_sections.chain(["root".to_owned()]);
+    let outside = settings.iter().filter(|(_, value)| !value.is_table()).map(|(name, _)| name.clone());
+    let mut names = in_sections.chain(outside);
     names.find(|setting| words(setting) == given).map(|setting| variable_name(&setting))
 }

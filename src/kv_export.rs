@@ -12,7 +12,7 @@ use thresher_core::model::{KeyMask, PlaneLayout};
 use thresher_core::pipeline::kv_export::{KvExport, KvExportToken};
 use thresher_core::pipeline::{Codec, Pipeline};
 
-/// `[kv_export]`: exports of keys and values that wait in memory until they are fetched.
+/// Exports of keys and values that wait in memory until they are fetched.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct KvExportSettings {

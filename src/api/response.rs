@@ -371,8 +371,8 @@ impl CompressAnswer {
             reason: compressed.relevance.filter(|r| !r.related).map(|r| {
                 let advice = if request.related_only { "; send `related_only: false` to keep the best text anyway" } else { "" };
                 format!(
-                    "no chunk comes close to the question: reach is {:.3}, and the least for these texts is {:.3} ({}){advice}",
-                    r.max_sim, r.least, r.setting
+                    "no chunk comes close to the question: reach is {:.3}, and the least for these texts is {:.3}{advice}",
+                    r.max_sim, r.least
                 )
             }),
             model: model.map(|model| model.name.clone()),

@@ -46,6 +46,7 @@ impl Config {
             responses = self.http.answers_bytes_max,
             registered_chunks_per_tenant = self.registry.cache_bytes_max,
             kv_exports_per_tenant = self.kv_export.bytes_max,
+            middleware_body = self.middleware.body_bytes_max,
             recent_requests_per_tenant = self.handles.bytes_max,
             "memory is divided"
         );

@@ -17,7 +17,7 @@ use crate::executor::run_blocking;
 const JSON: &str = "application/json";
 const EVENTS: &str = "text/event-stream";
 
-/// The rate at which a body has to arrive if it takes longer than `http.read_ms_max`: 256 KiB a second.
+/// The rate at which a body has to arrive if it takes longer than ten seconds: 256 KiB a second.
 const RATE_BYTES_PER_MS_MIN: usize = 256 * 1024 / 1000;
 
 /// The most bytes of a body over its limit that are read and discarded. A client that is still sending does not read the answer: if the
@@ -114,7 +114,7 @@ pub async fn parsed<T: Send + 'static>(
 /// Reads a JSON body whole.
 ///
 /// # Errors
-/// `content_type_unsupported`, `content_type_unsupported`, `body_too_large`, `body_timeout`, `overloaded` without memory for it, `body_broken`.
+/// `content_type_unsupported`, `body_too_large`, `body_timeout`, `overloaded` without memory for it, `body_broken`.
 pub async fn whole(
     scope: &Scope,
     headers: &HeaderMap,

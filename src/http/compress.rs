@@ -92,7 +92,7 @@ async fn run(
 ) -> Result<CompressAnswer, ApiError> {
     let pipeline = service.ready()?;
     if let Some(wanted) = &request.options.kv {
-        check_export(service, pipeline.exporting(), wanted)?;
+        check_export(pipeline.exporting(), wanted)?;
     }
     let (scope, request) = (service.clone(), Arc::clone(request));
     let answer = service.executor().run(deadline, move |cancel| {
@@ -227,13 +227,10 @@ fn with_kept(mut indexes: Vec<usize>, ids: &[String], keep: &[String]) -> Vec<us
 }
 
 /// Checks that keys and values can be exported with the model of `pipeline`, before anything is read.
-fn check_export(service: &Scope, pipeline: &Pipeline, wanted: &KvWanted) -> Result<(), ApiError> {
+fn check_export(pipeline: &Pipeline, wanted: &KvWanted) -> Result<(), ApiError> {
     kv_export::check_model(pipeline.model()).map_err(PipelineError::from)?;
     if let KvWanted::Heads { eviction, .. } = wanted {
         eviction.check().map_err(PipelineError::from)?;
-    }
-    if service.kv_handles().is_disabled() {
-        return Err(ApiError::kv_off());
     }
     Ok(())
 }

@@ -280,7 +280,7 @@ async fn rewrite(
     };
     let mut failure = None;
     let (mut rewritten, reason) = match (request.too_many, request.treatment) {
-        (Some(too_many), _) => (None, Some(too_many.code().as_str())),
+        (Some(too_many), _) => (None, Some(too_many.reason())),
         (None, None | Some(Treatment::Shadow)) => (None, None),
         (None, Some(Treatment::HoldOut)) => (None, Some("held_out")),
         (None, Some(Treatment::Compress)) => match compressing.await {
@@ -355,7 +355,7 @@ impl ModelRequest {
     ) -> Result<Self, ApiError> {
         let choices = [boolean(headers, COMPRESS)?, boolean(headers, CITE)?, boolean(headers, SHADOW)?];
         let bytes = service.middleware.settings.body_bytes_max;
-        let limit = body::BodyLimit { bytes, setting: "" };
+        let limit = body::BodyLimit { bytes, setting: "memory_bytes_max" };
         let body = body::whole(service, headers, body, limit).await?;
         let limits = service.limits.bodies;
         let (middleware, time) = (Arc::clone(&service.middleware), service.limits.deadline_max);
@@ -545,8 +545,13 @@ impl ModelRequest {
         let turns = find::turns(&conversation, &settings.policy(self.upstream_cites)).turns;
         let (options, added) = (self.options.as_ref(), self.added_context(settings));
         if self.too_many.is_some() {
-            let conversation =
-                rewrite::Conversation { dialect: self.dialect, body, turns: &turns, added: &added };
+            let conversation = rewrite::Conversation {
+                dialect: self.dialect,
+                body,
+                turns: &turns,
+                added: &added,
+                is_cited: true,
+            };
             return Ok(rewrite::uncompressed(conversation));
         }
         let asked = options.and_then(|options| options.budget);
@@ -585,8 +590,13 @@ impl ModelRequest {
             (true, None) => None,
         };
         let plans = rewrite::plan(&turns, extent, &compress_options.id(), &before, cancel)?;
-        let conversation =
-            rewrite::Conversation { dialect: self.dialect, body, turns: &turns, added: &added };
+        let conversation = rewrite::Conversation {
+            dialect: self.dialect,
+            body,
+            turns: &turns,
+            added: &added,
+            is_cited: true,
+        };
         Ok(rewrite::rewrite(conversation, plans, compressor, cancel)?)
     }
 
@@ -597,8 +607,13 @@ impl ModelRequest {
         let conversation = self.dialect.conversation(body);
         let turns = find::turns(&conversation, &settings.policy(self.upstream_cites)).turns;
         let added = self.added_context(settings);
-        let conversation =
-            rewrite::Conversation { dialect: self.dialect, body, turns: &turns, added: &added };
+        let conversation = rewrite::Conversation {
+            dialect: self.dialect,
+            body,
+            turns: &turns,
+            added: &added,
+            is_cited: true,
+        };
         Ok(rewrite::uncompressed(conversation))
     }
 

@@ -122,7 +122,7 @@ impl OriginPolicy {
     /// Checks whether a request is answered.
     ///
     /// # Errors
-    /// `origin_not_allowed`, `origin_not_allowed`.
+    /// `origin_not_allowed`.
     fn check(&self, version: Version, uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
         if self.0.is_keyed {
             return Ok(());

@@ -89,13 +89,21 @@ pub enum TooMany {
 }
 
 impl TooMany {
-    /// Returns the code of the limit in error bodies and in the header `x-thresher-reason`.
+    /// Returns the code of the limit in error bodies.
     pub fn code(self) -> ErrorCode {
         match self {
-            Self::Parts => ErrorCode::TooMany,
-            Self::Turns(_) => ErrorCode::TooMany,
-            Self::Passages(_) => ErrorCode::TooMany,
+            Self::Parts | Self::Turns(_) | Self::Passages(_) => ErrorCode::TooMany,
             Self::NameBytes => ErrorCode::TooLong,
+        }
+    }
+
+    /// Returns the value of the header `x-thresher-reason`. A forwarded request has no other place that says which limit it is.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Parts => "too_many_parts",
+            Self::Turns(_) => "too_many_turns",
+            Self::Passages(_) => "too_many_texts",
+            Self::NameBytes => "too_long_names",
         }
     }
 }

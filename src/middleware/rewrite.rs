@@ -284,6 +284,8 @@ pub struct Conversation<'a> {
     pub turns: &'a [Turn],
     /// The context that belongs to the turn with the last question, and to this request alone.
     pub added: &'a AddedContext,
+    /// Whether the answer is cited, and what was sent recorded.
+    pub is_cited: bool,
 }
 
 /// Carries out a plan. Without a `compressor`, nothing is compressed or counted, and the added context is inserted whole.
@@ -330,7 +332,7 @@ pub fn rewrite(
                 (compressed, is_recorded)
             }
         };
-        if is_recorded {
+        if is_recorded && conversation.is_cited {
             out.records.push((turn.key, sent.clone()));
         }
         let first = out.shortened.len();
@@ -348,7 +350,8 @@ pub fn rewrite(
                 }
             }
         }
-        for CitedRecord { text, kind, names } in &turn.records {
+        // Only answers of the middleware are cited.
+        for CitedRecord { text, kind, names } in turn.records.iter().filter(|_| conversation.is_cited) {
             let seen = vec![ByteRange::new(0, text.len())];
             out.cited_records.push(Source {
                 chunk: ids.chunk(kind, names, text),
@@ -526,7 +529,8 @@ mod tests {
         let turns = turns_of(body);
         let chunk = Chunk::new("b", "Added.");
         let added = AddedContext { chunks: vec![Arc::new(chunk)], ..AddedContext::default() };
-        let conversation = Conversation { dialect: Dialect::Chat, body, turns: &turns, added: &added };
+        let conversation =
+            Conversation { dialect: Dialect::Chat, body, turns: &turns, added: &added, is_cited: true };
         let cancel = Cancel::default();
         let plans = plan(&turns, Extent::AsBefore, "", &|_| None, &cancel).expect("not cancelled");
         let as_before = rewrite(conversation, plans, None, &cancel).expect("not cancelled");

@@ -150,7 +150,7 @@ impl Replay {
         let conversation = dialect.conversation(*body);
         let found = find::turns(&conversation, &self.middleware.policy(conversation.cites_itself));
         let rewritten = match found.too_many {
-            Some(too_many) => Err(too_many.code().as_str().to_owned()),
+            Some(too_many) => Err(too_many.reason().to_owned()),
             None => {
                 let other_text_bytes = find::other_text_bytes(&conversation, &found.turns);
                 let compressed = self.compress((*dialect, *body), &found.turns, other_text_bytes);
@@ -225,7 +225,7 @@ impl Replay {
         let plans = rewrite::plan(turns, Extent::NewestTurn, &options.id(), &before, &cancel)?;
         let (dialect, body) = conversation;
         let added = AddedContext::default();
-        let conversation = rewrite::Conversation { dialect, body, turns, added: &added };
+        let conversation = rewrite::Conversation { dialect, body, turns, added: &added, is_cited: true };
         rewrite::rewrite(conversation, plans, Some(compressor), &cancel)
     }
 }

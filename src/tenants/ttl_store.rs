@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use thresher_core::domain::{ByteRange, Chunk};
 
-/// `[handles]`: the size of a store and the lifetime of its entries. Each tenant has its own stores.
+/// The size of a store and the lifetime of its entries. Each tenant has its own stores.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TtlStoreSettings {
@@ -123,11 +123,6 @@ impl<T: TtlEntry> TtlStore<T> {
         state.ages.push_back((Instant::now(), id.clone()));
         state.by_id.insert(id.clone(), Arc::new(value));
         Some(id)
-    }
-
-    /// Returns whether the settings turn the store off: no bytes, or no lifetime.
-    pub fn is_disabled(&self) -> bool {
-        self.bytes_max == 0 || self.expire.is_zero()
     }
 
     /// Returns the number of bytes that all entries together may have.

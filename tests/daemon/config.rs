@@ -162,6 +162,12 @@ fn an_unknown_or_invalid_setting_is_refused_by_name() {
         &["THRESHER_BLOCKS_CODEC: this is not a setting; did you mean THRESHER__BLOCKS__CODEC?"],
     );
     check(
+        "outside a section",
+        "",
+        &[("THRESHER_MEMORY_BYTES_MAX", "1")],
+        &["did you mean THRESHER__MEMORY_BYTES_MAX?"],
+    );
+    check(
         "one underscore too few",
         "",
         &[("THRESHER_BLOCKS__DIR", "x")],

@@ -476,6 +476,8 @@ async fn conversations_are_validated_and_their_originals_can_be_retrieved() {
         .await;
     check("chunks", json!({"query": "When?", "chunks": ["a"]}), (400, "missing_field", json!("messages")))
         .await;
+    let both = json!({"messages": [{}], "query": "When?", "chunks": null});
+    check("both shapes", both, (400, "unknown_field", json!("query"))).await;
     let messages = json!([{"role": "user", "content": "When is the tide?"}, {"role": "tool", "content": DOCUMENT.repeat(5)}]);
     let answer =
         post(daemon.http, "/headroom/v1/compress", json!({"messages": messages}).to_string()).await.json();
@@ -768,7 +770,8 @@ fn cancelled_work_stops_before_the_next_turn() {
         }
     }
     let added = AddedContext::default();
-    let conversation = rewrite::Conversation { dialect: Dialect::Chat, body, turns: &turns, added: &added };
+    let conversation =
+        rewrite::Conversation { dialect: Dialect::Chat, body, turns: &turns, added: &added, is_cited: true };
     let plans = vec![TurnPlan::Compress { is_recorded: false }; turns.len()];
     let late = Cancel::at(Some(Instant::now()));
     let outcome = rewrite::rewrite(conversation, plans, Some(by), &late);
@@ -798,15 +801,15 @@ async fn a_conversation_beyond_its_limits_is_passed_on_whole_with_a_reason() {
     let mut four = conversation(4);
     four["messages"].as_array_mut().expect("messages").pop();
     check("within both", &settings(4, 4), &four, None).await;
-    check("a turn too many", &settings(3, 4), &four, Some("too_many")).await;
-    check("a piece too many", &settings(4, 3), &four, Some("too_many")).await;
+    check("a turn too many", &settings(3, 4), &four, Some("too_many_turns")).await;
+    check("a piece too many", &settings(4, 3), &four, Some("too_many_texts")).await;
     let many = json!({"model": "m-1", "messages": vec![json!({"role": "user", "content": "Q"}); 60_000]});
-    check("messages", &settings(1_000_000, 1_000_000), &many, Some("too_many")).await;
+    check("messages", &settings(1_000_000, 1_000_000), &many, Some("too_many_parts")).await;
 
     let mut brings = four.clone();
     brings["thresher"] = json!({"chunks": ["The tide is at noon."]});
     let daemon = in_front(&settings(3, 4), true, 1).await;
-    assert_eq!(send_chat(&daemon, &brings).await.header("x-thresher-reason"), Some("too_many"));
+    assert_eq!(send_chat(&daemon, &brings).await.header("x-thresher-reason"), Some("too_many_turns"));
     let (body, messages) = (upstream.last_body(), four["messages"].as_array().expect("messages"));
     let sent_on = body["messages"].as_array().expect("messages");
     assert_eq!(

@@ -272,8 +272,14 @@ impl EngineBuilder {
         if let Some(file) = &self.calibration {
             let info = runtime.info();
             let model = (&*info.name, &*info.fingerprint);
-            let calibration = Calibration::load(file, model, &self.settings.scoring.to_string())?;
-            self.settings.calibration = Some(Arc::new(calibration));
+            match Calibration::load(file, model, &self.settings.scoring.to_string()) {
+                Ok(calibration) => self.settings.calibration = Some(Arc::new(calibration)),
+                // It lies beside the model, which may have been exported or calibrated anew since.
+                Err(error @ CalibrationError::OtherModel { .. }) => {
+                    tracing::warn!(%error, "the calibration is not used");
+                }
+                Err(error) => return Err(error.into()),
+            }
         }
         let tokenizer = Arc::new(ModelTokenizer::from_file(&dir.join(&contract.tokenizer.file))?);
         let store = match self.store {

@@ -1,5 +1,5 @@
 //! The pipeline: answers requests to compress, rank and attribute with one model. The HTTP API, the command
-//! line, `eval`, `bench` and programs that embed Thresher all call it. Knows nothing of transports.
+//! line, `eval`, the laboratory and programs that embed Thresher all call it. Knows nothing of transports.
 //!
 //! ```text
 //! CompressRequest ─▶ tokenize ─▶ blocks ─▶ question ─▶ scan ─▶ score ─▶ fit ─▶ Compressed

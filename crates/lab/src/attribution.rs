@@ -1,4 +1,4 @@
-//! Bench of attribution (`bench --attribution`): the time to attribute an answer to cached chunks over HTTP,
+//! Bench of attribution (`thresher-lab attribution`): the time to attribute an answer to cached chunks over HTTP,
 //! compared with the model graph alone over the answer.
 //!
 //! The two alternate in order from round to round, each round has another answer, and each ratio is taken
@@ -122,7 +122,7 @@ fn attribute(
     let read = attribution["blocks"]["read"].as_u64();
     ensure!(
         is_cold || read == Some(0),
-        "the daemon read {} cached chunks again: raise blocks.memory_bytes_max or blocks.disk_bytes_max",
+        "the daemon read {} cached chunks again: raise memory_bytes_max or blocks.disk_bytes_max",
         read.map_or("an unknown number of".to_owned(), |read| read.to_string())
     );
     Ok((response.ms(), attribution["timing_ms"].take()))

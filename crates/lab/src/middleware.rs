@@ -1,4 +1,4 @@
-//! Bench of the middleware (`bench --middleware`): the time that it adds to a request, over a request that goes
+//! Bench of the middleware (`thresher-lab middleware`): the time that it adds to a request, over a request that goes
 //! to the same upstream directly.
 //!
 //! The upstream is in this process and answers at once. For each question the contenders take turns, so that

@@ -1,4 +1,4 @@
-//! Overload bench (`bench --overload`): clients send requests with new chunks as fast as they are answered,
+//! Overload bench (`thresher-lab overload`): clients send requests with new chunks as fast as they are answered,
 //! more than the daemon can read; another client sends requests about cached chunks. Counts the requests that
 //! are answered, refused at once (429), or late (504).
 

@@ -1,4 +1,4 @@
-//! Soak test (`bench --soak`): for minutes, clients send requests of all kinds at once: requests of all sizes
+//! Soak test (`thresher-lab soak`): for minutes, clients send requests of all kinds at once: requests of all sizes
 //! about recurring and new chunks, registrations, searches, disconnects, short deadlines and invalid bodies.
 //!
 //! The test makes no demand on times. It fails if resident memory exceeds the configured limits by more than

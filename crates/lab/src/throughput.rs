@@ -1,4 +1,4 @@
-//! Throughput bench (`bench --throughput`): how fast chunks are read for the first time by the model graph
+//! Throughput bench (`thresher-lab throughput`): how fast chunks are read for the first time by the model graph
 //! alone, by the whole pipeline, over HTTP, and by a peer. The contenders take turns. No two rounds share a
 //! chunk, so nothing is cached.
 

@@ -1,4 +1,4 @@
-//! Warm bench (the default of `bench`): the time of questions about cached chunks over HTTP, compared with
+//! Warm bench (`thresher-lab warm`): the time of questions about cached chunks over HTTP, compared with
 //! the model graph alone over the question and over every pair of question and chunk.
 //!
 //! Contenders take turns within a round, so that all see the machine in the same state; each ratio is taken
@@ -255,7 +255,7 @@ fn run_round(
         let read = parsed.block_counts.read;
         ensure!(
             read == 0,
-            "the daemon read {read} of {} cached chunks again: raise blocks.memory_bytes_max or blocks.disk_bytes_max",
+            "the daemon read {read} of {} cached chunks again: raise memory_bytes_max or blocks.disk_bytes_max",
             set.chunks.len()
         );
         if index > 0 {

@@ -35,7 +35,8 @@ pub fn run(data: &[u8]) -> Corpus {
         assert!(text.get(piece.string.clone()).is_some(), "a piece outside the body");
     }
     let added = AddedContext::default();
-    let conversation = rewrite::Conversation { dialect, body, turns: &found.turns, added: &added };
+    let conversation =
+        rewrite::Conversation { dialect, body, turns: &found.turns, added: &added, is_cited: true };
     let whole = rewrite::uncompressed(conversation);
     assert_eq!(whole.edits().apply(text), text, "nothing is changed");
 

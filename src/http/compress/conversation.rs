@@ -59,6 +59,12 @@ impl ConversationRequest {
         let body = std::str::from_utf8(body).map_err(|_| ApiError::body_not_utf8())?;
         let located = Located::parse(body).map_err(|error| ApiError::invalid_json(&error))?;
         let messages = located.get("messages").ok_or_else(ApiError::messages_missing)?;
+        // Other clients' fields do not matter here, but nothing that was sent to be kept is dropped.
+        for field in ["chunks", "chunk_ids", "query"] {
+            if located.get(field).is_some_and(|value| value.json() != "null") {
+                return Err(ApiError::no_field_of_conversations(field));
+            }
+        }
         limits.check_tree(messages.json().as_bytes(), Some("messages"))?;
         let messages = messages
             .is_list()
@@ -108,8 +114,13 @@ impl ConversationRequest {
             pipeline,
         };
         let added = AddedContext::default();
-        let conversation_in_turns =
-            rewrite::Conversation { dialect: Dialect::Chat, body, turns: &turns, added: &added };
+        let conversation_in_turns = rewrite::Conversation {
+            dialect: Dialect::Chat,
+            body,
+            turns: &turns,
+            added: &added,
+            is_cited: false,
+        };
         let plans = rewrite::plan(&turns, Extent::AllTurns, "", &|_| None, cancel)?;
         let mut rewritten = rewrite::rewrite(conversation_in_turns, plans, Some(by), cancel)?;
         if self.config.names_hashes {

@@ -216,11 +216,6 @@ impl ApiError {
         Self::with_param(ErrorCode::IdUnknown, message, "handle")
     }
 
-    pub(in crate::http) fn kv_off() -> Self {
-        let message = "keys and values are not exported here";
-        Self::with_param(ErrorCode::Unavailable, message, "include")
-    }
-
     pub(in crate::http) fn kv_too_large(bytes: usize, max: usize) -> Self {
         let message = format!(
             "the keys and values of the kept chunks take {bytes} bytes; all exports together may take {max} (memory_bytes_max). Keep \
@@ -290,6 +285,13 @@ impl ApiError {
     pub(in crate::http) fn message_not_object(index: usize) -> Self {
         let param = format!("messages[{index}]");
         Self::with_param(ErrorCode::WrongType, format!("{param} is not an object"), param)
+    }
+
+    pub(in crate::http) fn no_field_of_conversations(field: &str) -> Self {
+        let message = format!(
+            "a conversation has no field `{field}`; chunks and their question go to POST /v1/compress"
+        );
+        Self::with_param(ErrorCode::UnknownField, message, field)
     }
 
     pub(in crate::http) fn messages_missing() -> Self {

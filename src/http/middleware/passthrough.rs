@@ -69,7 +69,7 @@ async fn pass_on(
         return Err(error);
     }
     let slot = middleware.request_slot(service.claim())?;
-    let limit = body::BodyLimit { bytes: middleware.settings.body_bytes_max, setting: "" };
+    let limit = body::BodyLimit { bytes: middleware.settings.body_bytes_max, setting: "memory_bytes_max" };
     let body = body::collect(body, limit, &service).await?;
     let (model, body) = match (request.path.strip_prefix(paths::MODELS), is_json && !body.is_empty()) {
         (Some(model), _) => (Some(model.to_owned()), body),

@@ -23,7 +23,7 @@ pub struct Shadowed {
 /// that fails.
 pub async fn shadow(service: &Scope, request: Arc<ModelRequest>) -> Shadowed {
     if let Some(too_many) = request.too_many {
-        return Shadowed::failed(too_many.code().as_str());
+        return Shadowed::failed(too_many.reason());
     }
     match compressed(service, request).await {
         Ok((rewritten, left_out, would_keep)) => {

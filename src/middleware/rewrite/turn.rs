@@ -177,10 +177,7 @@ impl TurnWork<'_> {
         compressor: Compressor,
         tokens: &mut Option<(usize, usize)>,
     ) -> Result<(), PipelineError> {
-        let count = |text: &str| {
-            self.cancel.check()?;
-            compressor.pipeline.count(text, TokenizerName::O200kBase)
-        };
+        let count = |text: &str| compressor.pipeline.count(text, TokenizerName::O200kBase);
         for (passage, kept) in self.turn.passages.iter().zip(&sent.kept) {
             let before = count(&passage.text)?;
             let after = match kept {

@@ -18,8 +18,7 @@ const chunks = [
 test("compress", async () => {
   for (const budget of [{ tokens: 20 }, { ratio: 0.4 }, { coverage: 0.9 }, { auto: true } as const, null]) {
     const { data } = await client.POST("/v1/compress", { body: { query, chunks, budget, granularity: "sentence", offsets: "utf16" } });
-    // A body with `messages` and no chunks has another answer.
-    assert.ok(data !== undefined && "context" in data);
+    assert.ok(data !== undefined);
     const context: string = data.context;
     const related: boolean | null = data.rc.related;
     assert.match(context, /Fleming/);
@@ -30,8 +29,8 @@ test("compress", async () => {
 });
 
 test("compress a conversation", async () => {
-  const { data } = await client.POST("/v1/compress", { body: { messages: [{ role: "user", content: "When is high water?" }] } });
-  assert.ok(data !== undefined && "messages" in data);
+  const { data } = await client.POST("/headroom/v1/compress", { body: { messages: [{ role: "user", content: "When is high water?" }] } });
+  assert.ok(data !== undefined);
   assert.equal(data.tokens_saved, 0);
 });
 

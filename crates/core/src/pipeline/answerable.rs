@@ -43,7 +43,7 @@ const MISSED: [(f64, f32); 6] =
 /// The language of the questions that the probability was fitted on.
 const LANG_FITTED: &str = "eng";
 
-/// When a question counts as answerable (settings `[answerable]`).
+/// When a question counts as answerable.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AnswerableSettings {

@@ -182,7 +182,7 @@ impl Pipeline {
     /// Checks the length of an answer in bytes.
     ///
     /// # Errors
-    /// Returns [`PipelineError::Invalid`] if it exceeds `limits.answer_bytes_max`.
+    /// Returns [`PipelineError::Invalid`] if it is longer than its limit.
     pub fn check_answer_bytes(&self, bytes: usize) -> Result<(), PipelineError> {
         Ok(validate::check_answer_bytes(bytes, &self.settings.limits)?)
     }

@@ -130,9 +130,8 @@ pub struct Relevance {
     /// ([`Answerable`]), or the question compares the rows of a table; see [`Auto::relevance`](super::select::Auto::relevance). If not, nothing is kept but the
     /// chunks that `keep` names, unless the request takes unrelated chunks, too.
     pub related: bool,
+    /// The threshold of the model and the kind of text.
     pub least: f32,
-    /// The setting that the threshold comes from.
-    pub setting: &'static str,
 }
 
 /// The result of [`Pipeline::rank`](super::Pipeline::rank): how well chunks and sentences answer a question.

@@ -311,7 +311,7 @@ impl SelectionInput<'_> {
     }
 }
 
-/// The rule that decides how much is kept when a request names no budget (settings `[auto]`).
+/// The rule that decides how much is kept when a request names no budget .
 ///
 /// It keeps the fewest units, in descending order of score, that carry 97 % of the evidence and 60 % of the
 /// total score. The evidence of a set of units is the sum over the question's tokens of the largest RC among
@@ -349,10 +349,10 @@ impl Auto {
         answerable: Option<&Answerable>,
     ) -> Option<Relevance> {
         let max_sim = scores.max_sim?;
-        let (least, setting) = match scores.measured {
-            Measured::Prose => (self.max_sim_min, "auto.max_sim_min"),
-            Measured::Structured => (self.structured_max_sim_min, "auto.structured_max_sim_min"),
-            Measured::Lexical => (self.lexical_min * lexical_share(&request.chunks), "auto.lexical_min"),
+        let least = match scores.measured {
+            Measured::Prose => self.max_sim_min,
+            Measured::Structured => self.structured_max_sim_min,
+            Measured::Lexical => self.lexical_min * lexical_share(&request.chunks),
         };
         // "Which is the cheapest?" has no word of the table that answers it.
         let compares_rows = outlines.has_rows() && text::compares_all(&request.query);
@@ -360,7 +360,7 @@ impl Auto {
             || answerable.is_some_and(|answerable| answerable.answerable)
             || compares_rows
             || max_sim >= NAMED_SHARE * least && names_are_in_one(&request.query, &request.chunks);
-        Some(Relevance { max_sim, related, least, setting })
+        Some(Relevance { max_sim, related, least })
     }
 
     /// Selects the required units, and the units that the rule keeps of the others.

@@ -59,7 +59,7 @@ pub struct QuestionText {
 ///
 /// # Errors
 /// Returns [`InvalidRequest::QueryUnreadable`] if the tokenizer finds no token in the question,
-/// [`InvalidRequest::QueryTooLong`] if it finds more than `limits.query_tokens_max` in the whole text, and
+/// [`InvalidRequest::QueryTooLong`] if it finds more than the limit in the whole text, and
 /// [`PipelineError::Model`] if it fails.
 pub fn question(
     query: &str,

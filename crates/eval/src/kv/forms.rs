@@ -111,7 +111,7 @@ fn candidates() -> Vec<EvictionForm> {
 /// done and the number of all.
 ///
 /// # Errors
-/// Fails if the file has fewer than eight questions, and otherwise as [`super::evaluate`] does.
+/// Fails if the file has fewer than eight questions, if it cannot be read, or if the model fails.
 pub fn calibrate(
     path: &Path,
     engine: &Engine,

@@ -21,7 +21,7 @@ use tokio_rustls::TlsConnector;
 use crate::Finding;
 use crate::clients::{self, BackgroundClient, HttpRequest};
 use crate::memory::resident_growth;
-use crate::process::{DaemonProcess, Sandbox, Setup};
+use crate::process::{DaemonProcess, Setup};
 
 /// The longest time that a new client may wait for a response, in milliseconds.
 const NEW_CLIENT_MS: f64 = 2_000.0;
@@ -46,15 +46,6 @@ const FEW_DESCRIPTORS: u32 = 1_024;
 
 /// Number of idle HTTP/2 connections.
 const IDLE_H2: usize = 50;
-
-/// Timeout that replaces a default longer than [`TIMEOUT_TO_WAIT_MAX`].
-const SHORTENED_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The longest timeout that a row waits for.
-const TIMEOUT_TO_WAIT_MAX: Duration = Duration::from_secs(60);
-
-/// How long a row waits if there is no setting for the timeout.
-const WAIT_WITHOUT_SETTING: Duration = Duration::from_secs(45);
 
 /// How much longer than its setting a timeout may take.
 const TIMEOUT_SLACK: Duration = Duration::from_secs(10);
@@ -192,8 +183,8 @@ fn idle_first_bytes(address: SocketAddr, number: usize) -> Vec<u8> {
 
 /// Checks that HTTP/2 connections without a request are closed.
 async fn idle_h2(setup: &Setup) -> anyhow::Result<Finding> {
-    let mut sandbox = setup.sandbox()?;
-    let (wait, wait_note) = timeout_to_wait_for(setup, &mut sandbox, &["idle", "keep_alive"]);
+    let sandbox = setup.sandbox()?;
+    let wait = Duration::from_millis(setup.defaults.http.idle_ms_max) + TIMEOUT_SLACK;
     let daemon = sandbox.start().await?;
     let (started, address) = (Instant::now(), daemon.http());
     let mut open = Vec::new();
@@ -206,31 +197,13 @@ async fn idle_h2(setup: &Setup) -> anyhow::Result<Finding> {
     }
     let case =
         format!("idle HTTP/2 connections still open after {} s, of {IDLE_H2}", started.elapsed().as_secs());
-    Ok(Finding::at_most(case, open.len() as f64, 0.0).note(wait_note))
-}
-
-/// Finds the timeout of the public listener whose name contains one of `parts`, and shortens it if it is
-/// long. Returns how long to wait for it, with a note on the setting.
-fn timeout_to_wait_for(setup: &Setup, sandbox: &mut Sandbox, parts: &[&str]) -> (Duration, String) {
-    match setup.find_time("http", parts) {
-        None => {
-            (WAIT_WITHOUT_SETTING, format!("no setting of [http] has {} in its name", parts.join(" or ")))
-        }
-        Some((name, time)) if time > TIMEOUT_TO_WAIT_MAX => {
-            sandbox.set(&name, SHORTENED_TIMEOUT.as_millis() as i64);
-            (
-                SHORTENED_TIMEOUT + TIMEOUT_SLACK,
-                format!("with {name} = {} ms instead of {}", SHORTENED_TIMEOUT.as_millis(), time.as_millis()),
-            )
-        }
-        Some((name, time)) => (time + TIMEOUT_SLACK, format!("{name} = {} ms", time.as_millis())),
-    }
+    Ok(Finding::at_most(case, open.len() as f64, 0.0))
 }
 
 /// Runs the row `slow-clients`.
 pub async fn slow_clients(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
-    let mut sandbox = setup.sandbox()?;
-    let (wait, wait_note) = timeout_to_wait_for(setup, &mut sandbox, &["write"]);
+    let sandbox = setup.sandbox()?;
+    let wait = Duration::from_millis(setup.defaults.http.write_ms_max) + TIMEOUT_SLACK;
     let daemon = sandbox.start().await?;
     register_large(&daemon).await?;
     let before = daemon.resident()?.now_mb;
@@ -255,8 +228,7 @@ pub async fn slow_clients(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let background_client = background_client.finish().await;
     let memory_use = guard.finish();
     let after = after.unwrap_or(f64::INFINITY);
-    let note =
-        format!("{:.0} MB after 5 s, {:.0} MB at most; {wait_note}", after_5_s, memory_use.peak_mb - before);
+    let note = format!("{:.0} MB after 5 s, {:.0} MB at most", after_5_s, memory_use.peak_mb - before);
     let case = format!("resident memory above the start after {} s, MB", started.elapsed().as_secs());
     let mut findings = vec![if memory_use.killed {
         resident_growth(&case, memory_use.peak_mb - before, NON_READERS_MB, true)
@@ -294,7 +266,7 @@ async fn register_large(daemon: &DaemonProcess) -> anyhow::Result<()> {
 
 /// Checks that clients which send a byte a second are cut off once the time for a head and a body has passed.
 async fn slow_senders(setup: &Setup, address: SocketAddr) -> anyhow::Result<Finding> {
-    let time = setup.time("/http/read_ms_max")?;
+    let time = Duration::from_millis(setup.defaults.http.read_ms_max);
     let head = format!("POST /v1/compress HTTP/1.1\r\nhost: {address}\r\n");
     let with_body = format!("{head}content-type: application/json\r\ncontent-length: 100000\r\n\r\n{{");
     let started = Instant::now();
@@ -355,7 +327,7 @@ pub async fn tls_stall(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
         Err(error) => Finding::at_most("response to a new client, ms", f64::INFINITY, NEW_CLIENT_MS)
             .note(format!("{error:#}; {connection_note}")),
     };
-    let time = setup.time("/http/read_ms_max")? + TIMEOUT_SLACK;
+    let time = Duration::from_millis(setup.defaults.http.read_ms_max) + TIMEOUT_SLACK;
     let until = Instant::now() + time;
     let mut open = stalled;
     while !open.is_empty() && Instant::now() < until {

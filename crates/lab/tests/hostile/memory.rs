@@ -27,9 +27,6 @@ const REFUSAL_MS: f64 = 1_000.0;
 /// How long a row waits for one response.
 const REQUEST_TIME_MAX: Duration = Duration::from_secs(40);
 
-/// Limit of all request bodies held at the same time, in bytes, if the settings do not name one.
-const BODIES_BYTES: u64 = 128 << 20;
-
 /// Resident memory allowed while bodies are parsed, beyond the bodies themselves, in MB.
 const PARSING_MB: f64 = 300.0;
 
@@ -92,7 +89,7 @@ pub async fn rank_fields(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
 
 /// Runs the row `parsing`.
 pub async fn parsing(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
-    let bodies_mb = setup.number("/http/bodies_bytes_max").unwrap_or(BODIES_BYTES) as f64 / 1e6;
+    let bodies_mb = setup.defaults.http.bodies_bytes_max as f64 / 1e6;
     let bodies = [("/v1/compress", "chunks"), ("/v1/rerank", "documents")];
     let bodies = bodies.map(|(path, field)| (path, Bytes::from(empty_strings(field))));
     let sandbox = setup.sandbox()?;
@@ -152,9 +149,11 @@ pub async fn turns(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let upstream = Upstream::start(Script::ShortAnswer).await?;
     let mut sandbox = setup.sandbox()?;
     sandbox.set("middleware.upstreams", upstream.setting());
-    let compress_time_max = setup.time("/admission/deadline_ms_default")? + DEADLINE_SLACK;
+    let compress_time_max =
+        Duration::from_millis(setup.defaults.admission.deadline_ms_default) + DEADLINE_SLACK;
     // The deadline covers compression only; reading and writing the body have none.
-    let middleware_time_max = setup.time("/middleware/deadline_ms")? + 2 * DEADLINE_SLACK;
+    let middleware_time_max =
+        Duration::from_millis(setup.defaults.middleware.deadline_ms) + 2 * DEADLINE_SLACK;
     let speech = r#"{"role":"user","content":"a"},{"role":"assistant","content":"b"}"#;
     let tool = r#"{"role":"user","content":"a?"},{"role":"tool","tool_call_id":"c","content":"b c."},{"role":"assistant","content":"d"}"#;
     let context =

@@ -48,8 +48,8 @@ pub struct Setup {
     pub model_dir: PathBuf,
     /// Absolute path of the ONNX Runtime library.
     pub runtime_lib: PathBuf,
-    /// All settings with their default values, as JSON.
-    pub defaults: Value,
+    /// All settings with their default values.
+    pub defaults: Config,
 }
 
 /// A temporary directory with a settings file and everything that daemons leave behind; removed when dropped.
@@ -108,37 +108,8 @@ impl Setup {
             binary,
             model_dir: root.join(&config.model.dir),
             runtime_lib: root.join(config.model.runtime_lib()),
-            defaults: serde_json::to_value(Config::default())?,
+            defaults: Config::default(),
         })
-    }
-
-    /// Returns a number of the default settings by JSON pointer, such as `/http/body_bytes_max`; `None` if
-    /// there is no such setting.
-    pub fn number(&self, pointer: &str) -> Option<u64> {
-        self.defaults.pointer(pointer)?.as_u64()
-    }
-
-    /// Returns a setting in milliseconds as a duration.
-    ///
-    /// # Errors
-    /// Fails if there is no such setting.
-    pub fn time(&self, pointer: &str) -> anyhow::Result<Duration> {
-        let ms = self
-            .number(pointer)
-            .with_context(|| format!("the default settings have no number at {pointer}"))?;
-        Ok(Duration::from_millis(ms))
-    }
-
-    /// Returns name and default of the first setting of a section whose name contains one of `parts` and ends
-    /// in `_ms_max` or `_ms`.
-    pub fn find_time(&self, section: &str, parts: &[&str]) -> Option<(String, Duration)> {
-        let settings = self.defaults.get(section)?.as_object()?;
-        let matches = |name: &str| {
-            parts.iter().any(|part| name.contains(part))
-                && (name.ends_with("_ms_max") || name.ends_with("_ms"))
-        };
-        let (name, ms) = settings.iter().find(|(name, _)| matches(name))?;
-        Some((format!("{section}.{name}"), Duration::from_millis(ms.as_u64()?)))
     }
 
     /// Creates a directory for daemons with default settings.

@@ -34,7 +34,7 @@ impl Config {
     /// Reads the options of a body with `message_count` messages. Options of Headroom that have no meaning here are ignored.
     ///
     /// # Errors
-    /// `wrong_type`, `invalid_value`, `out_of_range`, `out_of_range`.
+    /// `wrong_type`, `invalid_value`, `out_of_range`.
     pub fn read(body: Located, message_count: usize) -> Result<Self, ApiError> {
         let config = body.get("config").filter(|config| config.json() != "null");
         if config.is_some_and(|config| !config.json().starts_with('{')) {

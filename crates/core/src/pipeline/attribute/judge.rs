@@ -737,6 +737,7 @@ fn is_met(amount: &Amount, limit: Option<Limit>, other: &Amount) -> bool {
 fn mean(values: &[f32]) -> f32 {
     values.iter().sum::<f32>() / values.len().max(1) as f32
 }
+
 /// Returns whether a word denies a statement. A word with an opposite in it denies nothing by itself.
 fn is_denial(word: &Term) -> bool {
     word.negation().is_some_and(|negation| negation <= Negation::Denial)
