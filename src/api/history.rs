@@ -48,9 +48,10 @@ struct PartBody {
 pub(super) fn turns(messages: Vec<Object<MessageBody>>, query: &str) -> Result<Vec<String>, ApiError> {
     let mut turns = Vec::new();
     for (index, Object(message)) in messages.into_iter().enumerate() {
-        let is_turn = SPEAKERS.contains(&&*message.role);
-        if let Some(content) = message.content.filter(|_| is_turn) {
-            turns.push(text_of(content.get()).ok_or_else(|| wrong_content(index))?);
+        let Some(content) = message.content else { continue };
+        let text = text_of(content.get()).ok_or_else(|| wrong_content(index))?;
+        if SPEAKERS.contains(&&*message.role) {
+            turns.push(text);
         }
     }
     if turns.last().is_some_and(|last| last.trim() == query.trim()) {
@@ -91,7 +92,7 @@ mod tests {
         check("none", "[]", Ok(&[]));
         let two = r#"[{"role": "user", "content": "Who found radium?"}, {"role": "assistant", "content": "Marie Curie."}]"#;
         check("two", two, Ok(&["Who found radium?", "Marie Curie."]));
-        let others = r#"[{"role": "system", "content": "Be brief."}, {"role": "tool", "content": 1}, {"role": "user", "content": "Hi"}]"#;
+        let others = r#"[{"role": "system", "content": "Be brief."}, {"role": "tool", "content": [{"type": "image"}]}, {"role": "user", "content": "Hi"}]"#;
         check("other roles", others, Ok(&["Hi"]));
         let call = r#"[{"role": "assistant", "content": null, "tool_calls": []}, {"role": "assistant"}]"#;
         check("no content", call, Ok(&[]));
@@ -101,6 +102,7 @@ mod tests {
             r#"[{"role": "user", "content": "Hi"}, {"role": "user", "content": "When was she born? "}]"#;
         check("the question itself", question, Ok(&["Hi"]));
         check("a number", r#"[{"role": "user", "content": 5}]"#, Err("messages[0].content"));
+        check("a number of a tool", r#"[{"role": "tool", "content": 5}]"#, Err("messages[0].content"));
         check("a list of numbers", r#"[{"role": "user", "content": [5]}]"#, Err("messages[0].content"));
     }
 }
