@@ -25,10 +25,10 @@ def before_call(_context, case, _kwargs):
 
 def whole(value):
     """The value with floats that are integers replaced by integers, and numbers beyond a double by 0."""
-    if type(value) is int and abs(value) >= 1 << 1023:
+    if isinstance(value, int) and abs(value) >= 1 << 1023:
         return 0
     if isinstance(value, float) and value.is_integer():
-        return int(value)
+        return whole(int(value))
     if isinstance(value, dict):
         return {name: whole(inner) for name, inner in value.items()}
     if isinstance(value, list):
