@@ -83,7 +83,7 @@ class PythonClient(unittest.TestCase):
 
     def test_compress_a_conversation(self):
         message = models().MessagesBodyMessagesItem.from_dict({"role": "user", "content": "When is high water?"})
-        answer = generated("api.context.compress").sync(client=client, body=models().MessagesBody(messages=[message]))
+        answer = generated("api.headroom.compress_conversation").sync(client=client, body=models().MessagesBody(messages=[message]))
         self.assertIsInstance(answer, models().Messages)
         self.assertEqual(answer.messages[0].to_dict()["content"], "When is high water?")
 
