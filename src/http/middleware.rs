@@ -539,21 +539,14 @@ impl ModelRequest {
 
     /// Rewrites the conversation until `cancel` says to stop. The newest turn is compressed, or sent as it was sent before.
     fn rewrite(&self, service: &Scope, how: Option<How>, cancel: &Cancel) -> Result<Rewritten, ApiError> {
+        if self.too_many.is_some() {
+            return self.uncompressed(service);
+        }
         let settings = &service.middleware.settings;
         let body = self.located()?;
         let conversation = self.dialect.conversation(body);
         let turns = find::turns(&conversation, &settings.policy(self.upstream_cites)).turns;
         let (options, added) = (self.options.as_ref(), self.added_context(settings));
-        if self.too_many.is_some() {
-            let conversation = rewrite::Conversation {
-                dialect: self.dialect,
-                body,
-                turns: &turns,
-                added: &added,
-                is_cited: true,
-            };
-            return Ok(rewrite::uncompressed(conversation));
-        }
         let asked = options.and_then(|options| options.budget);
         let compress_options = CompressOptions {
             budget: match how {
