@@ -254,7 +254,7 @@ def lay_out(objects, secrets, files, root, valkey):
     def moved(text):
         for folder in ["/etc/thresher", "/var/lib/thresher", "/opt/thresher"]:
             text = text.replace(folder, str(root) + folder)
-        return text.replace("valkey://valkey:6379", "valkey://127.0.0.1:{}".format(valkey))
+        return re.sub(r"(valkey://(?:\w+@)?)valkey:6379", r"\g<1>127.0.0.1:{}".format(valkey), text)
 
     (root / "opt").mkdir()
     (root / "opt/thresher").symlink_to(files["installed"])
