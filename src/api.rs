@@ -34,7 +34,10 @@ pub use conversation::{
 pub use kv::{Include, KvAnswer, KvPolicy, KvWanted};
 pub use limits::{Body, BodyLimits, ListLimit};
 pub use request::{CompressBody, ServeOptions, parse, parse_field};
-pub use rerank::{RerankAnswer, RerankBody, RerankDialect, RerankRequest, sends_texts};
+pub use rerank::{
+    RerankAnswer, RerankBody, RerankRequest, Reranked, TeiRerankBody, TeiResult, VoyageRanking,
+    VoyageRerankBody,
+};
 pub use response::{CompressAnswer, HealthAnswer, ModelsAnswer, Prefiltered, TimingMs};
 pub use score::{ScoreAnswer, ScoreBody, Scored};
 pub use search::{FilterBody, Rank, SearchAnswer, SearchBody, SearchLimits, SearchRequest};

@@ -142,9 +142,14 @@ fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
         ("/v1/search", post(registry::search)),
         ("/v1/rerank", post(rerank::v1)),
         ("/v2/rerank", post(rerank::v2)),
-        (rerank::SHARED_PATH, shared_rerank()),
-        ("/v1/score", post(rerank::score)),
-        ("/score", post(rerank::score)),
+        ("/rerank", post(rerank::tei)),
+        ("/tei/rerank", post(rerank::tei)),
+        ("/voyage/v1/rerank", post(rerank::voyage)),
+        ("/vllm/rerank", post(rerank::v1)),
+        ("/vllm/v1/rerank", post(rerank::v1)),
+        ("/vllm/v2/rerank", post(rerank::v1)),
+        ("/vllm/score", post(rerank::score)),
+        ("/vllm/v1/score", post(rerank::score)),
         ("/v1/retrieve/{hash}", get(originals::retrieve)),
         ("/headroom/v1/compress", post(compress::conversation::handle)),
         ("/headroom/v1/retrieve", post(originals::retrieve_posted)),
@@ -163,13 +168,6 @@ fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
     #[cfg(feature = "mcp")]
     let routes = [routes, vec![(mcp::PATH, post(mcp::handle))]].concat();
     routes
-}
-
-/// The methods of the path that vLLM and Text Embeddings Inference share: all of its errors have a type.
-fn shared_rerank() -> MethodRouter<Service> {
-    post(rerank::shared)
-        .fallback(async || ApiError::method_not_allowed().shared_rerank_response())
-        .layer(CatchPanicLayer::custom(error::from_shared_panic))
 }
 
 /// The path of a route as [`paths`] has it, without the slash that may follow it.

@@ -142,7 +142,7 @@ const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
         ],
     ),
     ("evict", &["cancel", "kv_export", "question", "validate"]),
-    ("in_time", &["blocks", "cancel", "outcome"]),
+    ("in_time", &["blocks", "cancel", "outcome", "validate"]),
     ("kv_export", &["blocks", "cancel", "question", "tokenize", "validate"]),
     ("lexical", &["cancel", "units", "validate"]),
     ("load", &[]),

@@ -100,7 +100,7 @@ class Dialects(unittest.TestCase):
         self.assertIsNone(found["fallback"])
         self.assertEqual(list(found["pointers"]), ["/name", "/year", "/notes/0"])
         self.assertEqual(found["pointers"]["/year"]["citations"][0]["chunk"], "fleming")
-        self.assertEqual(found["pointers"]["/notes/0"], {"verdict": "not_found", "supported": False, "citations": []})
+        self.assertEqual(found["pointers"]["/notes/0"], {"verdict": "not_found", "citations": []})
         prose = attribute(format="json")
         self.assertIn("not JSON that can be used", prose["formatted"]["fallback"])
         self.assertGreater(len(prose["parts"]), 1)

@@ -78,7 +78,7 @@ pub struct AttributeBody {
 #[schemars(rename = "AttributeGranularity")]
 enum PartsBody {
     /// Every word.
-    Token,
+    Word,
     /// Every sentence.
     #[default]
     Sentence,
@@ -276,7 +276,7 @@ fn parts(
 ) -> Result<Parts, ApiError> {
     match (granularity, spans) {
         (None | Some(PartsBody::Sentence), None) => Ok(Parts::Sentences),
-        (Some(PartsBody::Token), None) => Ok(Parts::Words),
+        (Some(PartsBody::Word), None) => Ok(Parts::Words),
         (Some(PartsBody::Span), None) => {
             let message = "missing field `spans`: granularity \"span\" attributes the spans that it names";
             Err(ApiError::with_param(ErrorCode::MissingField, message, "spans"))

@@ -11,8 +11,7 @@ use serde::de::{self, IntoDeserializer, MapAccess, Visitor, value::MapAccessDese
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use thresher_core::domain::{
-    Budget, Chunk, CompressRequest, DeadlinePolicy, Format, Granularity, Kind, Omissions, OnError, Order,
-    TokenizerName,
+    Budget, Chunk, CompressRequest, Format, Granularity, Kind, Omissions, OnError, Order, TokenizerName,
 };
 use thresher_core::plain::{self, Shortened};
 use thresher_core::text::offsets::OffsetUnit;
@@ -92,10 +91,6 @@ pub struct CompressBody {
     /// Milliseconds until the answer is due, including the time in the queue.
     #[serde(default)]
     deadline_ms: Option<u64>,
-    /// What to do if there is no time to read all chunks.
-    #[serde(default, deserialize_with = "choice")]
-    #[schemars(with = "Option<DeadlinePolicy>")]
-    deadline_policy: DeadlinePolicy,
     /// What to answer if the daemon fails, is overloaded or misses the deadline.
     #[serde(default, deserialize_with = "choice")]
     #[schemars(with = "Option<OnError>")]
@@ -348,7 +343,7 @@ impl CompressBody {
             related_only: self.related_only,
             fills_budget: false,
             missed_max: self.missed_max,
-            deadline_policy: self.deadline_policy,
+            best_effort: self.on_error == OnError::BestEffort,
             explain: self.explain,
         };
         let kv = match self.kv {
@@ -521,7 +516,7 @@ mod tests {
         );
         check(
             r#"{"query": "q", "on_error": "a`, expected b"}"#,
-            "on_error is `a`, expected b`, expected `fail` or `passthrough`",
+            "on_error is `a`, expected b`, expected one of `fail`, `best_effort`, `passthrough`",
         );
         check(r#"{"query": "q", "query": "q"}"#, "duplicate field `query`");
         check(r#"{"query": "q",}"#, "trailing comma at line 1 column 15");

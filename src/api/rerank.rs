@@ -6,7 +6,7 @@ mod documents;
 use std::sync::Arc;
 
 use schemars::{JsonSchema, Schema};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use thresher_core::domain::{Chunk, Granularity};
@@ -14,10 +14,8 @@ use thresher_core::pipeline::Ranked;
 use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
 use self::documents::DocumentReader;
-use super::fields;
 use super::limits::{Body, BodyLimits, ListLimit};
 use super::request::or_default;
-use super::schema::require_one;
 use crate::error::{ApiError, ErrorCode};
 
 /// The RC at which a relevance is one half.
@@ -31,47 +29,60 @@ pub(super) fn relevance(ranked: &Ranked, score: f32) -> f64 {
     f64::from(if ranked.are_probabilities { score } else { score / (score + RC_AT_HALF) })
 }
 
-/// Body of `rerank`. Clients of Text Embeddings Inference call the documents `texts`.
+/// Body of `rerank` as Cohere, Jina and vLLM have it.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
-#[schemars(transform = documents_or_texts)]
+#[schemars(transform = texts_in_objects)]
 pub struct RerankBody {
     /// The question; not blank.
     query: String,
     /// The documents to rank: strings, or objects with a field `text`.
-    #[serde(default)]
-    #[schemars(with = "Option<Vec<DocumentBody>>", length(min = 1))]
-    documents: Option<Vec<Box<RawValue>>>,
-    /// The texts to rank; the answer is then in the format of Text Embeddings Inference.
-    #[serde(default)]
-    #[schemars(length(min = 1))]
-    texts: Option<Vec<String>>,
+    #[schemars(with = "Vec<DocumentBody>", length(min = 1))]
+    documents: Vec<Box<RawValue>>,
     /// The most results; 0 or null: all.
     #[serde(default)]
     top_n: Option<usize>,
-    /// The most results, as Voyage calls it; 0 or null: all. A body of `/v1/rerank` with this field or with `truncation` is answered in Voyage's
-    /// format, even if their values are null.
-    #[serde(default, deserialize_with = "given")]
-    #[schemars(with = "Option<usize>")]
-    top_k: Option<Option<usize>>,
-    /// Accepted from clients of Voyage; nothing is truncated.
-    #[serde(default, deserialize_with = "given")]
-    #[schemars(with = "Option<bool>")]
-    truncation: Option<Option<bool>>,
     /// The fields of object documents that are read instead of `text`; each once.
     #[serde(default)]
     #[schemars(length(max = 64), extend("uniqueItems" = true))]
     rank_fields: Option<Vec<String>>,
-    /// Whether each result has its document. Default: true for `/v1/rerank`, false for `/v2/rerank` and in Voyage's format.
+    /// Whether each result has its document. Default: true for version 1, false for version 2.
     #[serde(default)]
     return_documents: Option<bool>,
     /// Whether results name the relevant sentences of their documents.
     #[serde(default)]
     relevant_spans: Option<SpansBody>,
-    /// With `texts`: whether scores are the RC itself instead of a number from 0 to 1.
+}
+
+/// Body of `rerank` as Voyage has it. `truncation` is ignored: nothing is truncated.
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
+pub struct VoyageRerankBody {
+    /// The question; not blank.
+    query: String,
+    /// The documents to rank.
+    #[schemars(length(min = 1))]
+    documents: Vec<String>,
+    /// The most results; null: all.
+    #[serde(default)]
+    top_k: Option<usize>,
+    /// Whether each result has its document.
+    #[serde(default, deserialize_with = "or_default")]
+    #[schemars(with = "Option<bool>")]
+    return_documents: bool,
+}
+
+/// Body of `rerank` as Text Embeddings Inference has it.
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
+pub struct TeiRerankBody {
+    /// The question; not blank.
+    query: String,
+    /// The texts to rank.
+    #[schemars(length(min = 1))]
+    texts: Vec<String>,
+    /// Whether scores are the RC itself instead of a number from 0 to 1.
     #[serde(default, deserialize_with = "or_default")]
     #[schemars(with = "Option<bool>")]
     raw_scores: bool,
-    /// With `texts`: whether each result has its text.
+    /// Whether each result has its text.
     #[serde(default, deserialize_with = "or_default")]
     #[schemars(with = "Option<bool>")]
     return_text: bool,
@@ -102,28 +113,13 @@ enum DocumentBody {
     Fields(Map<String, Value>),
 }
 
-fn documents_or_texts(schema: &mut Schema) {
-    require_one(schema, &["documents", "texts"]);
-    // Without `rank_fields`, an object has to have a text.
+/// Without `rank_fields`, an object has to have a text.
+fn texts_in_objects(schema: &mut Schema) {
+    schema.insert("if".to_owned(), json!({"properties": {"rank_fields": {"type": "null"}}}));
     let texts = json!({"properties": {"documents": {"items": {"if": {"type": "object"}, "then": {
         "required": ["text"], "properties": {"text": {"type": "string"}},
     }}}}});
-    if let Some(then) = schema.get_mut("then").and_then(Value::as_object_mut) {
-        then.insert("if".to_owned(), json!({"properties": {"rank_fields": {"type": "null"}}}));
-        then.insert("then".to_owned(), texts);
-    }
-}
-
-/// Reads a field for which null differs from missing.
-fn given<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<Option<T>>, D::Error> {
-    Option::deserialize(from).map(Some)
-}
-
-/// Whether a body is that of a client of Text Embeddings Inference: it has `texts`, and no `documents`. False if it is not a JSON object.
-pub fn sends_texts(body: &[u8]) -> bool {
-    let Ok(body) = std::str::from_utf8(body) else { return false };
-    let found = fields::pick_named(body.trim_start(), ["texts", "documents"]);
-    matches!(found, Ok([Some(_), None]))
+    schema.insert("then".to_owned(), texts);
 }
 
 /// The format of the answer.
@@ -139,6 +135,13 @@ pub enum RerankDialect {
     Tei,
 }
 
+impl RerankDialect {
+    /// The field of the texts that are ranked.
+    pub fn field(self) -> &'static str {
+        if self == Self::Tei { "texts" } else { "documents" }
+    }
+}
+
 /// The documents to rank, and the options of the answer.
 #[derive(Debug, Clone)]
 pub struct RerankRequest {
@@ -150,7 +153,8 @@ pub struct RerankRequest {
     pub dialect: RerankDialect,
     /// What each result repeats of its document.
     returned: Returned,
-    top_n: usize,
+    /// The most results; none: all.
+    pub top_n: Option<usize>,
     spans: Option<SpanOptions>,
     raw_scores: bool,
 }
@@ -173,86 +177,84 @@ struct SpanOptions {
 
 impl Body for RerankBody {
     fn lists(limits: &BodyLimits) -> Vec<ListLimit> {
-        vec![limits.chunks("documents"), limits.chunks("texts"), limits.rank_fields()]
+        vec![limits.chunks("documents"), limits.rank_fields()]
+    }
+}
+
+impl Body for VoyageRerankBody {
+    fn lists(limits: &BodyLimits) -> Vec<ListLimit> {
+        vec![limits.chunks("documents")]
+    }
+}
+
+impl Body for TeiRerankBody {
+    fn lists(limits: &BodyLimits) -> Vec<ListLimit> {
+        vec![limits.chunks("texts")]
     }
 }
 
 impl RerankBody {
-    /// Checks the request and reads the texts of the documents. `path_dialect` is the format that the path has for `documents`.
+    /// The request in the format of Cohere's version 1, which is that of Jina and vLLM.
     ///
     /// # Errors
     /// Fails if there are no documents, if one has no text or too much, and if `rank_fields` is empty or names a field twice.
-    pub fn into_domain(
+    pub fn into_v1(self, limits: &BodyLimits) -> Result<RerankRequest, ApiError> {
+        self.into_domain(RerankDialect::V1, true, limits)
+    }
+
+    /// The request in the format of Cohere's version 2.
+    ///
+    /// # Errors
+    /// As [`Self::into_v1`].
+    pub fn into_v2(self, limits: &BodyLimits) -> Result<RerankRequest, ApiError> {
+        self.into_domain(RerankDialect::V2, false, limits)
+    }
+
+    fn into_domain(
         self,
-        path_dialect: RerankDialect,
+        dialect: RerankDialect,
+        returns_documents: bool,
         limits: &BodyLimits,
     ) -> Result<RerankRequest, ApiError> {
-        let (dialect, field, texts, documents) = match (self.documents, self.texts) {
-            (Some(documents), None) => {
-                let reader = DocumentReader::new(self.rank_fields.as_deref(), limits.chunk_bytes_max)?;
-                let texts =
-                    documents.iter().enumerate().map(|(index, document)| reader.text(index, document));
-                let is_voyage = self.top_k.is_some() || self.truncation.is_some();
-                let dialect = match path_dialect {
-                    RerankDialect::V1 if is_voyage => RerankDialect::Voyage,
-                    dialect => dialect,
-                };
-                (dialect, "documents", texts.collect::<Result<Vec<String>, _>>()?, documents)
-            }
-            (None, Some(texts)) => (RerankDialect::Tei, "texts", texts, Vec::new()),
-            (Some(_), Some(_)) => {
-                let message = "send `documents` or, as to Text Embeddings Inference, `texts`, not both";
-                return Err(ApiError::with_param(ErrorCode::FieldsConflict, message, "texts"));
-            }
-            (None, None) => {
-                // Only clients of Text Embeddings Inference send these two.
-                let field = if self.raw_scores || self.return_text { "texts" } else { "documents" };
-                let message =
-                    "missing field `documents` (clients of Text Embeddings Inference: missing field `texts`)";
-                return Err(ApiError::with_param(ErrorCode::MissingField, message, field));
-            }
+        let reader = DocumentReader::new(self.rank_fields.as_deref(), limits.chunk_bytes_max)?;
+        let texts = self.documents.iter().enumerate().map(|(index, document)| reader.text(index, document));
+        let texts = texts.collect::<Result<Vec<String>, _>>()?;
+        let request = RerankRequest::new(self.query, texts, dialect)?;
+        let spans = self.relevant_spans.filter(|spans| spans.mode == "enabled").map(|spans| SpanOptions {
+            threshold: spans.threshold.unwrap_or(SPAN_THRESHOLD),
+            max: spans.max_spans.unwrap_or(usize::MAX),
+        });
+        let returned = if self.return_documents.unwrap_or(returns_documents) {
+            Returned::Documents(self.documents)
+        } else {
+            Returned::Nothing
         };
-        if texts.is_empty() {
-            return Err(ApiError::with_param(
-                ErrorCode::FieldEmpty,
-                format!("{field} is empty: send at least one"),
-                field,
-            ));
-        }
-        let top_k = self.top_k.flatten().filter(|_| dialect == RerankDialect::Voyage);
-        let top_n = match (self.top_n, top_k) {
-            (Some(_), Some(_)) => {
-                let message = "top_k and top_n are two names of one field: send one of them";
-                return Err(ApiError::with_param(ErrorCode::DuplicateField, message, "top_k"));
-            }
-            (top_n, top_k) => top_n.or(top_k),
-        };
-        let returned = match dialect {
-            RerankDialect::Tei if self.return_text => Returned::Texts,
-            RerankDialect::V1 if self.return_documents.unwrap_or(true) => Returned::Documents(documents),
-            RerankDialect::V2 if self.return_documents.unwrap_or(false) => Returned::Documents(documents),
-            RerankDialect::Voyage if self.return_documents.unwrap_or(false) => Returned::Texts,
-            RerankDialect::Tei | RerankDialect::V1 | RerankDialect::V2 | RerankDialect::Voyage => {
-                Returned::Nothing
-            }
-        };
-        let spans = match self.relevant_spans {
-            Some(spans) if spans.mode == "enabled" => Some(SpanOptions {
-                threshold: spans.threshold.unwrap_or(SPAN_THRESHOLD),
-                max: spans.max_spans.unwrap_or(usize::MAX),
-            }),
-            _ => None,
-        };
-        Ok(RerankRequest {
-            query: self.query,
-            chunks: chunks(texts),
-            dialect,
-            returned,
-            // 0 is vLLM's way to ask for all.
-            top_n: top_n.filter(|&n| n > 0).unwrap_or(usize::MAX),
-            spans,
-            raw_scores: self.raw_scores,
-        })
+        // 0 is vLLM's way to ask for all.
+        Ok(RerankRequest { top_n: self.top_n.filter(|&n| n > 0), spans, returned, ..request })
+    }
+}
+
+impl VoyageRerankBody {
+    /// The request.
+    ///
+    /// # Errors
+    /// Fails if there are no documents.
+    pub fn into_domain(self, _: &BodyLimits) -> Result<RerankRequest, ApiError> {
+        let request = RerankRequest::new(self.query, self.documents, RerankDialect::Voyage)?;
+        let returned = if self.return_documents { Returned::Texts } else { Returned::Nothing };
+        Ok(RerankRequest { top_n: self.top_k.filter(|&n| n > 0), returned, ..request })
+    }
+}
+
+impl TeiRerankBody {
+    /// The request.
+    ///
+    /// # Errors
+    /// Fails if there are no texts.
+    pub fn into_domain(self, _: &BodyLimits) -> Result<RerankRequest, ApiError> {
+        let request = RerankRequest::new(self.query, self.texts, RerankDialect::Tei)?;
+        let returned = if self.return_text { Returned::Texts } else { Returned::Nothing };
+        Ok(RerankRequest { raw_scores: self.raw_scores, returned, ..request })
     }
 }
 
@@ -272,21 +274,27 @@ fn as_object(document: &RawValue) -> Box<RawValue> {
 }
 
 impl RerankRequest {
+    /// The request for all results of these texts, without their documents.
+    fn new(query: String, texts: Vec<String>, dialect: RerankDialect) -> Result<Self, ApiError> {
+        if texts.is_empty() {
+            let field = dialect.field();
+            let message = format!("{field} is empty: send at least one");
+            return Err(ApiError::with_param(ErrorCode::FieldEmpty, message, field));
+        }
+        let (chunks, returned) = (chunks(texts), Returned::Nothing);
+        Ok(Self { query, chunks, dialect, returned, top_n: None, spans: None, raw_scores: false })
+    }
+
     /// Sentences if the request asks for relevant spans, else whole documents.
     pub fn granularity(&self) -> Granularity {
         if self.spans.is_some() { Granularity::Sentence } else { Granularity::Chunk }
-    }
-
-    /// The most results; none if the request asks for all.
-    pub fn result_count_max(&self) -> Option<usize> {
-        Some(self.top_n).filter(|&top_n| top_n < usize::MAX)
     }
 
     /// The answer, best first. `id` is the id of the answer, `model` the name of the model.
     pub fn answer(&self, ranked: &Ranked, id: String, model: &str) -> RerankAnswer {
         let mut order: Vec<usize> = (0..self.chunks.len()).collect();
         order.sort_by(|&a, &b| ranked.chunks[b].total_cmp(&ranked.chunks[a]));
-        order.truncate(self.top_n);
+        order.truncate(self.top_n.unwrap_or(usize::MAX));
         let score = |rc: f32| if self.raw_scores { f64::from(rc) } else { relevance(ranked, rc) };
         let document = |index: usize| match &self.returned {
             Returned::Documents(documents) => Some(as_object(&documents[index])),
@@ -299,12 +307,8 @@ impl RerankRequest {
         let spans = |index: usize| self.spans.map(|options| self.spans_of(index, ranked, options));
         let version = match self.dialect {
             RerankDialect::Tei => {
-                let result = |index: usize| TeiResult {
-                    index,
-                    score: score(ranked.chunks[index]),
-                    text: text(index),
-                    relevant_spans: spans(index),
-                };
+                let result =
+                    |index: usize| TeiResult { index, score: score(ranked.chunks[index]), text: text(index) };
                 return RerankAnswer::Tei(order.into_iter().map(result).collect());
             }
             RerankDialect::Voyage => {
@@ -312,7 +316,6 @@ impl RerankRequest {
                     index,
                     relevance_score: score(ranked.chunks[index]),
                     document: text(index),
-                    relevant_spans: spans(index),
                 };
                 return RerankAnswer::Voyage(VoyageRanking {
                     object: "list",
@@ -363,7 +366,7 @@ impl RerankRequest {
 }
 
 /// Answer of `rerank`.
-#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize)]
 #[serde(untagged)]
 pub enum RerankAnswer {
     /// In the format of Cohere, Jina and vLLM.
@@ -424,9 +427,6 @@ struct VoyageResult {
     /// The text of the document that was ranked.
     #[serde(skip_serializing_if = "Option::is_none")]
     document: Option<String>,
-    /// The relevant sentences of the document, best first.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    relevant_spans: Option<Vec<SpanAnswer>>,
 }
 
 /// The rank of a text.
@@ -439,9 +439,6 @@ pub struct TeiResult {
     /// The text, as it was sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     text: Option<String>,
-    /// The relevant sentences of the document, best first.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    relevant_spans: Option<Vec<SpanAnswer>>,
 }
 
 /// The model's tokens of the question and the documents.

@@ -8,11 +8,13 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
-use thresher_core::domain::{ByteRange, Chunk, CompressRequest, Kind, Lang};
+use thresher_core::domain::{ByteRange, Chunk, CompressRequest, Kind, Lang, TokenizerName};
 use thresher_core::pipeline::clock::Timings;
 use thresher_core::pipeline::explain::{ChunkExplanation, Explanation};
 use thresher_core::pipeline::score::Scoring;
-use thresher_core::pipeline::{ChunkOutcome, Compressed, Pipeline, Sources, Usage, Warning, kv_export};
+use thresher_core::pipeline::{
+    ChunkOutcome, Compressed, Pipeline, Relevance, Sources, Usage, Warning, kv_export,
+};
 use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
 use super::kv::KvAnswer;
@@ -25,24 +27,30 @@ pub struct CompressAnswer {
     id: Option<String>,
     /// The compressed context, to send to the language model.
     context: String,
-    /// One outcome for each chunk of the request.
-    chunks: Vec<ChunkAnswer>,
     /// One citation for each piece of the context.
     citations: Vec<CitationAnswer>,
-    /// Tokens before and after; null if the chunks came back whole.
-    usage: Option<UsageAnswer>,
-    /// The model, and the statistic by which it scored.
-    rc: RcAnswer,
+    /// Whether any chunk is related to the question; null where it was not measured.
+    related: Option<bool>,
+    /// How near the chunks come to the question; null where it was not measured. The more, the nearer.
+    relevance: Option<f32>,
     /// Whether the chunks answer the question; null where it was not measured (docs/verdicts.md).
     answerable: Option<AnswerableAnswer>,
-    /// The error because of which the chunks came back whole; null otherwise.
-    degraded: Option<ApiError>,
-    /// How many blocks (cached keys of chunks) came from which tier of the cache.
-    blocks: Option<Sources>,
-    timing_ms: TimingMs,
+    /// Tokens before and after; null if the chunks came back uncompressed.
+    usage: Option<UsageAnswer>,
     /// What the caller should know about the context; left out if there is nothing.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     warnings: Vec<WarningAnswer>,
+    /// The error because of which the chunks came back uncompressed; null otherwise.
+    degraded: Option<ApiError>,
+    /// One outcome for each chunk of the request.
+    chunks: Vec<ChunkAnswer>,
+    /// The question, as it was read.
+    question: QuestionAnswer,
+    /// The model, and the statistic by which it scored.
+    rc: RcAnswer,
+    /// How many blocks (cached keys of chunks) came from which tier of the cache.
+    blocks: Option<Sources>,
+    timing_ms: TimingMs,
     /// The RC of every token, if the request asks for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     explain: Option<ExplainAnswer>,
@@ -77,7 +85,7 @@ struct PrefilterAnswer {
 #[schemars(rename = "Warning")]
 /// Something that the caller should know about the context, though it is not an error.
 struct WarningAnswer {
-    /// `rows_left_out`, `group_cut`, `kind_unfit`, `script_unknown`, `question_shortened` or `unread`.
+    /// `unrelated`, `rows_left_out`, `group_cut`, `kind_unfit`, `script_unknown`, `question_shortened` or `unread`.
     code: &'static str,
     /// What it means, in words.
     message: Cow<'static, str>,
@@ -87,6 +95,19 @@ struct WarningAnswer {
 }
 
 impl WarningAnswer {
+    fn unrelated(relevance: Relevance, request: &CompressRequest) -> Self {
+        let advice = if request.related_only {
+            "; send `related_only: false` to keep the best text anyway"
+        } else {
+            ""
+        };
+        let message = format!(
+            "no chunk comes close to the question: the relevance is {:.3}, and the least for these texts is {:.3}{advice}",
+            relevance.value, relevance.least
+        );
+        Self { code: "unrelated", message: message.into(), chunk: None }
+    }
+
     fn new(warning: Warning, request: &CompressRequest) -> Self {
         let (code, message, chunk) = match warning {
             Warning::RowsLeftOut { chunk } => (
@@ -168,8 +189,6 @@ struct ChunkAnswer {
     score: Option<f32>,
     /// The text of the chunk in the context.
     text: String,
-    /// The pieces of the chunk that were kept.
-    spans: Vec<SpanAnswer>,
     /// The metadata, as it was sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     metadata: Option<Box<RawValue>>,
@@ -180,20 +199,6 @@ struct ChunkAnswer {
 pub(super) struct Range {
     pub(super) start: usize,
     pub(super) end: usize,
-}
-
-#[derive(Debug, Clone, Serialize, JsonSchema)]
-#[schemars(rename = "KeptSpan")]
-/// A piece of a chunk that was kept.
-struct SpanAnswer {
-    /// The start in the chunk.
-    start: usize,
-    /// The end in the chunk.
-    end: usize,
-    /// The score; compares within a request only.
-    score: Option<f32>,
-    /// The range in the context.
-    output: Range,
 }
 
 #[derive(Debug, Clone, Serialize, JsonSchema)]
@@ -210,12 +215,16 @@ struct CitationAnswer {
     output: Range,
     /// The text of the piece.
     text: String,
+    /// The score; compares within a request only. Null for a sentence that an earlier chunk has, too, and that is kept there.
+    score: Option<f32>,
 }
 
 #[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
 #[schemars(rename = "CompressUsage")]
-/// Tokens, counted with the tokenizer that the request names.
+/// Tokens of the context.
 struct UsageAnswer {
+    /// The tokenizer that counted them.
+    tokenizer: TokenizerName,
     /// Tokens of the context if everything were kept.
     tokens_in: usize,
     /// Tokens of the context.
@@ -224,25 +233,22 @@ struct UsageAnswer {
     ratio: f64,
 }
 
+#[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
+#[schemars(rename = "Question")]
+/// The question, as it was read.
+struct QuestionAnswer {
+    /// The language as an ISO 639-3 code; null if it is unknown.
+    lang: Option<Lang>,
+    /// How many turns of `messages` the question was read with; null if there are none.
+    turns_read: Option<usize>,
+}
+
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "CompressRc")]
 /// The model, and the statistic by which it scored.
 struct RcAnswer {
     /// The name of the statistic.
     estimator: String,
-    /// The mean, over the question's tokens, of their highest logit.
-    reach: Option<f32>,
-    /// Whether that is high enough for the chunks to have to do with the question.
-    related: Option<bool>,
-    /// Why nothing is related to the question; left out if something is.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reason: Option<String>,
-    /// How many turns of `messages` the question was read with; left out if there are none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    turns_read: Option<usize>,
-    /// The language of the question as an ISO 639-3 code; left out if it is unknown.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    lang: Option<Lang>,
     /// The name of the model; null while it is being loaded.
     model: Option<String>,
     /// The fingerprint of the model.
@@ -328,30 +334,32 @@ impl CompressAnswer {
         for outcome in &compressed.chunks {
             marker += usize::from(outcome.kept);
             let chunk = &request.chunks[outcome.index];
-            let mut spans = Vec::with_capacity(outcome.spans.len());
             for span in &outcome.spans {
                 let (source, out) = (sources[outcome.index].range(span.source), output.range(span.output));
                 let text = span.source.of(&chunk.text).to_owned();
-                spans.push(SpanAnswer {
-                    start: source.start,
-                    end: source.end,
-                    score: span.score,
+                let chunk = chunk.id.clone();
+                citations.push(CitationAnswer {
+                    marker,
+                    chunk,
+                    source,
                     output: out,
+                    text,
+                    score: span.score,
                 });
-                citations.push(CitationAnswer { marker, chunk: chunk.id.clone(), source, output: out, text });
             }
             for repeat in &outcome.repeats {
                 let (source, out) =
                     (sources[outcome.index].range(repeat.source), output.range(repeat.output));
                 let text = repeat.source.of(&chunk.text).to_owned();
                 let marker = marker_at(&compressed.chunks, repeat.output);
-                citations.push(CitationAnswer { marker, chunk: chunk.id.clone(), source, output: out, text });
+                let chunk = chunk.id.clone();
+                citations.push(CitationAnswer { marker, chunk, source, output: out, text, score: None });
             }
             let text = match (outcome.spans.first(), outcome.spans.last()) {
                 (Some(first), Some(last)) => &compressed.context[first.output.start..last.output.end],
                 _ => "",
             };
-            chunks.push(ChunkAnswer::new(chunk, outcome, text, spans));
+            chunks.push(ChunkAnswer::new(chunk, outcome, text));
         }
         let answerable = compressed.answerable.map(|found| AnswerableAnswer {
             probability: found.probability,
@@ -361,45 +369,36 @@ impl CompressAnswer {
             source: sources[found.chunk].range(found.bytes),
         });
         let explain = compressed.explanation.as_ref().map(|e| ExplainAnswer::new(request, e, unit, &sources));
-        let usage = compressed.usage.map(UsageAnswer::from);
+        let usage = compressed.usage.map(|usage| UsageAnswer::new(usage, request.tokenizer));
+        let unrelated = compressed.relevance.filter(|relevance| !relevance.related);
+        let unrelated = unrelated.map(|relevance| WarningAnswer::unrelated(relevance, request));
+        let warnings = compressed.warnings.iter().map(|&warning| WarningAnswer::new(warning, request));
         let rc = RcAnswer {
             estimator: pipeline.map_or_else(|| Scoring::default().to_string(), Pipeline::estimator),
-            reach: compressed.relevance.map(|r| r.max_sim),
-            turns_read: compressed.turns_read,
-            lang: compressed.lang,
-            related: compressed.relevance.map(|r| r.related),
-            reason: compressed.relevance.filter(|r| !r.related).map(|r| {
-                let advice = if request.related_only { "; send `related_only: false` to keep the best text anyway" } else { "" };
-                format!(
-                    "no chunk comes close to the question: reach is {:.3}, and the least for these texts is {:.3}{advice}",
-                    r.max_sim, r.least
-                )
-            }),
             model: model.map(|model| model.name.clone()),
             fingerprint: model.map(|model| model.fingerprint.clone()),
         };
         let timing_ms = TimingMs::from(&compressed.timings);
         let blocks = compressed.sources;
-        let (context, prefilter) = (compressed.context, None);
+        let context = compressed.context;
         Self {
             id: None,
-            chunks,
+            context,
             citations,
-            usage,
-            rc,
+            related: compressed.relevance.map(|relevance| relevance.related),
+            relevance: compressed.relevance.map(|relevance| relevance.value),
             answerable,
+            usage,
+            warnings: unrelated.into_iter().chain(warnings).collect(),
             degraded: None,
+            chunks,
+            question: QuestionAnswer { lang: compressed.lang, turns_read: compressed.turns_read },
+            rc,
             blocks,
             timing_ms,
-            warnings: compressed
-                .warnings
-                .iter()
-                .map(|&warning| WarningAnswer::new(warning, request))
-                .collect(),
             explain,
-            prefilter,
+            prefilter: None,
             kv: None,
-            context,
         }
     }
 
@@ -442,7 +441,7 @@ fn marker_at(outcomes: &[ChunkOutcome], output: ByteRange) -> usize {
 }
 
 impl ChunkAnswer {
-    fn new(chunk: &Chunk, outcome: &ChunkOutcome, text: &str, spans: Vec<SpanAnswer>) -> Self {
+    fn new(chunk: &Chunk, outcome: &ChunkOutcome, text: &str) -> Self {
         Self {
             id: chunk.id.clone(),
             index: outcome.index,
@@ -454,7 +453,6 @@ impl ChunkAnswer {
             lang: outcome.lang,
             score: outcome.score,
             text: text.to_owned(),
-            spans,
             metadata: chunk.metadata.clone().and_then(|json| RawValue::from_string(json).ok()),
         }
     }
@@ -491,11 +489,11 @@ impl ExplainAnswer {
     }
 }
 
-impl From<Usage> for UsageAnswer {
-    fn from(usage: Usage) -> Self {
+impl UsageAnswer {
+    fn new(usage: Usage, tokenizer: TokenizerName) -> Self {
         let Usage { tokens_in, tokens_out } = usage;
         let ratio = if tokens_in == 0 { 0.0 } else { tokens_out as f64 / tokens_in as f64 };
-        Self { tokens_in, tokens_out, ratio: (ratio * 1e4).round() / 1e4 }
+        Self { tokenizer, tokens_in, tokens_out, ratio: (ratio * 1e4).round() / 1e4 }
     }
 }
 

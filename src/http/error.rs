@@ -27,9 +27,6 @@ pub struct RerankError {
     message: String,
     detail: String,
     error: ApiError,
-    /// The kind of the error as Text Embeddings Inference calls it, where the path is also that of its `rerank`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error_type: Option<&'static str>,
 }
 
 /// The error shape of Text Embeddings Inference.
@@ -38,6 +35,8 @@ pub struct RerankError {
 pub struct TeiError {
     error: String,
     error_type: &'static str,
+    code: ErrorCode,
+    param: Option<String>,
 }
 
 /// The error shape of OpenAI's APIs.
@@ -113,23 +112,14 @@ impl ApiError {
 
     /// The answer as Text Embeddings Inference writes it.
     pub(super) fn tei_response(self) -> Response {
-        self.respond(TeiError { error: self.message.clone(), error_type: self.tei_type() })
+        let Self { code, message, param, .. } = self.clone();
+        self.respond(TeiError { error: message, error_type: self.tei_type(), code, param })
     }
 
     /// The answer as `rerank` and `score` write it.
     pub(super) fn rerank_response(self) -> Response {
-        self.rerank_body(None)
-    }
-
-    /// The answer as the path `/rerank` writes it, which vLLM and Text Embeddings Inference share, while it is not known whose client asks.
-    pub(super) fn shared_rerank_response(self) -> Response {
-        let error_type = self.tei_type();
-        self.rerank_body(Some(error_type))
-    }
-
-    fn rerank_body(self, error_type: Option<&'static str>) -> Response {
         let (message, detail) = (self.message.clone(), self.message.clone());
-        self.respond(RerankError { message, detail, error: self.clone(), error_type })
+        self.respond(RerankError { message, detail, error: self.clone() })
     }
 
     /// The answer as the API of this dialect writes it.
@@ -169,9 +159,4 @@ impl IntoResponse for ApiError {
 /// at fault.
 pub(super) fn from_panic(_panic: Box<dyn Any + Send>) -> Response {
     ApiError::internal().into_response()
-}
-
-/// As [`from_panic`], for the path `/rerank`.
-pub(super) fn from_shared_panic(_panic: Box<dyn Any + Send>) -> Response {
-    ApiError::internal().shared_rerank_response()
 }

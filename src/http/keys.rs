@@ -9,7 +9,7 @@ use axum::response::Response;
 use super::connections::RequestHandle;
 use super::memory::{self, PoolExhausted};
 use super::observe::KeyName;
-use super::{Service, body, health, openapi, rerank, route_of};
+use super::{Service, body, health, openapi, route_of};
 use crate::access::KEY_PREFIX;
 use crate::error::ApiError;
 use crate::middleware::dialect::Dialect;
@@ -69,7 +69,6 @@ fn error_response(error: ApiError, path: Option<&str>) -> Response {
     match path.map(route_of) {
         Some("/v1/messages") => error.dialect_response(Dialect::Messages),
         Some("/v1/chat/completions" | "/v1/responses") => error.dialect_response(Dialect::Chat),
-        Some(rerank::SHARED_PATH) => error.shared_rerank_response(),
         _ => error.rerank_response(),
     }
 }

@@ -15,8 +15,9 @@ use super::registry::{DELETE, PAGE_COUNT_DEFAULT, PAGE_COUNT_MAX};
 use crate::api::{
     AttributeAnswer, AttributeBody, ChangesAnswer, CompressAnswer, CompressBody, DeleteBody, FilterBody,
     HealthAnswer, MessagesAnswer, MessagesBody, MiddlewareBody, ModelsAnswer, OriginalAnswer, PageAnswer,
-    PartAnswer, ProgressAnswer, RegisterBody, RegisteredAnswer, RerankAnswer, RerankBody, RetrieveBody,
-    ScoreAnswer, ScoreBody, SearchAnswer, SearchBody, UsageAnswer, UsageBody, UsageTaken,
+    PartAnswer, ProgressAnswer, RegisterBody, RegisteredAnswer, RerankBody, Reranked, RetrieveBody,
+    ScoreAnswer, ScoreBody, SearchAnswer, SearchBody, TeiRerankBody, TeiResult, UsageAnswer, UsageBody,
+    UsageTaken, VoyageRanking, VoyageRerankBody,
 };
 use crate::savings::report::SavingsReport;
 
@@ -377,29 +378,38 @@ fn rerank(schemas: &mut Schemas) -> Vec<Entry> {
         "description": "Whether the documents answer the question, and the probability, such as `false;p=0.031`. Left out where it was not measured: docs/verdicts.md.",
         "schema": {"type": "string"},
     }});
-    let mut reranks = |id, summary, path| {
-        let (_, _, mut operation) = Operation::new("rerank", id, summary)
-            .body(in_json(schemas.request::<RerankBody>()))
-            .examples(&[("documents", EXAMPLE), ("texts", TEI)])
-            .response("The documents, best first.", in_json(schemas.response::<RerankAnswer>()))
-            .errors(errors(schemas, ErrorFormat::Rerank, &[ANY, BODY, WORK]))
+    let mut all = Vec::new();
+    let cohere = in_json(schemas.request::<RerankBody>());
+    let voyage = in_json(schemas.request::<VoyageRerankBody>());
+    let tei = in_json(schemas.request::<TeiRerankBody>());
+    let results = in_json(schemas.response::<Reranked>());
+    let ranking = in_json(schemas.response::<VoyageRanking>());
+    let scored = in_json(schemas.response::<Vec<TeiResult>>());
+    for (id, path, body, answer, of) in [
+        ("rerankV1", "/v1/rerank", &cohere, &results, "Cohere's v1 and Jina"),
+        ("rerankV2", "/v2/rerank", &cohere, &results, "Cohere's v2"),
+        ("rerankTei", "/rerank", &tei, &scored, "Text Embeddings Inference"),
+        ("rerankTeiPrefixed", "/tei/rerank", &tei, &scored, "Text Embeddings Inference"),
+        ("rerankVoyage", "/voyage/v1/rerank", &voyage, &ranking, "Voyage"),
+        ("rerankVllm", "/vllm/rerank", &cohere, &results, "vLLM"),
+        ("rerankVllmV1", "/vllm/v1/rerank", &cohere, &results, "vLLM"),
+        ("rerankVllmV2", "/vllm/v2/rerank", &cohere, &results, "vLLM"),
+    ] {
+        let (format, example) = if of == "Text Embeddings Inference" {
+            (ErrorFormat::Tei, ("texts", TEI))
+        } else {
+            (ErrorFormat::Rerank, ("documents", EXAMPLE))
+        };
+        let (_, _, mut operation) = Operation::new("rerank", id, "Rank documents.")
+            .body(body.clone())
+            .examples(&[example])
+            .response("The documents, best first.", answer.clone())
+            .errors(errors(schemas, format, &[ANY, BODY, WORK]))
             .at(path, "post");
+        operation["summary"] = format!("Rank documents, in the format of {of}.").into();
         operation["responses"]["200"]["headers"] = related.clone();
-        (path.to_owned(), "post", operation)
-    };
-    let mut all = vec![
-        reranks(
-            "rerankV1",
-            "Rank documents, in the format of Cohere's v1, Jina, Voyage and vLLM.",
-            "/v1/rerank",
-        ),
-        reranks("rerankV2", "Rank documents, in the format of Cohere's v2.", "/v2/rerank"),
-        reranks(
-            "rerank",
-            "Rank documents or texts, in the format of vLLM and Text Embeddings Inference.",
-            "/rerank",
-        ),
-    ];
+        all.push((path.to_owned(), "post", operation));
+    }
     let mut scores = |id, path| {
         Operation::new("rerank", id, "Score texts, in the format of vLLM.")
             .body(in_json(schemas.request::<ScoreBody>()))
@@ -408,7 +418,7 @@ fn rerank(schemas: &mut Schemas) -> Vec<Entry> {
             .errors(errors(schemas, ErrorFormat::Rerank, &[ANY, BODY, WORK]))
             .at(path, "post")
     };
-    all.extend([scores("scoreV1", "/v1/score"), scores("score", "/score")]);
+    all.extend([scores("score", "/vllm/score"), scores("scoreV1", "/vllm/v1/score")]);
     all
 }
 

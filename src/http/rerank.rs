@@ -1,4 +1,4 @@
-//! `POST /v1/rerank`, `/v2/rerank`, `/rerank`, `/v1/score` and `/score`, for the clients of other rerankers. These clients name no deadline:
+//! Reranking for the clients of Cohere, Jina, Text Embeddings Inference, Voyage and vLLM. These clients name no deadline:
 //! their requests get the longest one (`admission.deadline_ms_max`), and stop when the client closes the connection.
 
 use std::sync::Arc;
@@ -15,49 +15,48 @@ use thresher_core::pipeline::{Pipeline, PipelineError, Ranked};
 
 use super::traces::{self, Retrieval};
 use super::{Scope, body, observe};
-use crate::api::{self, RerankBody, RerankDialect, ScoreAnswer, ScoreBody, Scored};
+use crate::api::{
+    self, BodyLimits, RerankBody, RerankRequest, ScoreAnswer, ScoreBody, Scored, TeiRerankBody,
+    VoyageRerankBody,
+};
 use crate::error::ApiError;
 use crate::tenants::ttl_store;
 
-/// The path that vLLM and Text Embeddings Inference share.
-pub const SHARED_PATH: &str = "/rerank";
-
-/// `POST /v1/rerank`: the format of Cohere's v1, Jina and vLLM; with `top_k` or `truncation` that of Voyage.
+/// `POST /v1/rerank`: the format of Cohere's v1 and Jina; vLLM's under its prefix.
 pub async fn v1(service: Scope, headers: HeaderMap, body: Body) -> Response {
-    rerank(&service, &headers, body, RerankDialect::V1, ApiError::rerank_response).await
+    rerank(&service, &headers, body, RerankBody::into_v1, ApiError::rerank_response).await
 }
 
-/// `POST /rerank`: as [`v1`]. Errors have a type, for the clients of Text Embeddings Inference.
-pub async fn shared(service: Scope, headers: HeaderMap, body: Body) -> Response {
-    rerank(&service, &headers, body, RerankDialect::V1, ApiError::shared_rerank_response).await
-}
-
-/// `POST /v2/rerank`: Cohere's v2 format.
+/// `POST /v2/rerank`: the format of Cohere's v2.
 pub async fn v2(service: Scope, headers: HeaderMap, body: Body) -> Response {
-    rerank(&service, &headers, body, RerankDialect::V2, ApiError::rerank_response).await
+    rerank(&service, &headers, body, RerankBody::into_v2, ApiError::rerank_response).await
 }
 
-/// Answers in the format of the path; to a body with `texts`, in the format of Text Embeddings Inference.
-async fn rerank(
+/// `POST /voyage/v1/rerank`: Voyage's format.
+pub async fn voyage(service: Scope, headers: HeaderMap, body: Body) -> Response {
+    rerank(&service, &headers, body, VoyageRerankBody::into_domain, ApiError::rerank_response).await
+}
+
+/// `POST /rerank`: the format of Text Embeddings Inference.
+pub async fn tei(service: Scope, headers: HeaderMap, body: Body) -> Response {
+    rerank(&service, &headers, body, TeiRerankBody::into_domain, ApiError::tei_response).await
+}
+
+async fn rerank<T: api::Body + Send + 'static>(
     service: &Scope,
     headers: &HeaderMap,
     body: Body,
-    path_dialect: RerankDialect,
+    into_request: fn(T, &BodyLimits) -> Result<RerankRequest, ApiError>,
     error_response: fn(ApiError) -> Response,
 ) -> Response {
     let deadline = Instant::now() + service.limits.deadline_max;
     let limits = service.limits.bodies;
-    let parse = move |body: &[u8]| {
-        let parsed = api::parse::<RerankBody>(body, &limits);
-        let parsed = parsed.and_then(|parsed| parsed.into_domain(path_dialect, &limits));
-        Ok(parsed.map_err(|error| (error, api::sends_texts(body))))
-    };
+    let parse = move |body: &[u8]| into_request(api::parse::<T>(body, &limits)?, &limits);
     let request = match body::parsed(service, headers, body, parse).await {
-        Ok(Ok(request)) => request,
-        Ok(Err((error, true))) => return error.tei_response(),
-        Ok(Err((error, false))) | Err(error) => return error_response(error),
+        Ok(request) => request,
+        Err(error) => return error_response(error),
     };
-    let (dialect, top_k) = (request.dialect, request.result_count_max());
+    let (field, top_k) = (request.dialect.field(), request.top_n);
     let request = Arc::new(request);
     let ranked_request = Arc::clone(&request);
     let rank = move |pipeline: &Pipeline, cancel: &Cancel| {
@@ -76,13 +75,12 @@ async fn rerank(
     };
     let retrieval = Retrieval { top_k, ..Retrieval::of("rerank") };
     let answer = retrieval.run(service.model_name(), ranked(service, deadline, rank, answer));
-    match (answer.await, dialect) {
-        (Ok((answer, headers)), _) => {
+    match answer.await {
+        Ok((answer, headers)) => {
             let headers = headers.into_iter().filter_map(|(name, value)| Some((name, value?)));
             (AppendHeaders(headers), Json(answer)).into_response()
         }
-        (Err(error), RerankDialect::Tei) => error.of_chunks_in("texts").tei_response(),
-        (Err(error), _) => error_response(error.of_chunks_in("documents")),
+        Err(error) => error_response(error.of_chunks_in(field)),
     }
 }
 
@@ -109,7 +107,7 @@ async fn ranked<T: Send + 'static>(
         .await
 }
 
-/// `POST /v1/score` and `/score`: vLLM's format.
+/// `POST /vllm/score`: vLLM's format.
 pub async fn score(service: Scope, headers: HeaderMap, body: Body) -> Response {
     let deadline = Instant::now() + service.limits.deadline_max;
     let limits = service.limits.bodies;

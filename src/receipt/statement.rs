@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use thresher_core::domain::{AttributeRequest, ByteRange, Chunk, Parts};
-use thresher_core::pipeline::attribute::{Attributed, ESTIMATOR, PartOutcome, Source, UnsupportedKind};
+use thresher_core::pipeline::attribute::{
+    Attributed, ESTIMATOR, PartOutcome, Source, UnsupportedKind, Verdict,
+};
 use thresher_core::pipeline::{Codec, Pipeline};
 
 /// How much the scores of two processors may differ: relative to the larger score, and in any case.
@@ -59,7 +61,7 @@ struct HashedChunk {
 #[serde(rename_all = "snake_case")]
 enum Granularity {
     Sentence,
-    Token,
+    Word,
     Span,
     Value,
 }
@@ -68,7 +70,7 @@ enum Granularity {
 #[serde(deny_unknown_fields)]
 struct PartRecord {
     at: ByteRange,
-    supported: Option<bool>,
+    verdict: Verdict,
     support: Option<f32>,
     unsupported: Vec<UnsupportedBody>,
     sources: Vec<SourceRecord>,
@@ -125,7 +127,7 @@ impl Statement {
             chunks: request.chunks.iter().enumerate().map(chunk).collect(),
             granularity: match request.parts {
                 Parts::Sentences => Granularity::Sentence,
-                Parts::Words => Granularity::Token,
+                Parts::Words => Granularity::Word,
                 Parts::Spans(_) => Granularity::Span,
                 Parts::Values(_) => Granularity::Value,
             },
@@ -174,7 +176,7 @@ impl Statement {
         let AttributeRequest { answer, chunks, .. } = request;
         let parts = match self.granularity {
             Granularity::Sentence => Parts::Sentences,
-            Granularity::Token => Parts::Words,
+            Granularity::Word => Parts::Words,
             Granularity::Span => Parts::Spans(self.parts.iter().map(|part| part.at).collect()),
             Granularity::Value => values,
         };
@@ -265,7 +267,7 @@ impl PartRecord {
         };
         Self {
             at: part.bytes,
-            supported: part.is_supported(),
+            verdict: part.verdict,
             support: part.support,
             unsupported: part
                 .unsupported

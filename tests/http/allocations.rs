@@ -8,7 +8,7 @@ use std::cell::Cell;
 
 use thresher::api::{
     self, AttributeBody, Body, BodyLimits, CompressBody, DeleteBody, MiddlewareBody, RegisterBody,
-    RegisterLimits, RerankBody, RerankDialect, ScoreBody, SearchBody, SearchLimits,
+    RegisterLimits, RerankBody, ScoreBody, SearchBody, SearchLimits, TeiRerankBody, VoyageRerankBody,
 };
 use thresher::error::{ApiError, ErrorCode};
 use thresher::middleware::json::Located;
@@ -202,7 +202,9 @@ fn a_list_is_refused_before_all_of_it_is_in_memory() {
     check_lists::<AttributeBody>("attribute", "", &texts, &[("chunk_ids", many)]);
     check_lists::<AttributeBody>("attribute", "", &["{\"start\":0,\"end\":1}"], &[("spans", "too_many")]);
     check_lists::<RerankBody>("rerank", query, &any, &[("documents", many)]);
-    check_lists::<RerankBody>("rerank", query, &texts, &[("texts", many), ("rank_fields", "too_many")]);
+    check_lists::<RerankBody>("rerank", query, &texts, &[("rank_fields", "too_many")]);
+    check_lists::<TeiRerankBody>("rerank", query, &texts, &[("texts", many)]);
+    check_lists::<VoyageRerankBody>("rerank", query, &texts, &[("documents", many)]);
     check_lists::<ScoreBody>("score", "", &texts, &[("text_1", many), ("text_2", many)]);
     check_lists::<RegisterBody>("register", "", &any, &[("chunks", many)]);
     check_lists::<DeleteBody>("delete", "", &texts, &[("ids", many)]);
@@ -219,9 +221,7 @@ fn errors_do_not_quote_long_strings() {
     check("a chunk's key", &long("{\"chunks\": [{\"", "\": 1}]}"), "unknown_field chunks[0].xxx", compress);
     check("a string for an object", &long("{\"budget\": \"", "\"}"), "wrong_type budget", compress);
     check("a string for a list", &long("{\"keep\": \"", "\"}"), "wrong_type keep", compress);
-    let rerank = |body: &[u8], limits: &BodyLimits| {
-        api::parse::<RerankBody>(body, limits)?.into_domain(RerankDialect::V1, limits)
-    };
+    let rerank = |body: &[u8], limits: &BodyLimits| api::parse::<RerankBody>(body, limits)?.into_v1(limits);
     let fields = long("{\"query\":\"q\",\"documents\":[{}],\"rank_fields\":[\"", "\"]}");
     check("a rank field", &fields, "missing_field documents[0]", rerank);
 }
@@ -229,9 +229,7 @@ fn errors_do_not_quote_long_strings() {
 /// A field of 200 kB that is ranked 50,000 times would make 10 GB of one document.
 #[test]
 fn rank_fields_do_not_multiply_a_document() {
-    let rerank = |body: &[u8], limits: &BodyLimits| {
-        api::parse::<RerankBody>(body, limits)?.into_domain(RerankDialect::V1, limits)
-    };
+    let rerank = |body: &[u8], limits: &BodyLimits| api::parse::<RerankBody>(body, limits)?.into_v1(limits);
     let body = |fields: &str, bytes: usize| {
         let text = "x".repeat(bytes);
         format!(r#"{{"query":"q","rank_fields":[{fields}],"documents":[{{"a":"{text}","b":"{text}"}}]}}"#)
@@ -253,7 +251,7 @@ fn nested_values_are_refused_before_all_of_them_are_in_memory() {
     check("a filter", &filter("1"), "wrong_type filter", search);
     check("a filter of lists", &filter("[]"), "wrong_type filter", search);
     let rerank = |body: &[u8], limits: &BodyLimits| {
-        let request = api::parse::<RerankBody>(body, limits)?.into_domain(RerankDialect::V1, limits)?;
+        let request = api::parse::<RerankBody>(body, limits)?.into_v1(limits)?;
         // The request is valid. This error only ends the measurement.
         let chunks = request.chunks.len();
         Err::<(), _>(ApiError::new(TAKEN, chunks.to_string()))
@@ -317,8 +315,7 @@ fn ordinary_bodies_need_little_more_memory_than_their_size() {
     parsed.expect("a request");
     assert!(2 * bytes < 3 * body.len(), "{bytes} bytes of {}", body.len());
     let body = filled("{\"query\":\"q\",\"documents\":[", &chunk, "]}");
-    let (parsed, bytes) =
-        peak(|| api::parse::<RerankBody>(&body, &limits)?.into_domain(RerankDialect::V1, &limits));
+    let (parsed, bytes) = peak(|| api::parse::<RerankBody>(&body, &limits)?.into_v1(&limits));
     parsed.expect("a request");
     assert!(bytes < TWICE_TIMES_MAX * body.len(), "{bytes} bytes of {}", body.len());
 }

@@ -59,7 +59,10 @@ async fn each_part_is_attributed_to_its_chunk() {
     let answer = attributed(&daemon, good().to_string()).await;
     assert_eq!(found(&answer["parts"]), BOTH);
     let first = &answer["parts"][0];
-    assert_eq!((&first["start"], &first["end"], &first["supported"]), (&json!(0), &json!(20), &json!(true)));
+    assert_eq!(
+        (&first["start"], &first["end"], &first["verdict"]),
+        (&json!(0), &json!(20), &json!("supported"))
+    );
     let source = &first["sources"][0];
     assert_eq!(
         (&source["cited"], &source["sentence"]["text"]),
@@ -67,7 +70,7 @@ async fn each_part_is_attributed_to_its_chunk() {
     );
     let spans = with(json!({"spans": [{"start": 4, "end": 8}, {"start": 25, "end": 29}]}));
     assert_eq!(found(&attributed(&daemon, spans).await["parts"]), ["tide <- a", "moon <- b"]);
-    let words = attributed(&daemon, with(json!({"granularity": "token"}))).await;
+    let words = attributed(&daemon, with(json!({"granularity": "word"}))).await;
     assert_eq!(words["parts"].as_array().expect("parts").len(), 9);
 }
 
@@ -202,7 +205,7 @@ async fn an_answer_to_a_compressed_context_cites_the_original_chunks() {
         {"id": "long", "text": "Water is wet. The tide is at noon. Rain is wet, too."},
         {"id": "tie", "text": "The tide is at noon."},
     ]);
-    let body = json!({"query": "tide", "chunks": chunks, "order": "relevance", "budget": {"tokens": 40}});
+    let body = json!({"query": "tide", "chunks": chunks, "order": "relevance", "budget": {"tokens": 40}, "tokenizer": "model"});
     let response = post(daemon.http, "/v1/compress", body.to_string()).await;
     assert_eq!(response.status, 200, "{}", response.body);
     let compressed = response.json();

@@ -27,20 +27,20 @@ async fn a_question_is_read_with_the_turns_before_it() {
         response.json()
     };
     let alone = ask(json!({})).await;
-    assert_eq!(alone["rc"]["turns_read"], Value::Null, "{alone}");
+    assert_eq!(alone["question"]["turns_read"], Value::Null, "{alone}");
     let turns = [said("user", "wet?"), said("assistant", "Sea.")];
     let follows = ask(json!({"messages": turns, "explain": true})).await;
-    assert_eq!(follows["rc"]["turns_read"], 2, "{follows}");
+    assert_eq!(follows["question"]["turns_read"], 2, "{follows}");
     assert_eq!(follows["context"], alone["context"]);
     let words = follows["explain"]["query"].as_array().expect("tokens of the question");
     let ends_at = words.last().expect("a token")["end"].as_u64();
     assert_eq!(ends_at, Some("tide".len() as u64), "explained are the tokens of the question only");
     let with_question = [&turns[..], &[said("user", "tide")]].concat();
-    assert_eq!(ask(json!({"messages": with_question})).await["rc"]["turns_read"], 2);
+    assert_eq!(ask(json!({"messages": with_question})).await["question"]["turns_read"], 2);
     let long = [&turns[..], &[said("assistant", &"Long. ".repeat(400))]].concat();
-    assert_eq!(ask(json!({"messages": long})).await["rc"]["turns_read"], 2, "a turn that does not fit");
-    assert_eq!(ask(json!({"messages": []})).await["rc"]["turns_read"], Value::Null);
-    assert_eq!(ask(json!({"messages": null})).await["rc"]["turns_read"], Value::Null);
+    assert_eq!(ask(json!({"messages": long})).await["question"]["turns_read"], 2, "a turn that does not fit");
+    assert_eq!(ask(json!({"messages": []})).await["question"]["turns_read"], Value::Null);
+    assert_eq!(ask(json!({"messages": null})).await["question"]["turns_read"], Value::Null);
 }
 
 #[tokio::test(flavor = "multi_thread")]

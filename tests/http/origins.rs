@@ -39,7 +39,9 @@ async fn send_raw(address: std::net::SocketAddr, message: &str) -> Response {
 
 #[track_caller]
 fn assert_refused(case: &str, response: &Response, code: &str) {
-    assert_eq!(response.json()["error"]["code"], code, "{case}: {}", response.body);
+    let body = response.json();
+    let found = if body["error"].is_string() { &body["code"] } else { &body["error"]["code"] };
+    assert_eq!(found, code, "{case}: {body}");
     let status = if code == "content_type_unsupported" { 415 } else { 403 };
     assert_eq!(response.status, status, "{case}");
     assert_eq!(response.header("access-control-allow-origin"), None, "{case}");
@@ -161,8 +163,13 @@ async fn a_body_without_a_json_content_type_is_refused() {
         "/v1/rerank",
         "/v2/rerank",
         "/rerank",
-        "/v1/score",
-        "/score",
+        "/tei/rerank",
+        "/voyage/v1/rerank",
+        "/vllm/rerank",
+        "/vllm/v1/rerank",
+        "/vllm/v2/rerank",
+        "/vllm/score",
+        "/vllm/v1/score",
         "/mcp",
     ];
     for path in paths {

@@ -235,7 +235,7 @@ async fn a_request_gets_the_best_answer_that_there_was_time_for() {
     chunks.push("The harbour master rang the iron bell of Cape Orrin at noon.".to_owned());
     let ask = async |policy: &str| {
         let body = json!({
-            "query": "Who rang the iron bell of Cape Orrin?", "chunks": chunks, "deadline_ms": 6_000, "deadline_policy": policy,
+            "query": "Who rang the iron bell of Cape Orrin?", "chunks": chunks, "deadline_ms": 6_000, "on_error": policy,
         });
         post(http, "/v1/compress", body.to_string()).await
     };
@@ -263,7 +263,7 @@ async fn a_request_gets_the_best_answer_that_there_was_time_for() {
         unread_before = unread;
     }
     let response = ask("hurry").await;
-    assert!(response.body.contains("deadline_policy"), "{}", response.body);
+    assert!(response.body.contains("on_error"), "{}", response.body);
 }
 
 #[cfg(target_os = "linux")]

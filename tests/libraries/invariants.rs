@@ -12,8 +12,8 @@ use proptest::sample::{select, subsequence};
 use serde_json::Value;
 use thresher::api::{AttributeAnswer, AttributeBody, BodyLimits, ChunkNumbers, CompressAnswer};
 use thresher_core::domain::{
-    AttributeRequest, Budget, ByteRange, Chunk, CompressRequest, DeadlinePolicy, Format, Granularity, Kind,
-    Omissions, Order, Parts, TokenizerName,
+    AttributeRequest, Budget, ByteRange, Chunk, CompressRequest, Format, Granularity, Kind, Omissions, Order,
+    Parts, TokenizerName,
 };
 use thresher_core::kv::key::BlockKey;
 use thresher_core::kv::store::{KvStore, Source, Tiers};
@@ -32,7 +32,7 @@ const WINDOW_TOKENS: usize = 16;
 /// Words that are one token of the scripted tokenizer. Questions and the texts that answer them share these
 /// words.
 const WORDS: [&str; 6] = ["tide", "moon", "water", "rises", "twice", "coast"];
-const GRANULARITIES: [Granularity; 3] = [Granularity::Chunk, Granularity::Sentence, Granularity::Token];
+const GRANULARITIES: [Granularity; 3] = [Granularity::Chunk, Granularity::Sentence, Granularity::Word];
 const FORMATS: [Format; 3] = [Format::Numbered, Format::Plain, Format::Xml];
 const TOKENIZERS: [TokenizerName; 3] =
     [TokenizerName::Model, TokenizerName::O200kBase, TokenizerName::Cl100kBase];
@@ -199,7 +199,7 @@ fn request() -> impl Strategy<Value = CompressRequest> {
             omissions: if relevance { Omissions::Range } else { Omissions::None },
             tokenizer,
             missed_max: None,
-            deadline_policy: DeadlinePolicy::default(),
+            best_effort: false,
             explain,
             registered: false,
         })
@@ -353,21 +353,11 @@ fn citations_cut_true(request: &CompressRequest, found: &Compressed) -> Result<(
             prop_assert_eq!(&cut(source(&citation["chunk"]), &citation["source"], unit), &text);
             prop_assert_eq!(&cut(context, &citation["output"], unit), &text);
         }
-        let mut spans = 0;
         for chunk in list(&answer["chunks"]) {
-            let cited = |c: &&Value| c["chunk"] == chunk["id"];
-            for (span, citation) in list(&chunk["spans"]).iter().zip(citations.iter().filter(cited)) {
-                prop_assert_eq!(
-                    (&span["start"], &span["end"]),
-                    (&citation["source"]["start"], &citation["source"]["end"])
-                );
-                prop_assert_eq!(&span["output"], &citation["output"]);
-                spans += 1;
-            }
             prop_assert!(context.contains(chunk["text"].as_str().expect("text")));
         }
-        let repeats: usize = found.chunks.iter().map(|outcome| outcome.repeats.len()).sum();
-        prop_assert_eq!(spans + repeats, citations.len());
+        let pieces = |outcome: &ChunkOutcome| outcome.spans.len() + outcome.repeats.len();
+        prop_assert_eq!(found.chunks.iter().map(pieces).sum::<usize>(), citations.len());
         if request.explain && !found.degraded {
             explanation_cuts(request, &answer["explain"], unit)?;
         }

@@ -362,7 +362,7 @@ pub enum Granularity {
     #[default]
     Sentence,
     /// Single words: the model's tokens, widened to the nearest places where the text can be cut.
-    Token,
+    Word,
 }
 
 /// The order of the chunks in the compressed context.
@@ -396,9 +396,9 @@ pub enum Format {
 #[serde(rename_all = "snake_case")]
 pub enum TokenizerName {
     /// The tokenizer of the scoring model.
-    #[default]
     Model,
     /// OpenAI's `o200k_base`.
+    #[default]
     O200kBase,
     /// OpenAI's `cl100k_base`.
     Cl100kBase,
@@ -411,19 +411,11 @@ pub enum OnError {
     /// An error response.
     #[default]
     Fail,
+    /// The best answer over the chunks that were read before the deadline; the others are marked as unread. If there is no
+    /// such answer, an error.
+    BestEffort,
     /// The caller's chunks, uncompressed, in a response that is marked as degraded.
     Passthrough,
-}
-
-/// What a request takes if its deadline leaves no time to read all chunks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum DeadlinePolicy {
-    /// An error. Chunks that were read stay in the cache, so that a repeated request goes on from there.
-    #[default]
-    Fail,
-    /// The best answer over the chunks that were read in time; the others are marked as unread.
-    BestEffort,
 }
 
 /// A request to compress: a question and the chunks to keep only the needed parts of.
@@ -456,7 +448,7 @@ pub struct CompressRequest {
     pub titles: bool,
     /// How the places are marked at which text was left out.
     pub omissions: Omissions,
-    /// The tokenizer that counts the tokens of the budget and of usage; the model's by default.
+    /// The tokenizer that counts the tokens of the budget and of usage; OpenAI's `o200k_base` by default.
     pub tokenizer: TokenizerName,
     /// Whether nothing is kept if no chunk is related to the question; true by default.
     pub related_only: bool,
@@ -464,8 +456,9 @@ pub struct CompressRequest {
     pub fills_budget: bool,
     /// The share of answerable questions that may be taken for unanswerable; `None` means that of the settings.
     pub missed_max: Option<f64>,
-    /// What to do if there is no time to read all chunks; an error by default.
-    pub deadline_policy: DeadlinePolicy,
+    /// Whether only the chunks that can be read before the deadline are read; false by default: then a request without
+    /// time for all of them fails.
+    pub best_effort: bool,
     /// Whether the result contains RC per token.
     pub explain: bool,
 }
@@ -490,7 +483,7 @@ impl CompressRequest {
             related_only: true,
             fills_budget: false,
             missed_max: None,
-            deadline_policy: DeadlinePolicy::default(),
+            best_effort: false,
             explain: false,
         }
     }

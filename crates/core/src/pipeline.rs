@@ -75,9 +75,7 @@ use self::select::Auto;
 use self::tokenize::QuestionText;
 use self::units::Unit;
 use self::validate::{InvalidRequest, RequestLimits};
-use crate::domain::{
-    Chunk, CompressRequest, DeadlinePolicy, Granularity, KeptSpan, Kind, Tenant, TokenizerName,
-};
+use crate::domain::{Chunk, CompressRequest, Granularity, KeptSpan, Kind, Tenant, TokenizerName};
 pub use crate::kv::codec::Codec;
 use crate::kv::store::KvStore;
 pub use crate::kv::store::Sources;
@@ -285,8 +283,8 @@ impl Pipeline {
         let mut clock = Clock::start();
         let (request, shortened) = self.with_question_to_read(request)?;
         let request = &*request;
-        let compressed = match (request.deadline_policy, cancel.deadline()) {
-            (DeadlinePolicy::BestEffort, Some(deadline)) => {
+        let compressed = match cancel.deadline() {
+            Some(deadline) if request.best_effort => {
                 let in_time = self.read_in_time(request, deadline, cancel, &mut clock)?;
                 let read = &in_time.request;
                 let reading = self.read_with(read, cancel, &mut clock, |_| Ok(in_time.blocks.clone()))?;
@@ -342,12 +340,9 @@ impl Pipeline {
         clock: &mut Clock,
     ) -> Result<InTime<'a>, PipelineError> {
         let order = clock.stage("order", || in_time::reading_order(request, cancel))?;
-        let chunks: Vec<Arc<Chunk>> = order.iter().map(|&chunk| Arc::clone(&request.chunks[chunk])).collect();
         let until = in_time::read_until(deadline, self.reader.time_to_end());
-        let found =
-            clock.stage("blocks", || self.reader.blocks_until(&chunks, &self.settings.limits, cancel, until));
-        let (found, sources) = found?;
-        InTime::new(request, &order, found, sources).ok_or(PipelineError::DeadlineExceeded)
+        let (reader, limits) = (&self.reader, &self.settings.limits);
+        clock.stage("blocks", || InTime::read(request, order, reader, limits, until, cancel))
     }
 
     /// Compresses chunks that have been read.
@@ -408,7 +403,7 @@ impl Pipeline {
         };
         let layouts: &[Layout] = match request.granularity {
             Granularity::Sentence => reading.outlines.layouts(),
-            Granularity::Chunk | Granularity::Token => &[],
+            Granularity::Chunk | Granularity::Word => &[],
         };
         let rows = fitted.rows_left_out.iter().map(|&chunk| Warning::RowsLeftOut { chunk });
         let headers = fitted.groups_cut.iter().map(|&chunk| Warning::GroupCut { chunk });
@@ -455,7 +450,7 @@ impl Pipeline {
         cancel.check()?;
         let (units, outlines) = units::of(request.granularity, &request.chunks, &blocks);
         let repeats = match request.granularity {
-            Granularity::Token => Repeats::default(),
+            Granularity::Word => Repeats::default(),
             Granularity::Sentence | Granularity::Chunk => Repeats::of(&request.chunks, &units),
         };
         let needs_all_logits = request.explain || wants.all_logits;
@@ -584,7 +579,7 @@ impl Pipeline {
                     |(unit, rc): (&Unit, f32)| RankedSentence { chunk: unit.chunk, bytes: unit.bytes, rc };
                 reading.units.iter().zip(unit_rc).map(sentence).collect()
             }
-            Granularity::Chunk | Granularity::Token => Vec::new(),
+            Granularity::Chunk | Granularity::Word => Vec::new(),
         };
         let tokens = reading.tokens.ids.len() + reading.blocks.tokens();
         let relevance =

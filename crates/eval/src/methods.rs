@@ -189,8 +189,8 @@ pub fn scores_of(reading: &Reading, chunks: Vec<f32>, units: &[f32]) -> Scores {
         chunks,
         units,
         unit_rc: Array2::zeros((0, 0)),
-        max_sim: None,
-        chunk_max_sims: Vec::new(),
+        relevance: None,
+        chunk_relevances: Vec::new(),
         measured: Measured::default(),
         are_probabilities: false,
     }

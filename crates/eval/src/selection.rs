@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Result;
-use thresher_core::domain::{Budget, ByteRange, Chunk, CompressRequest, Format};
+use thresher_core::domain::{Budget, ByteRange, Chunk, CompressRequest, Format, TokenizerName};
 use thresher_core::kv::codec::Codec;
 use thresher_core::pipeline::attribute::{Candidates, ESTIMATOR};
 use thresher_core::pipeline::cancel::Cancel;
@@ -237,6 +237,8 @@ fn request(row: &SelectionRow) -> CompressRequest {
     let chunks = row.chunks.iter().enumerate().map(numbered).collect();
     CompressRequest {
         format: Format::Plain,
+        // All methods share these budgets, and the baselines count with the model's tokenizer.
+        tokenizer: TokenizerName::Model,
         history: row.history.iter().map(|turn| turn.content.clone()).collect(),
         ..CompressRequest::new(&row.query, chunks)
     }

@@ -48,10 +48,8 @@ pub struct PartAnswer {
     range: Range,
     /// The text of the part.
     text: String,
-    /// What the chunks say of it; null if it makes no claim.
+    /// What the chunks say of it.
     verdict: Verdict,
-    /// Whether the verdict is `supported`; null if it makes no claim.
-    supported: Option<bool>,
     /// The probability that the chunks support it. With a decoder, which is not calibrated, only a number that ranks parts.
     support: Option<f32>,
     /// The words in it that no chunk supports.
@@ -246,12 +244,12 @@ impl QuoteAnswer {
 }
 
 impl PartAnswer {
-    /// Whether the part is supported, and the sources to cite for it.
+    /// The verdict on the part, and the sources to cite for it.
     fn verdict(&self) -> Value {
         let cited = self.sources.iter().filter(|source| source.cited);
         let cited: Value =
             cited.map(|source| serde_json::to_value(source).expect("a source is JSON")).collect();
-        json!({"verdict": self.verdict, "supported": self.supported, "citations": cited})
+        json!({"verdict": self.verdict, "citations": cited})
     }
 
     /// Parts of an answer that is still arriving; `answer` is what has arrived.
@@ -308,7 +306,6 @@ impl PartAnswer {
             range: answer.range(part.bytes),
             text: part.bytes.of(context.answer).to_owned(),
             verdict: part.verdict,
-            supported: part.is_supported(),
             support: part.support,
             unsupported: part.unsupported.iter().map(unsupported).collect(),
             conflicts: part.conflicts.iter().map(conflict).collect(),

@@ -157,8 +157,10 @@ fn described_defaults(schema: &mut Schema) {
 pub enum ErrorFormat {
     /// Thresher's own.
     Native,
-    /// That of `rerank` and `score`, or that of Text Embeddings Inference.
+    /// That of `rerank` and `score`.
     Rerank,
+    /// That of Text Embeddings Inference.
+    Tei,
     /// That of OpenAI's APIs.
     OpenAi,
     /// That of Anthropic's API.
@@ -207,13 +209,11 @@ fn error(schemas: &mut Schemas, format: ErrorFormat, status: u16) -> Value {
     let native = schemas.response::<ErrorAnswer>();
     let schema = match format {
         ErrorFormat::Native => native,
-        ErrorFormat::Rerank => either(
-            [schemas.response::<RerankError>(), schemas.response::<TeiError>()],
-            (status >= 500).then_some(native),
-        ),
-        ErrorFormat::OpenAi => either([schemas.response::<OpenAiError>()], (status >= 500).then_some(native)),
+        ErrorFormat::Rerank => either(schemas.response::<RerankError>(), (status >= 500).then_some(native)),
+        ErrorFormat::Tei => either(schemas.response::<TeiError>(), (status >= 500).then_some(native)),
+        ErrorFormat::OpenAi => either(schemas.response::<OpenAiError>(), (status >= 500).then_some(native)),
         ErrorFormat::Anthropic => {
-            either([schemas.response::<AnthropicError>()], (status >= 500).then_some(native))
+            either(schemas.response::<AnthropicError>(), (status >= 500).then_some(native))
         }
     };
     let mut answer = json!({"description": description, "content": {"application/json": {"schema": schema}}});
@@ -235,11 +235,10 @@ fn error(schemas: &mut Schemas, format: ErrorFormat, status: u16) -> Value {
 }
 
 /// Any of these schemas. Errors from outside a handler, such as those after a panic, are in Thresher's own format.
-fn either<const N: usize>(schemas: [Value; N], or: Option<Value>) -> Value {
-    let all: Vec<Value> = schemas.into_iter().chain(or).collect();
-    match &all[..] {
-        [one] => one.clone(),
-        _ => json!({"anyOf": all}),
+fn either(one: Value, other: Option<Value>) -> Value {
+    match other {
+        None => one,
+        Some(other) => json!({"anyOf": [one, other]}),
     }
 }
 

@@ -72,7 +72,7 @@ async fn responses(local: LocalTiers, shared: Option<Shared>) -> Vec<Value> {
             let answer = serde_json::to_value(answer).expect("JSON");
             json!([answer["context"], answer["citations"], answer["explain"], answer["chunks"]])
         };
-        [Granularity::Sentence, Granularity::Token, Granularity::Chunk].map(answer).to_vec()
+        [Granularity::Sentence, Granularity::Word, Granularity::Chunk].map(answer).to_vec()
     };
     let answers = tokio::task::spawn_blocking(work).await.expect("no panic");
     if let Some(shared) = &shared {

@@ -60,6 +60,17 @@ pub struct Sources {
     pub read: usize,
 }
 
+impl std::ops::AddAssign for Sources {
+    fn add_assign(&mut self, other: Self) {
+        let Self { memory, disk, shared, joined, read } = other;
+        self.memory += memory;
+        self.disk += disk;
+        self.shared += shared;
+        self.joined += joined;
+        self.read += read;
+    }
+}
+
 /// The tiers that store blocks. An implementation limits what it stores, and compares checksums: a block
 /// whose bytes differ from those that were written is a miss. A matching checksum does not make a block safe
 /// to use, because another process may have written it. The store checks the contents before it calls
@@ -136,6 +147,11 @@ impl KvStore {
     /// Returns a store that keeps no blocks. Concurrent requests for the same chunk still have it read once.
     pub fn without_tiers() -> Self {
         Self::new(Arc::new(NoTiers))
+    }
+
+    /// Returns whether a block is in memory or on this machine's disk, as far as is known without waiting.
+    pub fn has_locally(&self, key: &BlockKey) -> bool {
+        self.tiers.resident(key).is_some() || self.tiers.has_locally(key)
     }
 
     /// Returns the blocks of `keys`, and how many came from each source. A block is `None` only if

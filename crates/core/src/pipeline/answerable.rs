@@ -92,13 +92,13 @@ pub fn of(
     let is_read = |layout: &Layout| matches!(layout.kind, Kind::Prose | Kind::Pdf);
     if scores.measured == Measured::Lexical
         || !reading.outlines.layouts().iter().all(is_read)
-        || scores.chunk_max_sims.is_empty()
+        || scores.chunk_relevances.is_empty()
         || is_other(text::lang_of(query))
     {
         return Ok(None);
     }
     let mut best_chunks: Vec<usize> = (0..chunks.len()).collect();
-    best_chunks.sort_by(|&a, &b| scores.chunk_max_sims[b].total_cmp(&scores.chunk_max_sims[a]));
+    best_chunks.sort_by(|&a, &b| scores.chunk_relevances[b].total_cmp(&scores.chunk_relevances[a]));
     best_chunks.truncate(CHUNKS_MAX);
     let mut best: Option<(f32, usize, ByteRange)> = None;
     for chunk in best_chunks {

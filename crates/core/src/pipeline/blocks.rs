@@ -4,9 +4,9 @@
 
 use std::cell::OnceCell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ndarray::{Array3, ArrayView3, s};
 use rayon::prelude::*;
@@ -25,9 +25,8 @@ use crate::model::tokenizer::{self, ModelTokenizer};
 use crate::model::{ModelInfo, ModelRuntime};
 use crate::text;
 
-/// How many chunks, at least, are tokenized before the model reads them, if there may be no time for all: tokenizing takes time,
-/// too.
-const CLAIMS_IN_ORDER: usize = 8;
+/// How many chunks are read to measure the model's speed, if there may be no time for all.
+const CHUNKS_TO_MEASURE: usize = 8;
 
 /// How many windows a worker has at most, that it reads and that wait for it, and the tokens of a window that
 /// [`Reader::time_to_end`] estimates, and their bytes: most chunks are shorter than the windows of models with long
@@ -78,15 +77,6 @@ pub struct Reader {
     /// Shared by all tenants of the model.
     load: Arc<LoadEstimator>,
     token_bytes: TokenBytes,
-}
-
-/// Which chunks a request needs.
-#[derive(Debug, Clone, Copy)]
-enum Wanted<'a> {
-    /// All of them. They are read in the order that takes the least time.
-    All,
-    /// As many of the first ones as there is time for. `ended` is set once there is no time for another one.
-    InOrder { ended: &'a AtomicBool },
 }
 
 /// The size of one token, in bytes.
@@ -149,30 +139,25 @@ impl Reader {
         self.checked_blocks(chunks, None, limits, cancel)
     }
 
-    /// Returns the blocks of those of `chunks` that are cached, or that can be read before `until`, in the order of
-    /// the chunks. Chunks are read in this order.
-    ///
-    /// # Errors
-    /// Fails as [`Self::blocks`] does, but not because of a lack of time.
-    pub fn blocks_until(
-        &self,
-        chunks: &[Arc<Chunk>],
-        limits: &RequestLimits,
-        cancel: &Cancel,
-        until: Instant,
-    ) -> Result<(Vec<Option<Block>>, Sources), PipelineError> {
-        let ended = Arc::new(AtomicBool::new(false));
-        let goes_on = {
-            let (ended, cancel) = (Arc::clone(&ended), cancel.clone());
-            Arc::new(move || !ended.load(Ordering::Relaxed) && cancel.go_on())
+    /// Returns whether a chunk's block is in memory or on this machine's disk, as far as is known without waiting.
+    pub fn is_cached(&self, chunk: &Chunk) -> bool {
+        self.store.has_locally(&self.key(chunk))
+    }
+
+    /// Returns how many of the first `chunks` the model can probably read within `time`: at least one, if there is time
+    /// for a window, and few until the model's speed has been measured.
+    pub fn count_within(&self, chunks: &[Arc<Chunk>], time: Duration) -> usize {
+        let window = self.window_time();
+        if window.is_zero() {
+            return chunks.len().min(CHUNKS_TO_MEASURE);
+        }
+        let mut bytes = 0;
+        let fits = |chunk: &&Arc<Chunk>| {
+            bytes += chunk.text.len();
+            self.load.time_of_one(bytes) <= time
         };
-        let until = cancel.until(until).while_wanted(goes_on);
-        let wanted = Wanted::InOrder { ended: &ended };
-        let (found, sources) = self.found_blocks(chunks, None, limits, &until, wanted)?;
-        cancel.check()?;
-        let tokens = found.iter().flatten().map(Block::tokens).sum();
-        limits.check_tokens(tokens, self.token_bytes.encoded)?;
-        Ok((found, sources))
+        let count = chunks.iter().take_while(fits).count();
+        count.max(usize::from(window <= time)).min(chunks.len())
     }
 
     /// Returns the estimated time that the model needs to end its work: for the windows that it reads and those that
@@ -211,25 +196,6 @@ impl Reader {
         limits: &RequestLimits,
         cancel: &Cancel,
     ) -> Result<Blocks, PipelineError> {
-        let (found, sources) = self.found_blocks(chunks, expected, limits, cancel, Wanted::All)?;
-        let blocks = found.into_iter().collect::<Option<Vec<_>>>();
-        let blocks = blocks.ok_or_else(|| {
-            cancel.check().expect_err("blocks are missing only if the caller no longer waits")
-        })?;
-        let blocks = Blocks::new(blocks, sources);
-        limits.check_tokens(blocks.tokens(), self.token_bytes.encoded)?;
-        Ok(blocks)
-    }
-
-    /// Returns the blocks that are found or read until `cancel` stops the work.
-    fn found_blocks(
-        &self,
-        chunks: &[Arc<Chunk>],
-        expected: Option<&[TokenCounts]>,
-        limits: &RequestLimits,
-        cancel: &Cancel,
-        wanted: Wanted<'_>,
-    ) -> Result<(Vec<Option<Block>>, Sources), PipelineError> {
         let spent_before = cancel.spent();
         let keys: Vec<BlockKey> = chunks.par_iter().with_min_len(64).map(|chunk| self.key(chunk)).collect();
         let caller_waits = {
@@ -251,12 +217,26 @@ impl Reader {
         let ongoing = OnceCell::new();
         let batch = chunks_per_batch(info.windows_at_once);
         let (found, sources) = self.store.get(&keys, batch, caller_waits, check, |unread| {
-            self.read(chunks, unread, &ongoing, limits, cancel, wanted)
+            self.read(chunks, unread, &ongoing, limits, cancel)
         })?;
         // Tokens that were read for this request have been counted. Those from the cache are counted here.
         let tokens: usize = found.iter().flatten().map(Block::tokens).sum();
         cancel.spend(tokens.saturating_sub(cancel.spent() - spent_before));
-        Ok((found, sources))
+        let blocks = found.into_iter().collect::<Option<Vec<_>>>();
+        let blocks = blocks.ok_or_else(|| {
+            cancel.check().expect_err("blocks are missing only if the caller no longer waits")
+        })?;
+        let blocks = Blocks::new(blocks, sources);
+        self.check_tokens(blocks.tokens(), limits)?;
+        Ok(blocks)
+    }
+
+    /// Checks that the blocks of a request have no more tokens than `limits` allow.
+    ///
+    /// # Errors
+    /// Returns [`PipelineError::Invalid`] if they have.
+    pub fn check_tokens(&self, tokens: usize, limits: &RequestLimits) -> Result<(), PipelineError> {
+        Ok(limits.check_tokens(tokens, self.token_bytes.encoded)?)
     }
 
     /// Returns the estimated time that the ongoing reads of this tenant still take. It is zero until the
@@ -279,10 +259,9 @@ impl Reader {
         ongoing: &OnceCell<OngoingRead<'a>>,
         limits: &RequestLimits,
         cancel: &Cancel,
-        wanted: Wanted<'_>,
     ) -> Result<(), PipelineError> {
         let Unread { claims, later, known_tokens } = unread;
-        limits.check_tokens(known_tokens, self.token_bytes.encoded)?;
+        self.check_tokens(known_tokens, limits)?;
         if claims.is_empty() {
             return Ok(());
         }
@@ -295,45 +274,10 @@ impl Reader {
                 ongoing
             }
             None => {
-                // A request that takes what there is time for is never refused.
-                let time_left = cancel.time_left().filter(|_| matches!(wanted, Wanted::All));
-                let begun = self.load.begin(&self.tenant, bytes, time_left)?;
+                let begun = self.load.begin(&self.tenant, bytes, cancel.time_left())?;
                 ongoing.get_or_init(|| begun)
             }
         };
-        let Wanted::InOrder { ended } = wanted else {
-            return self.read_claims(chunks, claims, known_tokens, ongoing, limits, cancel, wanted).map(drop);
-        };
-        let mut known_tokens = known_tokens;
-        let at_once = self.model.info().windows_at_once.max(CLAIMS_IN_ORDER);
-        for claims in claims.chunks(at_once) {
-            // A window that cannot end in time would take the time of scoring the cached chunks.
-            if cancel.time_left().is_some_and(|left| left < self.window_time()) {
-                ended.store(true, Ordering::Relaxed);
-                return Ok(());
-            }
-            let read = self.read_claims(chunks, claims, known_tokens, ongoing, limits, cancel, wanted);
-            match read {
-                Err(PipelineError::DeadlineExceeded) => return Ok(()),
-                tokens => known_tokens += tokens?,
-            }
-        }
-        Ok(())
-    }
-
-    /// Has the model read some claimed chunks, and returns their number of tokens.
-    #[allow(clippy::too_many_arguments)]
-    fn read_claims(
-        &self,
-        chunks: &[Arc<Chunk>],
-        claims: &[Claim],
-        known_tokens: usize,
-        ongoing: &OngoingRead,
-        limits: &RequestLimits,
-        cancel: &Cancel,
-        wanted: Wanted<'_>,
-    ) -> Result<usize, PipelineError> {
-        let text_bytes = |claim: &Claim| chunks[claim.index()].text.len();
         let passages = self.passages(chunks, claims, known_tokens, limits, cancel)?;
         let info = self.model.info();
         let partial: Vec<PartialBlock> =
@@ -348,9 +292,7 @@ impl Reader {
         // waits long for it. The windows of a chunk follow each other, so that only a few chunks are in
         // memory as f32 values at a time.
         let mut order: Vec<usize> = (0..passages.len()).collect();
-        if matches!(wanted, Wanted::All) {
-            order.sort_by_key(|&i| std::cmp::Reverse(passages[i].ids.len()));
-        }
+        order.sort_by_key(|&i| std::cmp::Reverse(passages[i].ids.len()));
         let windows_of = |i: usize| {
             passages[i].windows(tokens_max).enumerate().map(move |(w, ids)| (i, w * tokens_max, ids))
         };
@@ -365,8 +307,7 @@ impl Reader {
                 claims[i].complete(block);
             }
         };
-        self.model.read(&ids, &|window| claims[windows[window].0].is_wanted(), &done)?;
-        Ok(passages.iter().map(|passage| passage.ids.len()).sum())
+        Ok(self.model.read(&ids, &|window| claims[windows[window].0].is_wanted(), &done)?)
     }
 
     /// Tokenizes the claimed chunks. `known_tokens` is the number of tokens in the request's other blocks.
@@ -485,6 +426,7 @@ impl<'a> PartialBlock<'a> {
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
+    use std::time::Instant;
 
     use super::*;
     use crate::model::device::DeviceInUse;
@@ -514,48 +456,17 @@ mod tests {
         assert_eq!(blocks(64).expect("in time").sources.read, 64, "the refused request has read nothing");
     }
 
-    /// Time is counted in checks whether there is some left, so that the test does not depend on the machine.
     #[test]
-    fn more_time_reads_the_same_chunks_and_further_ones() {
-        let chunk =
-            |n: usize| Arc::new(Chunk::new(n.to_string(), format!("{n} ") + &"tide ".repeat(7 * (n % 3))));
-        let chunks: Vec<Arc<Chunk>> = (0..9).map(chunk).collect();
-        let read = |checks: usize| -> Vec<bool> {
-            let tokenizer = Arc::new(ScriptedModel::tokenizer(&["tide"]));
-            let (model, store) = (Arc::new(ScriptedModel::new(4)), Arc::new(KvStore::without_tiers()));
-            let reader = Reader::new(model, tokenizer, store, Codec::Int8);
-            let left = AtomicUsize::new(checks);
-            let spend =
-                move || left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok();
-            let cancel = Cancel::default().while_wanted(Arc::new(spend));
-            let ended = AtomicBool::new(false);
-            let found = reader.found_blocks(
-                &chunks,
-                None,
-                &RequestLimits::default(),
-                &cancel,
-                Wanted::InOrder { ended: &ended },
-            );
-            match found {
-                Ok((found, _)) => found.iter().map(Option::is_some).collect(),
-                // The caller of `found_blocks` says what a lack of time is; here it is a caller who has left.
-                Err(PipelineError::Cancelled) => vec![false; chunks.len()],
-                Err(error) => panic!("{error}"),
-            }
-        };
-        let counts: Vec<usize> = (0..200)
-            .map(|checks| {
-                let found = read(checks);
-                assert!(
-                    found.is_sorted_by(|a, b| a >= b),
-                    "the first chunks are read first: {checks}, {found:?}"
-                );
-                found.iter().filter(|found| **found).count()
-            })
-            .collect();
-        assert!(counts.is_sorted(), "{counts:?}");
-        assert_eq!((counts[0], *counts.last().expect("some")), (0, chunks.len()));
-        assert!(counts.iter().any(|count| (1..chunks.len()).contains(count)), "{counts:?}");
+    fn a_plan_holds_the_first_chunks_that_there_is_time_for() {
+        let tokenizer = Arc::new(ScriptedModel::tokenizer(&["tide"]));
+        let (model, store) = (Arc::new(ScriptedModel::new(4)), Arc::new(KvStore::without_tiers()));
+        let reader = Reader::new(model, tokenizer, store, Codec::Int8);
+        let chunks: Vec<Arc<Chunk>> =
+            (0..20).map(|n| Arc::new(Chunk::new(n.to_string(), "tide ".repeat(100)))).collect();
+        assert_eq!(reader.count_within(&chunks, Duration::ZERO), CHUNKS_TO_MEASURE, "the speed is unknown");
+        let reader = Reader { load: Arc::new(LoadEstimator::with_speed(1_000_000.0)), ..reader };
+        let count = |ms: u64| reader.count_within(&chunks, Duration::from_millis(ms));
+        assert_eq!([count(0), count(1), count(5), count(100)], [0, 2, 10, 20]);
     }
 
     #[test]

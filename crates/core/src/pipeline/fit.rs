@@ -97,7 +97,7 @@ pub fn budget(
     };
     let required = fitter.required();
     // A ratio of 1 keeps everything.
-    if request.budget != Budget::Ratio(1.0) && reading.granularity != Granularity::Token {
+    if request.budget != Budget::Ratio(1.0) && reading.granularity != Granularity::Word {
         fitter.repeats = reading.repeats.preferring(&request.chunks, units, &required);
     }
     let unit_scores = fitter.scores_of_firsts();
@@ -413,7 +413,7 @@ impl Fitter<'_> {
         let units = input.cheapest().map(|unit| input.least_group(unit)).unwrap_or_default();
         let rendered = self.render(&Selection::of_required(units), 0)?;
         let instead = match self.request.granularity {
-            Granularity::Token => "",
+            Granularity::Word => "",
             Granularity::Sentence | Granularity::Chunk => ", or choose a smaller `granularity`",
         };
         Ok((Minimum { of: "the shortest unit of this `granularity`", instead }, rendered))
@@ -605,7 +605,8 @@ mod tests {
             metadata: None,
         };
         let chunks = [("a", "Tide rises. Moon pulls. Water falls."), ("b", "Rain fell.")].map(chunk).into();
-        CompressRequest { budget, ..CompressRequest::new("?", chunks) }
+        let tokenizer = TokenizerName::Model;
+        CompressRequest { budget, tokenizer, ..CompressRequest::new("?", chunks) }
     }
 
     /// `expect` is the context or the message of the error. Each byte is a token.
@@ -621,8 +622,8 @@ mod tests {
             chunks: CHUNKS.to_vec(),
             units: UNITS.to_vec(),
             unit_rc,
-            max_sim: Some(1.0),
-            chunk_max_sims: Vec::new(),
+            relevance: Some(1.0),
+            chunk_relevances: Vec::new(),
             measured: Measured::Prose,
             are_probabilities: false,
         };
@@ -729,12 +730,12 @@ mod tests {
             chunks: vec![0.0],
             units: Vec::new(),
             unit_rc: Array2::zeros((1, 0)),
-            max_sim: Some(0.0),
-            chunk_max_sims: Vec::new(),
+            relevance: Some(0.0),
+            chunk_relevances: Vec::new(),
             measured: Measured::Structured,
             are_probabilities: false,
         };
-        for granularity in [Granularity::Chunk, Granularity::Sentence, Granularity::Token] {
+        for granularity in [Granularity::Chunk, Granularity::Sentence, Granularity::Word] {
             let request = CompressRequest { granularity, ..CompressRequest::new("?", vec![table.clone()]) };
             let reading =
                 pipeline.read(&request, &Cancel::default(), &mut Clock::start()).expect("a reading");

@@ -1,8 +1,10 @@
 //! Answers in time: when a request takes the best answer that its deadline allows, chunks are read in the order of a
 //! cheap score, as long as there is time, and the others stay unread.
 //!
-//! More time means that more chunks are read: those that less time allows, and further ones. The order does not
-//! depend on the time, so that no chunk is lost by waiting longer.
+//! Reading goes in rounds. Before each round, a plan says how many of the next chunks fit into half of the time that is
+//! left, at the speed that was measured; then the round reads all of them, as any request reads its chunks. The halves
+//! keep a wrong estimate, and chunks that other requests wait for, from taking the time of the answer. The order does
+//! not depend on the time, so that no chunk is lost by waiting longer.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -12,9 +14,10 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 
 use super::PipelineError;
-use super::blocks::Blocks;
+use super::blocks::{Blocks, Reader};
 use super::cancel::Cancel;
 use super::outcome::{ChunkOutcome, Compressed, Warning};
+use super::validate::RequestLimits;
 use crate::domain::{Chunk, CompressRequest, Order};
 use crate::kv::block::Block;
 use crate::kv::store::Sources;
@@ -89,16 +92,63 @@ pub fn reading_order(request: &CompressRequest, cancel: &Cancel) -> Result<Vec<u
 }
 
 impl<'a> InTime<'a> {
-    /// Returns the request with the chunks of which there is a block. `found` are the blocks in the order `order` of
-    /// the chunks. Returns `None` if there is none, or if a chunk is unread that the request keeps whole.
-    pub fn new(
+    /// Returns the request with the chunks that are cached, or that are read before `until`, in the order `order`.
+    ///
+    /// # Errors
+    /// Fails as [`Reader::blocks`] does; with [`PipelineError::DeadlineExceeded`] only if no chunk is read in time, or not
+    /// one that the request keeps whole.
+    pub fn read(
         request: &'a CompressRequest,
-        order: &[usize],
-        found: Vec<Option<Block>>,
-        sources: Sources,
-    ) -> Option<Self> {
+        order: Vec<usize>,
+        reader: &Reader,
+        limits: &RequestLimits,
+        until: Instant,
+        cancel: &Cancel,
+    ) -> Result<Self, PipelineError> {
+        let reading = cancel.until(until);
+        let chunks = |indices: &[usize]| -> Vec<Arc<Chunk>> {
+            indices.iter().map(|&chunk| Arc::clone(&request.chunks[chunk])).collect()
+        };
         let mut by_chunk: Vec<Option<Block>> = vec![None; request.chunks.len()];
-        order.iter().zip(found).for_each(|(&chunk, block)| by_chunk[chunk] = block);
+        let (mut sources, mut tokens) = (Sources::default(), 0);
+        let mut add = |indices: &[usize], blocks: Blocks| {
+            sources += blocks.sources;
+            tokens += blocks.tokens();
+            indices.iter().zip(blocks.blocks).for_each(|(&chunk, block)| by_chunk[chunk] = Some(block));
+            reader.check_tokens(tokens, limits)
+        };
+        let mut left = order;
+        let mut has_time = true;
+        loop {
+            // A round that ran out of time has read some of its chunks, which are cached now.
+            let (cached, unread): (Vec<usize>, _) =
+                left.into_iter().partition(|&chunk| reader.is_cached(&request.chunks[chunk]));
+            if !cached.is_empty() {
+                add(&cached, reader.blocks(&chunks(&cached), limits, cancel)?)?;
+            }
+            left = unread;
+            let time = until.saturating_duration_since(Instant::now()) / 2;
+            let count = reader.count_within(&chunks(&left), time);
+            if count == 0 || !has_time {
+                break;
+            }
+            match reader.blocks(&chunks(&left[..count]), limits, &reading) {
+                Ok(blocks) => {
+                    let unread = left.split_off(count);
+                    add(&left, blocks)?;
+                    left = unread;
+                }
+                Err(PipelineError::DeadlineExceeded | PipelineError::Overloaded(_)) => has_time = false,
+                Err(error) => return Err(error),
+            }
+        }
+        cancel.check()?;
+        Self::new(request, by_chunk, sources).ok_or(PipelineError::DeadlineExceeded)
+    }
+
+    /// Returns the request with the chunks that have a block, `[chunk]`. Returns `None` if there is none, or if a chunk has
+    /// none that the request keeps whole.
+    fn new(request: &'a CompressRequest, by_chunk: Vec<Option<Block>>, sources: Sources) -> Option<Self> {
         let kept: HashSet<&String> = request.keep.iter().collect();
         let is_missing =
             |(chunk, block): (&Arc<Chunk>, &Option<Block>)| block.is_none() && kept.contains(&chunk.id);

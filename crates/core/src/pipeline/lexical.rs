@@ -44,7 +44,7 @@ pub struct LexicalRc {
     pub sentences: Array2<f32>,
     /// The mean over words, weighted by how rare they are, of the largest logit of any chunk: the share of the
     /// question that some chunk has. It is at most 1.5.
-    pub reach: f32,
+    pub relevance: f32,
     /// Whether the model knows all scripts of the question.
     pub knows_all: bool,
 }
@@ -105,7 +105,7 @@ impl LexicalRc {
         let of_chunks = head.logits(&titled, cancel)?;
         Ok(Some(Self {
             model_scores: tokens.offsets.iter().map(|&bytes| model_scores(bytes)).collect(),
-            reach: of_chunks.reach(),
+            relevance: of_chunks.relevance(),
             knows_all: of_unknown.is_empty(),
             chunks: of_chunks.rc(),
             units: match granularity {
@@ -116,7 +116,7 @@ impl LexicalRc {
                 }
             },
             sentences: match granularity {
-                Granularity::Token => {
+                Granularity::Word => {
                     let (sentences, _) = sentences_of(units);
                     let texts: Vec<_> =
                         sentences.iter().map(|(chunk, sentence)| [text(*chunk, sentence.bytes)]).collect();
@@ -294,8 +294,8 @@ impl LexicalLogits {
         rc
     }
 
-    /// See [`LexicalRc::reach`].
-    fn reach(&self) -> f32 {
+    /// See [`LexicalRc::relevance`].
+    fn relevance(&self) -> f32 {
         let best = self.logits.outer_iter().map(|row| row.iter().copied().fold(0.0, f32::max));
         let found: f32 = best.zip(&self.weights).map(|(best, weight)| best * weight).sum();
         found / self.weights.iter().sum::<f32>().max(f32::MIN_POSITIVE)

@@ -96,7 +96,7 @@ pub struct ChunkOutcome {
     /// Whether the chunk's text has nothing that could be kept, because it is empty or only whitespace.
     pub empty: bool,
     /// Whether the chunk was not read, because the deadline left no time; see
-    /// [`DeadlinePolicy::BestEffort`](crate::domain::DeadlinePolicy::BestEffort).
+    /// [`CompressRequest::best_effort`](crate::domain::CompressRequest::best_effort).
     pub unread: bool,
     /// The kind of text by which the chunk was divided; `None` if it was not divided into sentences or pieces.
     pub kind: Option<Kind>,
@@ -125,8 +125,8 @@ pub struct Usage {
 pub struct Relevance {
     /// The mean over the question's best-matched tokens of each token's largest raw logit over all keys of the
     /// chunks. The raw logits of encoders are cosines, so this is at most 1.
-    pub max_sim: f32,
-    /// Whether `max_sim` reaches the threshold of the model and the kind of text, the chunks answer the question
+    pub value: f32,
+    /// Whether `value` reaches the threshold of the model and the kind of text, the chunks answer the question
     /// ([`Answerable`]), or the question compares the rows of a table; see [`Auto::relevance`](super::select::Auto::relevance). If not, nothing is kept but the
     /// chunks that `keep` names, unless the request takes unrelated chunks, too.
     pub related: bool,

@@ -72,7 +72,7 @@ impl Segments {
 /// Returns the sentences of the units, each with the index of its chunk; none unless units are words.
 fn sentence_spans(reading: &Reading) -> Vec<(usize, TokenSpan)> {
     match reading.granularity {
-        Granularity::Token => {
+        Granularity::Word => {
             sentences_of(&reading.units).0.iter().map(|&(chunk, sentence)| (chunk, sentence.tokens)).collect()
         }
         Granularity::Chunk | Granularity::Sentence => Vec::new(),

@@ -130,17 +130,17 @@ pub struct Scores {
     /// The mean over heads and question tokens of each token's largest raw logit over all keys. RC says which
     /// chunk is best; this says whether any chunk is related to the question at all. `None` for models whose
     /// logits have no fixed scale (decoders).
-    pub max_sim: Option<f32>,
-    /// `[chunk]`: as `max_sim`, over the keys of one chunk. Empty if the logits have no fixed scale, or
+    pub relevance: Option<f32>,
+    /// `[chunk]`: as `relevance`, over the keys of one chunk. Empty if the logits have no fixed scale, or
     /// another scorer than the default one scored.
-    pub chunk_max_sims: Vec<f32>,
-    /// What `max_sim` was measured on, which decides from which value on a chunk is related.
+    pub chunk_relevances: Vec<f32>,
+    /// What `relevance` was measured on, which decides from which value on a chunk is related.
     pub measured: Measured,
     /// Whether the scores of chunks are probabilities.
     pub are_probabilities: bool,
 }
 
-/// What [`Scores::max_sim`] was measured on.
+/// What [`Scores::relevance`] was measured on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Measured {
     /// The model's logits over prose.
@@ -161,13 +161,13 @@ fn measured(reading: &Reading) -> Measured {
     }
 }
 
-/// The most tokens of a question that count towards [`Scores::max_sim`]: those that the chunks match best. What a long
+/// The most tokens of a question that count towards [`Scores::relevance`]: those that the chunks match best. What a long
 /// question has beyond them is mostly how to answer ("state the result in millions"), which no chunk says.
 const MAX_SIM_TOKENS: usize = 20;
 
 /// Returns the mean over the best-matched question tokens of the largest raw logit over all keys, from the peaks of
 /// the chunks, `[question_token, chunk]`. It is 0 if there are no keys.
-fn max_sim(chunk_peaks: ArrayView2<f32>) -> f32 {
+fn measure_relevance(chunk_peaks: ArrayView2<f32>) -> f32 {
     let mut best: Vec<f32> =
         chunk_peaks.outer_iter().map(|row| row.iter().copied().fold(rc::EMPTY, f32::max)).collect();
     if best.iter().all(|&best| best == rc::EMPTY) {

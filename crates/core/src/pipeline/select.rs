@@ -27,7 +27,7 @@ const SCORE_SHARE: f64 = 0.6;
 /// lose answers of questions that need two passages (`docs/evaluation.md`).
 const NOISE_SHARE: f32 = 0.02;
 
-/// The share of the threshold that `max_sim` reaches at least if a chunk has all names of the question
+/// The share of the threshold that `relevance` reaches at least if a chunk has all names of the question
 /// (`docs/evaluation.md`).
 const NAMED_SHARE: f32 = 0.75;
 
@@ -320,12 +320,12 @@ impl SelectionInput<'_> {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Auto {
-    /// The [`max_sim`](Scores::max_sim) below which no chunk is related to the question. It is a raw logit,
+    /// The [`relevance`](Scores::relevance) below which no chunk is related to the question. It is a raw logit,
     /// so its value depends on the model: the default, 0.5, was measured for all-MiniLM-L6-v2. 0 switches
     /// the test off.
-    pub max_sim_min: f32,
-    /// As `max_sim_min`, if some chunk is not prose. The default, 0.45, was measured for all-MiniLM-L6-v2.
-    pub structured_max_sim_min: f32,
+    pub relevance_min: f32,
+    /// As `relevance_min`, if some chunk is not prose. The default, 0.45, was measured for all-MiniLM-L6-v2.
+    pub structured_relevance_min: f32,
     /// The share of the question's words and n-grams that a chunk has at least, where the model does not know
     /// the question's script. Half of it is enough over short texts. 0 switches the test off.
     pub lexical_min: f32,
@@ -333,7 +333,7 @@ pub struct Auto {
 
 impl Default for Auto {
     fn default() -> Self {
-        Self { max_sim_min: 0.5, structured_max_sim_min: 0.45, lexical_min: 0.35 }
+        Self { relevance_min: 0.5, structured_relevance_min: 0.45, lexical_min: 0.35 }
     }
 }
 
@@ -348,19 +348,19 @@ impl Auto {
         scores: &Scores,
         answerable: Option<&Answerable>,
     ) -> Option<Relevance> {
-        let max_sim = scores.max_sim?;
+        let relevance = scores.relevance?;
         let least = match scores.measured {
-            Measured::Prose => self.max_sim_min,
-            Measured::Structured => self.structured_max_sim_min,
+            Measured::Prose => self.relevance_min,
+            Measured::Structured => self.structured_relevance_min,
             Measured::Lexical => self.lexical_min * lexical_share(&request.chunks),
         };
         // "Which is the cheapest?" has no word of the table that answers it.
         let compares_rows = outlines.has_rows() && text::compares_all(&request.query);
-        let related = max_sim >= least
+        let related = relevance >= least
             || answerable.is_some_and(|answerable| answerable.answerable)
             || compares_rows
-            || max_sim >= NAMED_SHARE * least && names_are_in_one(&request.query, &request.chunks);
-        Some(Relevance { max_sim, related, least })
+            || relevance >= NAMED_SHARE * least && names_are_in_one(&request.query, &request.chunks);
+        Some(Relevance { value: relevance, related, least })
     }
 
     /// Selects the required units, and the units that the rule keeps of the others.
@@ -514,7 +514,7 @@ mod tests {
     /// Selects by the rule from units of one chunk each. `rc` is `[question_token][unit]`; a unit's score is
     /// the sum of its column.
     #[track_caller]
-    fn check_auto(name: &str, rc: &[&[f32]], max_sim: f32, keep: &[usize], expect: &[usize]) {
+    fn check_auto(name: &str, rc: &[&[f32]], relevance: f32, keep: &[usize], expect: &[usize]) {
         let units = rc[0].len();
         let unit_rc = Array2::from_shape_vec((rc.len(), units), rc.concat()).expect("rows of one length");
         let units_scores: Vec<f32> = unit_rc.columns().into_iter().map(|column| column.sum()).collect();
@@ -522,8 +522,8 @@ mod tests {
             chunks: units_scores.clone(),
             units: units_scores,
             unit_rc,
-            max_sim: Some(max_sim),
-            chunk_max_sims: Vec::new(),
+            relevance: Some(relevance),
+            chunk_relevances: Vec::new(),
             measured: Measured::Prose,
             are_probabilities: false,
         };
@@ -542,7 +542,7 @@ mod tests {
             compares_rows: false,
         };
         assert_eq!(
-            Auto { max_sim_min: 0.5, ..Auto::default() }.select(&input, &scores).chosen,
+            Auto { relevance_min: 0.5, ..Auto::default() }.select(&input, &scores).chosen,
             expect,
             "{name}"
         );

@@ -151,7 +151,7 @@ pub fn of(granularity: Granularity, chunks: &[Arc<Chunk>], blocks: &Blocks) -> (
         outlines.has_rows |= layout.pieces.iter().any(|piece| piece.is_row);
         let layout = match granularity {
             Granularity::Sentence => layout,
-            Granularity::Chunk | Granularity::Token => Layout::prose(),
+            Granularity::Chunk | Granularity::Word => Layout::prose(),
         };
         let on_key_axis =
             |bytes: ByteRange, tokens: TokenSpan| UnitSpan { bytes, tokens: tokens.shifted(first) };
@@ -176,7 +176,7 @@ pub fn of(granularity: Granularity, chunks: &[Arc<Chunk>], blocks: &Blocks) -> (
             Granularity::Sentence => {
                 block.sentences().map(|s| on_key_axis(s.bytes, s.tokens)).for_each(|s| push(s, s));
             }
-            Granularity::Token => {
+            Granularity::Word => {
                 for (sentence, words) in words_by_sentence(chunk, block) {
                     let sentence = on_key_axis(sentence.bytes, sentence.tokens);
                     words.into_iter().for_each(|(bytes, tokens)| push(on_key_axis(bytes, tokens), sentence));

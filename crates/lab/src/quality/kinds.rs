@@ -6,7 +6,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use thresher_core::domain::{Budget, ByteRange, Chunk, CompressRequest, Format, KeptSpan, Kind};
+use thresher_core::domain::{
+    Budget, ByteRange, Chunk, CompressRequest, Format, KeptSpan, Kind, TokenizerName,
+};
 use thresher_core::kv::codec::Codec;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
@@ -183,7 +185,8 @@ fn request(row: &Row, division: Division) -> CompressRequest {
     let numbered =
         |(index, chunk): (usize, &LabelledChunk)| Chunk { id: format!("c{index}"), kind, ..chunk.chunk() };
     let chunks = row.chunks.iter().enumerate().map(numbered).collect();
-    CompressRequest { format: Format::Plain, ..CompressRequest::new(&row.query, chunks) }
+    let tokenizer = TokenizerName::Model;
+    CompressRequest { format: Format::Plain, tokenizer, ..CompressRequest::new(&row.query, chunks) }
 }
 
 fn all(found: &[bool]) -> f64 {

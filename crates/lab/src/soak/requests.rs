@@ -158,7 +158,7 @@ impl RequestGenerator {
         let mut one_of = |names: &[&'static str]| names[rng.usize(..names.len())];
         let mut fields = json!({
             "deadline_ms": self.deadline_ms_max,
-            "granularity": one_of(&["sentence", "sentence", "chunk", "token"]),
+            "granularity": one_of(&["sentence", "sentence", "chunk", "word"]),
             "order": one_of(&["input", "relevance"]),
             "tokenizer": one_of(&["model", "o200k_base"]),
             "query": prose(rng, words),

@@ -90,11 +90,6 @@ impl PartOutcome {
         }
     }
 
-    /// Returns whether the chunks support the part; `None` if it makes no claim.
-    pub fn is_supported(&self) -> Option<bool> {
-        (self.verdict != Verdict::NoClaim).then_some(self.verdict == Verdict::Supported)
-    }
-
     /// Returns the sources to cite for the part, without those that only say the same as another one. There
     /// are none if the part is neither supported nor supported in part.
     pub fn citations(&self) -> impl Iterator<Item = &Source> {

@@ -3,7 +3,7 @@
 
 use ndarray::{Array3, ArrayView3};
 
-use super::{Scorer, Scores, Wants, max_sim, measured};
+use super::{Scorer, Scores, Wants, measure_relevance, measured};
 use crate::domain::TokenSpan;
 use crate::model::RawLogits;
 use crate::pipeline::cancel::Cancel;
@@ -51,8 +51,8 @@ pub(super) fn by_all_keys(
         units: units.iter().zip(mean_rc).map(|(unit, rc)| rc + chunks[unit.chunk]).collect(),
         chunks,
         unit_rc,
-        max_sim: reading.logits_have_fixed_scale.then(|| max_sim(chunk_peaks.finish().view())),
-        chunk_max_sims: Vec::new(),
+        relevance: reading.logits_have_fixed_scale.then(|| measure_relevance(chunk_peaks.finish().view())),
+        chunk_relevances: Vec::new(),
         measured: measured(reading),
         are_probabilities: false,
     })

@@ -81,7 +81,7 @@ impl ProbeScorer {
             Granularity::Sentence => {
                 (units.iter().zip(own.iter().copied()).map(weighted_by_chunk).collect(), own)
             }
-            Granularity::Token => {
+            Granularity::Word => {
                 let (_, sentence_of) = sentences_of(units);
                 let of_sentence = sentence_of.iter().map(|&sentence| sentences[sentence]);
                 let in_sentence = of_sentence.zip(&own).map(|(sentence, word)| sentence * (1.0 + word));
@@ -94,8 +94,8 @@ impl ProbeScorer {
             chunks,
             units: scores,
             unit_rc,
-            max_sim: None,
-            chunk_max_sims: Vec::new(),
+            relevance: None,
+            chunk_relevances: Vec::new(),
             measured,
             are_probabilities: true,
         })
@@ -164,7 +164,7 @@ fn segments(reading: &Reading) -> (Vec<TokenSpan>, [usize; 3]) {
     let chunks = reading.blocks.spans.iter().copied();
     let units: &[Unit] = if reading.granularity == Granularity::Chunk { &[] } else { &reading.units };
     let sentences = match reading.granularity {
-        Granularity::Token => sentences_of(units).0.iter().map(|(_, sentence)| sentence.tokens).collect(),
+        Granularity::Word => sentences_of(units).0.iter().map(|(_, sentence)| sentence.tokens).collect(),
         Granularity::Chunk | Granularity::Sentence => Vec::new(),
     };
     let counts = [chunks.len(), units.len(), sentences.len()];

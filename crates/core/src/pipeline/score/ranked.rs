@@ -3,7 +3,7 @@
 
 use ndarray::{Array2, Array3, Axis};
 
-use super::{Scorer, Scores, max_sim, measured};
+use super::{Scorer, Scores, measure_relevance, measured};
 use crate::domain::{Granularity, Kind, TokenSpan};
 use crate::model::RawLogits;
 use crate::pipeline::cancel::Cancel;
@@ -32,10 +32,10 @@ struct RankedRc {
     units: Array2<f32>,
     /// `[question_token, sentence]`; empty unless units are words.
     sentences: Array2<f32>,
-    // See [`Scores::max_sim`].
-    max_sim: Option<f32>,
-    // See [`Scores::chunk_max_sims`].
-    chunk_max_sims: Vec<f32>,
+    // See [`Scores::relevance`].
+    relevance: Option<f32>,
+    // See [`Scores::chunk_relevances`].
+    chunk_relevances: Vec<f32>,
 }
 
 /// Scans the blocks, some heads at a time, and computes the RC of all peaks with ranked rivals.
@@ -58,27 +58,27 @@ fn ranked_rc(reading: &Reading, cancel: &Cancel) -> Result<RankedRc, PipelineErr
         if reading.granularity != Granularity::Chunk {
             units.add(rc_of(&peaks.units));
         }
-        if reading.granularity == Granularity::Token {
+        if reading.granularity == Granularity::Word {
             sentences.add(rc_of(&peaks.sentences));
         }
         chunk_peaks.add(peaks.chunks);
     }
     let chunk_peaks = chunk_peaks.finish();
-    let max_sim = reading.logits_have_fixed_scale.then(|| max_sim(chunk_peaks.view()));
-    let chunk_max_sims = match max_sim {
+    let relevance = reading.logits_have_fixed_scale.then(|| measure_relevance(chunk_peaks.view()));
+    let chunk_relevances = match relevance {
         Some(_) => rc::mean_over_queries(chunk_peaks.view()),
         None => Vec::new(),
     };
     let [chunks, units, sentences] = [chunks.finish(), units.finish(), sentences.finish()];
     Ok(match &reading.lexical {
-        None => RankedRc { chunks, units, sentences, max_sim, chunk_max_sims },
+        None => RankedRc { chunks, units, sentences, relevance, chunk_relevances },
         Some(lexical) => RankedRc {
             chunks: lexical.joined(&chunks, &lexical.chunks),
             units: lexical.joined(&units, &lexical.units),
             sentences: lexical.joined(&sentences, &lexical.sentences),
             // The model's own logits say nothing about words that it does not know.
-            max_sim: if lexical.knows_all { max_sim } else { Some(lexical.reach) },
-            chunk_max_sims,
+            relevance: if lexical.knows_all { relevance } else { Some(lexical.relevance) },
+            chunk_relevances,
         },
     })
 }
@@ -141,7 +141,7 @@ fn ranked_coverage(reading: &Reading, ranked: RankedRc) -> Scores {
             let own: Vec<f32> = units.iter().zip(sentence_rc).map(weighted_by_chunk).collect();
             (with_turns(with_related(own, reading), reading), ranked.units)
         }
-        Granularity::Token => {
+        Granularity::Word => {
             let word_rc = rc::mean_over_queries(ranked.units.view());
             let word_rc_max = word_rc.iter().copied().fold(f32::MIN_POSITIVE, f32::max);
             // The rivals of a sentence are the other sentences, each once, however many words they have.
@@ -153,9 +153,9 @@ fn ranked_coverage(reading: &Reading, ranked: RankedRc) -> Scores {
             (units.iter().zip(in_sentence).map(weighted_by_chunk).collect(), ranked.units)
         }
     };
-    let RankedRc { max_sim, chunk_max_sims, .. } = ranked;
+    let RankedRc { relevance, chunk_relevances, .. } = ranked;
     let measured = measured(reading);
-    Scores { chunks, units: scores, unit_rc, max_sim, chunk_max_sims, measured, are_probabilities: false }
+    Scores { chunks, units: scores, unit_rc, relevance, chunk_relevances, measured, are_probabilities: false }
 }
 
 /// What units other than sentences are scored with: a row of a table with the table's header, a statement with
