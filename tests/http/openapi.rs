@@ -1,4 +1,4 @@
-//! The OpenAPI document describes every route and no other, and all of its references resolve.
+//! The OpenAPI document describes every route and no other, all of its references resolve, and `docs/openapi.json` is this document.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,6 +43,22 @@ async fn the_document_is_served_before_the_model_is_loaded() {
     let answer = get(daemon.http, "/openapi.json").await;
     assert_eq!((answer.status, answer.header("content-type")), (200, Some("application/json")));
     assert_eq!(answer.json()["openapi"], "3.1.0");
+}
+
+/// The types of the clients and of the page are generated from the committed file. With `THRESHER_RENEW` set, this test writes the file.
+#[test]
+fn the_committed_document_is_the_one_that_the_daemon_serves() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/openapi.json");
+    let served = serde_json::to_string_pretty(&http::openapi::document()).expect("JSON") + "\n";
+    if std::env::var_os("THRESHER_RENEW").is_some() {
+        std::fs::write(path, &served).expect("docs/openapi.json can be written");
+    }
+    let committed = std::fs::read_to_string(path).expect("docs/openapi.json");
+    assert!(
+        committed == served,
+        "docs/openapi.json is not what the daemon serves; to renew it and the types that are generated from it, run \
+         THRESHER_RENEW=1 cargo test --test http openapi && make types"
+    );
 }
 
 #[test]

@@ -30,7 +30,18 @@ from thresher_client import (
     UnavailableError,
 )
 
-MODELS = {"object": "list", "data": [{"id": "m", "of_tomorrow": [1]}], "of_tomorrow": True}
+MODEL = {
+    "id": "m",
+    "object": "model",
+    "fingerprint": "f",
+    "window_tokens_max": 512,
+    "heads": 1,
+    "head_dim": 8,
+    "estimator": "rc",
+    "device": "cpu",
+    "exports_kv": False,
+}
+MODELS = {"object": "list", "data": [], "thresher": [{**MODEL, "of_tomorrow": [1]}], "of_tomorrow": True}
 GOOD = Answer(body=MODELS)
 SOON = Retries(count_max=3, wait_s_min=0.01, wait_s_max=0.05)
 # A response that no test waits for, and a time in which even a busy machine notices that a deadline has passed.
@@ -214,7 +225,7 @@ class Errors(BothClients):
             self.assertEqual(self.check(Answer(500, body), times=1, raises=ServerError).code, "http_500")
 
     def test_a_response_of_another_shape_is_an_error(self) -> None:
-        bodies: list[Any] = [b"<html>", {"data": [{"id": 7}]}, {"data": {}}, {}, [], None]
+        bodies: list[Any] = [b"<html>", {**MODELS, "thresher": [{**MODEL, "id": 7}]}, {**MODELS, "thresher": {}}, {}, [], None]
         for body in bodies:
             with self.subTest(body):
                 self.check(Answer(body=body), times=1, raises=AnswerInvalidError)
@@ -262,7 +273,7 @@ class Requests(unittest.TestCase):
                 own.models()
 
     def test_only_options_that_are_set_are_sent(self) -> None:
-        answer = {"results": [], "rank": "rc", "candidates": 0}
+        answer = {"results": [], "rank": "of tomorrow", "candidates": 0, "timing_ms": {}}
         with ScriptedServer(Answer(body=answer)) as server, Client(server.url) as client:
             client.search("q")
             client.search("q", limit=3, extra_body={"of_tomorrow": 1})
@@ -279,12 +290,14 @@ class Requests(unittest.TestCase):
             ]:
                 with self.subTest(chunks), self.assertRaises(error_type):
                     client.compress("q", chunks)  # type: ignore[arg-type]
+            with self.assertRaisesRegex(TypeError, "'budgets'"):
+                client.compress("q", ["c"], budgets={"tokens": 9})  # type: ignore[call-arg]
             self.assertEqual(server.requests, [])
 
     def test_unknown_fields_of_a_response_are_kept(self) -> None:
         with ScriptedServer(GOOD) as server, Client(server.url) as client:
             (model,) = client.models()
-        self.assertEqual((model.id, model.device, model.extra), ("m", None, {"of_tomorrow": [1]}))
+        self.assertEqual((model.id, model.device, model.extra), ("m", "cpu", {"of_tomorrow": [1]}))
 
 
 if __name__ == "__main__":

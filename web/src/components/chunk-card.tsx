@@ -1,6 +1,6 @@
 // One chunk of the answer: what was kept of it, what nearly was, how much each word matters, and why.
 import { useMemo } from "preact/hooks";
-import type { Chunk, ChunkOutcome, Range, Warning } from "../lib/api";
+import type { Chunk, CompressedChunk, CompressionWarning, Range } from "../lib/api";
 import { type ExplainedWords, heatLevel, type LitWords, TITLE } from "../lib/explanation";
 import { score } from "../lib/format";
 import { type Fate, piecesOf, segmentsOf } from "../lib/text";
@@ -10,13 +10,13 @@ interface Props {
   index: number;
   name: string;
   chunk: Chunk;
-  outcome: ChunkOutcome;
+  outcome: CompressedChunk;
   /** The number of the chunk in the context, if it is kept. */
   marker: number | null;
   verdict: string;
   scoreBest: number;
   near: readonly Range[];
-  warnings: readonly Warning[];
+  warnings: readonly CompressionWarning[];
   explained: ExplainedWords | null;
   query: string;
   isHeated: boolean;

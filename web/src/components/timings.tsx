@@ -1,5 +1,5 @@
 // How long each stage of a request took, and where the chunks' keys came from.
-import type { CacheSource, CompressAnswer } from "../lib/api";
+import type { CompressAnswer } from "../lib/api";
 import { milliseconds, plural } from "../lib/format";
 
 /** What the daemon does in a stage. A stage that is not listed is shown without a description. */
@@ -18,7 +18,9 @@ const STAGES: Record<string, string> = {
   kv: "export keys and values",
 };
 
-const SOURCES: Record<CacheSource, string> = {
+type Blocks = NonNullable<CompressAnswer["blocks"]>;
+
+const SOURCES: Record<keyof Blocks, string> = {
   memory: "from memory",
   disk: "from disk",
   shared: "from the shared tier",
@@ -26,8 +28,8 @@ const SOURCES: Record<CacheSource, string> = {
   read: "read by the model",
 };
 
-export function cacheSources(blocks: NonNullable<CompressAnswer["blocks"]>): string {
-  const used = (Object.keys(SOURCES) as CacheSource[]).filter((source) => blocks[source] > 0);
+export function cacheSources(blocks: Blocks): string {
+  const used = (Object.keys(SOURCES) as (keyof Blocks)[]).filter((source) => blocks[source] > 0);
   return used.map((source) => `${plural(blocks[source], "chunk")} ${SOURCES[source]}`).join(", ");
 }
 

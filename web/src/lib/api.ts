@@ -1,187 +1,43 @@
-// The daemon's HTTP API: its types (docs/api.md, docs/attribution.md, docs/kv-export.md) and the calls of this page.
+// The daemon's HTTP API: its types, which are those of the TypeScript client, and the calls of this page. Offsets count UTF-16 code units, as
+// JavaScript's strings do.
+import type {
+  AttributeRequest,
+  AttributeStreamRequest,
+  Attribution,
+  ChunkInput,
+  Compression,
+  CompressRequest as AnyCompressRequest,
+  ErrorInfo,
+  Model,
+  Part,
+} from "../../../clients/typescript/src/types.js";
 import { apiKey, keyRefused } from "./access";
 import { createSseParser } from "./sse";
 
-/** A half-open range. In this page the unit is UTF-16 code units, as in JavaScript's strings. */
-export interface Range {
-  start: number;
-  end: number;
-}
+export { KINDS } from "../../../clients/typescript/src/schema.js";
+export type {
+  Answerable,
+  AttributeSource,
+  Budget,
+  Chunk,
+  Citation,
+  CompressedChunk,
+  CompressionWarning,
+  Compression as CompressAnswer,
+  Conflict,
+  Explanation,
+  Kind,
+  KvHandle,
+  Model,
+  Part,
+  Quote,
+  Range,
+  Source,
+  Verdict,
+} from "../../../clients/typescript/src/types.js";
 
-export const KINDS = ["auto", "prose", "markdown", "code", "json", "table", "log", "chat", "html", "pdf", "mail", "subtitles"] as const;
-export type Kind = (typeof KINDS)[number];
-
-export interface Chunk {
-  id?: string;
-  title?: string;
-  text: string;
-  kind?: Kind;
-  metadata?: unknown;
-}
-
-export type Budget = { auto: true } | { ratio: number } | { tokens: number } | { coverage: number };
-
-export interface CompressRequest {
-  query: string;
-  chunks: (Chunk | string)[];
-  budget?: Budget;
-  granularity?: string;
-  order?: string;
-  format?: string;
-  omissions?: string;
-  tokenizer?: string;
-  offsets?: "utf16";
-  explain?: boolean;
-  include?: "kv"[];
-  kv?: { policy: "chunks" | "heads"; ratio?: number };
-}
-
-export interface KeptSpan extends Range {
-  score: number | null;
-  output: Range;
-}
-
-export interface ChunkOutcome {
-  id: string;
-  index: number;
-  title?: string;
-  kept: boolean;
-  empty?: boolean;
-  kind?: Exclude<Kind, "auto">;
-  score: number | null;
-  text: string;
-  spans: KeptSpan[];
-}
-
-export interface Citation {
-  marker: number;
-  chunk: string;
-  source: Range;
-  output: Range;
-  text: string;
-}
-
-export interface Warning {
-  code: string;
-  message: string;
-  chunk?: string;
-}
-
-/** RC per token. `query` holds the tokens of the question; each chunk has one entry per token of the question in its own `query`. */
-export interface Explanation {
-  query: Range[];
-  chunks: { id: string; tokens: (Range & { rc: number })[]; query: { rc: number; source: Range | null }[] }[];
-}
-
-export type CacheSource = "memory" | "disk" | "shared" | "joined" | "read";
-
-export interface KvHandle {
-  handle: string;
-  expires_s: number;
-  policy: string;
-  tokens: number;
-  room_tokens: number;
-  share: number;
-  bytes: number;
-  fingerprint: string;
-}
-
-/** Whether the chunks answer the question. `chunk` is the id of the chunk that comes closest, and `source` where in it. */
-export interface Answerable {
-  probability: number;
-  answerable: boolean;
-  least: number;
-  chunk: string;
-  source: Range;
-}
-
-export interface CompressAnswer {
-  id: string | null;
-  context: string;
-  chunks: ChunkOutcome[];
-  citations: Citation[];
-  usage: { tokens_in: number; tokens_out: number; ratio: number } | null;
-  rc: { estimator: string; reach: number | null; related: boolean | null; reason?: string; model: string | null };
-  answerable: Answerable | null;
-  degraded: ErrorBody | null;
-  blocks: Record<CacheSource, number> | null;
-  timing_ms: Record<string, number>;
-  warnings?: Warning[];
-  explain?: Explanation;
-  kv?: KvHandle;
-}
-
-export interface AttributeSource {
-  chunk: string;
-  index: number;
-  score: number;
-  cited: boolean;
-  tied?: boolean;
-  sentence: Range & { text: string };
-  run: Range & { text: string };
-}
-
-export type Verdict = "supported" | "partly" | "contradicted" | "not_found" | "no_claim";
-
-/** Words of an answer, and in `source` what a chunk says instead. */
-export interface Conflict extends Range {
-  text: string;
-  reason: string;
-  chunk: string;
-  index: number;
-  source: Range & { text: string };
-}
-
-export interface Part extends Range {
-  text: string;
-  /** Null if the part makes no claim; so is `support`. */
-  verdict: Verdict;
-  /** A probability, except with a decoder. */
-  support: number | null;
-  unsupported: (Range & { text: string; reason: string })[];
-  conflicts?: Conflict[];
-  sources: AttributeSource[];
-}
-
-/** A quotation of an answer. */
-export interface Quote extends Range {
-  text: string;
-  verdict: "exact" | "stitched" | "altered" | "misattributed" | "fabricated";
-  has_ellipsis: boolean;
-  passages: (Range & { text: string; chunk: string; index: number })[];
-  altered: (Range & { text: string })[];
-}
-
-export interface AttributeRequest {
-  answer?: string;
-  chunks?: (Chunk | string)[];
-  compress_id?: string;
-  sources_max?: number;
-  offsets?: "utf16";
-}
-
-export interface AttributeAnswer {
-  parts: Part[];
-  quotes: Quote[];
-  timing_ms: Record<string, number>;
-}
-
-export interface Model {
-  id: string;
-  fingerprint: string;
-  window_tokens_max: number;
-  heads: number;
-  head_dim: number;
-  estimator: string;
-  device: string;
-  exports_kv: boolean;
-}
-
-interface ErrorBody {
-  code: string;
-  message: string;
-  param?: string | null;
-}
+/** This page sends the chunks with every request. */
+export type CompressRequest = AnyCompressRequest & { chunks: readonly ChunkInput[] };
 
 /** Why a call has no answer: the daemon refused it (`status` is set), or the daemon cannot be reached (`status` is null). */
 export class Failure extends Error {
@@ -200,11 +56,11 @@ export class Failure extends Error {
   }
 }
 
-export function compress(body: CompressRequest, signal: AbortSignal): Promise<CompressAnswer> {
+export function compress(body: CompressRequest, signal: AbortSignal): Promise<Compression> {
   return post("v1/compress", { ...body, offsets: "utf16" }, signal);
 }
 
-export function attribute(body: AttributeRequest, signal: AbortSignal): Promise<AttributeAnswer> {
+export function attribute(body: AttributeRequest, signal: AbortSignal): Promise<Attribution> {
   return post("v1/attribute", { ...body, offsets: "utf16" }, signal);
 }
 
@@ -215,7 +71,7 @@ export function attribute(body: AttributeRequest, signal: AbortSignal): Promise<
  * answer so far, without an end marker, and the page sends a longer one when more has arrived; the chunks are cached.
  */
 export async function attributeStream(
-  request: AttributeRequest,
+  request: AttributeStreamRequest,
   answer: string,
   signal: AbortSignal,
   onPart: (part: Part) => void,
@@ -288,7 +144,7 @@ function secondsOf(retryAfter: string | null): number | null {
 }
 
 function failureOf(body: unknown, status: number, retryAfter: string | null): Failure {
-  const error = (body as { error?: Partial<ErrorBody> } | null)?.error;
+  const error = (body as { error?: Partial<ErrorInfo> } | null)?.error;
   const message = error?.message ?? `The daemon answered with HTTP status ${status}.`;
   return new Failure(message, error?.code ?? `http_${status}`, status, error?.param ?? null, secondsOf(retryAfter));
 }

@@ -1,19 +1,19 @@
 // Says in words why a chunk or a part of an answer was judged as it was.
-import type { Answerable, ChunkOutcome, CompressAnswer, Conflict, Part, Quote, Verdict } from "./api";
+import type { Answerable, CompressAnswer, CompressedChunk, Conflict, Part, Quote, Verdict } from "./api";
 import { count, percent, score } from "./format";
 
 /** The largest score of all chunks; 0 if there are none. */
-export function bestScore(chunks: readonly ChunkOutcome[]): number {
+export function bestScore(chunks: readonly CompressedChunk[]): number {
   return chunks.reduce((best, chunk) => Math.max(best, chunk.score ?? 0), 0);
 }
 
 /** The share of a chunk's text that is in the context. */
-function keptShare(outcome: ChunkOutcome, text: string): number {
+function keptShare(outcome: CompressedChunk, text: string): number {
   const kept = outcome.spans.reduce((total, span) => total + span.end - span.start, 0);
   return text.length === 0 ? 0 : kept / text.length;
 }
 
-export function chunkVerdict(answer: CompressAnswer, outcome: ChunkOutcome, text: string): string {
+export function chunkVerdict(answer: CompressAnswer, outcome: CompressedChunk, text: string): string {
   if (outcome.empty) return "The chunk has no text to read.";
   if (answer.degraded) return "Returned unchanged, because the compression failed.";
   const best = bestScore(answer.chunks);

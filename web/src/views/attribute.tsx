@@ -5,7 +5,7 @@ import { Examples } from "../components/examples";
 import { FailureNotice } from "../components/failure-notice";
 import { moveFocus } from "../components/roving";
 import { Segmented } from "../components/segmented";
-import { attribute, type AttributeRequest, attributeStream, type AttributeSource, Failure, type Part, type Quote } from "../lib/api";
+import { attribute, type AttributeSource, attributeStream, Failure, type Part, type Quote, type Source } from "../lib/api";
 import { requestChunks } from "../lib/chunks";
 import { lastCompression } from "../lib/compression";
 import { percent, score } from "../lib/format";
@@ -35,7 +35,7 @@ export function AttributeView() {
   const compression = useStore(lastCompression);
   const [replayed, setReplayed] = useState<number | null>(null);
   const compressId = compression && compression.inputs.chunks === chunks ? compression.answer.id : null;
-  const sources: AttributeRequest = useMemo(
+  const sources: AttributeSource = useMemo(
     () => (onlyKept && compressId ? { compress_id: compressId } : { chunks: requestChunks(chunks) }),
     [onlyKept, compressId, chunks],
   );
@@ -90,7 +90,7 @@ function useReplay(answer: string, replayed: number | null, setReplayed: (length
 
 interface AttributionProps {
   answer: string;
-  sources: AttributeRequest;
+  sources: AttributeSource;
   chunks: readonly EditedChunk[];
 }
 
@@ -139,7 +139,7 @@ function EmptyAttribution() {
 }
 
 /** The parts of an answer that is arriving. Earlier parts stay until the daemon sends them anew. */
-function useStreamedParts(answer: string | null, sources: AttributeRequest) {
+function useStreamedParts(answer: string | null, sources: AttributeSource) {
   const [parts, setParts] = useState<readonly Part[]>([]);
   const [answered, setAnswered] = useState<string | null>(null);
   const previous = useRef(sources);
@@ -367,7 +367,7 @@ function PartDetails({ part, chunks }: { part: Part; chunks: readonly EditedChun
   );
 }
 
-function SourceLine({ source, chunks }: { source: AttributeSource; chunks: readonly EditedChunk[] }) {
+function SourceLine({ source, chunks }: { source: Source; chunks: readonly EditedChunk[] }) {
   const { sentence, run } = source;
   const at = run.start - sentence.start;
   return (
@@ -426,7 +426,7 @@ function Sources({ chunks, part, parts, onActive }: SourcesProps) {
 /** Text of a chunk around its source sentence. Long texts are cut to what is near to it. */
 const CONTEXT_LENGTH = 400;
 
-function SourceText({ text, source, isLit }: { text: string; source: AttributeSource | undefined; isLit: boolean }) {
+function SourceText({ text, source, isLit }: { text: string; source: Source | undefined; isLit: boolean }) {
   const box = useRef<HTMLDivElement>(null);
   const sentence = source?.sentence;
   const run = source?.run;

@@ -3,10 +3,11 @@
 Adapters are separate modules: `thresher_client.langchain`, `.llama_index`, `.haystack` and `.transformers`.
 """
 
-from ._async import AsyncAttributionStream
-from ._client import AsyncClient, Client
+from ._async.client import AsyncClient
+from ._async.io import AsyncAttributionStream
 from ._retry import Retries
-from ._sync import AttributionStream
+from ._sync.client import Client
+from ._sync.io import AttributionStream
 from .errors import (
     AnswerInvalidError,
     ApiError,

@@ -10,39 +10,30 @@ from typing import Any, Generic, TypeVar, cast
 from urllib.parse import quote
 
 import httpx
+from typing_extensions import Unpack
 
 from ._decode import DecodeError, decode
+from ._requests import AttributeOptions, CompressOptions, RegisterOptions, RerankOptions, SearchOptions
 from .errors import AnswerInvalidError, api_error
 from .types import (
-    Answerable,
-    AnswerFormat,
     Attribution,
-    Budget,
-    ChunkInput,
-    ChunkPage,
     Changes,
     Chunk,
+    ChunkInput,
+    ChunkPage,
     Compression,
-    DeadlinePolicy,
-    Format,
-    Granularity,
-    Include,
-    KvOptions,
     Models,
-    Offsets,
-    Omissions,
-    OnError,
-    Order,
     Progress,
-    Rank,
     RegisteredChunk,
     Reranking,
+    RerankingAnswerable,
     SearchResults,
-    Tokenizer,
 )
 
 T = TypeVar("T")
 
+# The arguments that are lists.
+_LISTS = {"chunk_ids", "ids", "include", "keep", "messages", "rank_fields"}
 _RELATED = "x-thresher-related"
 _ANSWERABLE = "x-thresher-answerable"
 # Such as `false;p=0.031`.
@@ -83,7 +74,8 @@ class RerankCall(Call[Reranking]):
         return replace(
             answer,
             related=None if related is None else related == "true",
-            answerable=answerable and Answerable(probability=float(answerable[2]), answerable=answerable[1] == "true"),
+            answerable=answerable
+            and RerankingAnswerable(probability=float(answerable[2]), answerable=answerable[1] == "true"),
         )
 
 
@@ -112,8 +104,16 @@ def parse_answer(answer_type: type[T], response: httpx.Response) -> T:
 
 
 def fields(extra_body: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
-    """Returns the arguments that are not None, and the fields of `extra_body`, which take precedence."""
-    return {name: value for name, value in named.items() if value is not None} | dict(extra_body or {})
+    """Returns the arguments that are not None, and the fields of `extra_body`, which take precedence.
+
+    Lists can be any iterable, but not a single string, which Python would treat as a list of characters.
+    """
+    body = {name: value for name, value in named.items() if value is not None}
+    for name in _LISTS & body.keys():
+        if isinstance(body[name], str):
+            raise TypeError(f"{name} must be a list, but it is a single string: pass [{body[name]!r}]")
+        body[name] = list(body[name])
+    return body | dict(extra_body or {})
 
 
 def chunk_json(chunk: ChunkInput) -> Any:
@@ -122,7 +122,7 @@ def chunk_json(chunk: ChunkInput) -> Any:
         case str():
             return chunk
         case Chunk():
-            return fields(text=chunk.text, id=chunk.id, title=chunk.title, kind=chunk.kind, metadata=chunk.metadata)
+            return fields(**vars(chunk))
         case Mapping():
             return dict(chunk)
         case _:
@@ -136,62 +136,22 @@ def chunks_json(chunks: Iterable[ChunkInput] | None) -> list[Any] | None:
     return None if chunks is None else [chunk_json(chunk) for chunk in chunks]
 
 
-def string_list(values: Iterable[str] | None, name: str) -> list[str] | None:
-    """Returns `values` as a list, or None. Refuses a single string, which Python would treat as a list of characters."""
-    if isinstance(values, str):
-        raise TypeError(f"{name} must be a list of strings, but it is a single string: pass [{values!r}]")
-    return None if values is None else list(values)
+def checked(options: Mapping[str, Any], known: type) -> Mapping[str, Any]:
+    """Returns `options`. Raises a `TypeError` if one of them is not an option of the method, as Python does for named arguments."""
+    for name in options:
+        if name not in known.__annotations__:
+            raise TypeError(f"there is no argument {name!r}; pass fields that this client does not know in extra_body")
+    return options
 
 
 def compress(
     query: str,
     chunks: Iterable[ChunkInput] | None = None,
     *,
-    chunk_ids: Iterable[str] | None = None,
-    messages: Iterable[Mapping[str, Any]] | None = None,
-    budget: Budget | Mapping[str, Any] | None = None,
-    granularity: Granularity | None = None,
-    keep: Iterable[str] | None = None,
-    order: Order | None = None,
-    format: Format | None = None,
-    titles: bool | None = None,
-    omissions: Omissions | None = None,
-    tokenizer: Tokenizer | None = None,
-    related_only: bool | None = None,
-    missed_max: float | None = None,
-    offsets: Offsets | None = None,
-    explain: bool | None = None,
-    deadline_ms: int | None = None,
-    deadline_policy: DeadlinePolicy | None = None,
-    on_error: OnError | None = None,
-    include: Iterable[Include] | None = None,
-    kv: KvOptions | None = None,
     extra_body: Mapping[str, Any] | None = None,
+    **options: Unpack[CompressOptions],
 ) -> Call[Compression]:
-    body = fields(
-        extra_body,
-        query=query,
-        chunks=chunks_json(chunks),
-        chunk_ids=string_list(chunk_ids, "chunk_ids"),
-        messages=None if messages is None else list(messages),
-        budget=budget,
-        granularity=granularity,
-        keep=string_list(keep, "keep"),
-        order=order,
-        format=format,
-        titles=titles,
-        omissions=omissions,
-        tokenizer=tokenizer,
-        related_only=related_only,
-        missed_max=missed_max,
-        offsets=offsets,
-        explain=explain,
-        deadline_ms=deadline_ms,
-        deadline_policy=deadline_policy,
-        on_error=on_error,
-        include=string_list(include, "include"),
-        kv=kv,
-    )
+    body = fields(extra_body, query=query, chunks=chunks_json(chunks), **checked(options, CompressOptions))
     return Call(Compression, "POST", "/v1/compress", body)
 
 
@@ -202,73 +162,38 @@ def kv(handle: str, fingerprint: str | None = None) -> Call[bytes]:
 
 
 def attribute_fields(
-    chunks: Iterable[ChunkInput] | None,
-    *,
-    chunk_ids: Iterable[str] | None,
-    compress_id: str | None,
-    granularity: str | None,
-    sources_max: int | None,
-    offsets: Offsets | None,
-    deadline_ms: int | None,
-    extra_body: Mapping[str, Any] | None,
+    chunks: Iterable[ChunkInput] | None, extra_body: Mapping[str, Any] | None, options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns the fields that requests for complete and for streamed answers have in common."""
-    return fields(
-        extra_body,
-        chunks=chunks_json(chunks),
-        chunk_ids=string_list(chunk_ids, "chunk_ids"),
-        compress_id=compress_id,
-        granularity=granularity,
-        sources_max=sources_max,
-        offsets=offsets,
-        deadline_ms=deadline_ms,
-    )
+    return fields(extra_body, chunks=chunks_json(chunks), **options)
 
 
 def attribute(
     answer: str,
     chunks: Iterable[ChunkInput] | None = None,
     *,
-    chunk_ids: Iterable[str] | None = None,
-    compress_id: str | None = None,
-    granularity: str | None = None,
     spans: Iterable[tuple[int, int]] | None = None,
-    sources_max: int | None = None,
-    offsets: Offsets | None = None,
-    format: AnswerFormat | None = None,
-    receipt: bool | None = None,
-    deadline_ms: int | None = None,
     extra_body: Mapping[str, Any] | None = None,
+    **options: Unpack[AttributeOptions],
 ) -> Call[Attribution]:
-    body = attribute_fields(
-        chunks,
-        chunk_ids=chunk_ids,
-        compress_id=compress_id,
-        granularity=granularity,
-        sources_max=sources_max,
-        offsets=offsets,
-        deadline_ms=deadline_ms,
-        extra_body=extra_body,
-    )
     ranges = None if spans is None else [{"start": start, "end": end} for start, end in spans]
-    body = fields(body, answer=answer, spans=ranges, format=format, receipt=receipt)
-    return Call(Attribution, "POST", "/v1/attribute", body)
+    body = attribute_fields(chunks, extra_body, checked(options, AttributeOptions))
+    return Call(Attribution, "POST", "/v1/attribute", fields(body, answer=answer, spans=ranges))
 
 
 def register_chunks(
     chunks: Iterable[ChunkInput],
     *,
-    wait: bool | None = None,
-    deadline_ms: int | None = None,
     extra_body: Mapping[str, Any] | None = None,
+    **options: Unpack[RegisterOptions],
 ) -> Call[Changes]:
-    body = fields(extra_body, chunks=chunks_json(chunks), wait=wait, deadline_ms=deadline_ms)
+    body = fields(extra_body, chunks=chunks_json(chunks), **checked(options, RegisterOptions))
     return Call(Changes, "POST", "/v1/chunks", body)
 
 
 def delete_chunks(chunk_ids: Iterable[str]) -> Call[Changes]:
     # Also for one id: this endpoint answers `unknown` where `DELETE /v1/chunks/{id}` answers 404, so a retry does not fail.
-    return Call(Changes, "POST", "/v1/chunks/delete", fields(ids=string_list(chunk_ids, "chunk_ids")))
+    return Call(Changes, "POST", "/v1/chunks/delete", fields(ids=chunk_ids))
 
 
 def get_chunk(chunk_id: str) -> Call[RegisteredChunk]:
@@ -288,24 +213,9 @@ def progress() -> Call[Progress]:
 
 
 def search(
-    query: str,
-    *,
-    limit: int | None = None,
-    candidates: int | None = None,
-    filter: Mapping[str, Any] | None = None,
-    rank: Rank | None = None,
-    deadline_ms: int | None = None,
-    extra_body: Mapping[str, Any] | None = None,
+    query: str, *, extra_body: Mapping[str, Any] | None = None, **options: Unpack[SearchOptions]
 ) -> Call[SearchResults]:
-    body = fields(
-        extra_body,
-        query=query,
-        limit=limit,
-        candidates=candidates,
-        filter=filter,
-        rank=rank,
-        deadline_ms=deadline_ms,
-    )
+    body = fields(extra_body, query=query, **checked(options, SearchOptions))
     return Call(SearchResults, "POST", "/v1/search", body)
 
 
@@ -313,21 +223,10 @@ def rerank(
     query: str,
     documents: Iterable[str | Mapping[str, Any]],
     *,
-    top_n: int | None = None,
-    rank_fields: Iterable[str] | None = None,
-    return_documents: bool | None = None,
-    relevant_spans: Mapping[str, Any] | None = None,
     extra_body: Mapping[str, Any] | None = None,
+    **options: Unpack[RerankOptions],
 ) -> Call[Reranking]:
-    body = fields(
-        extra_body,
-        query=query,
-        documents=documents_json(documents),
-        top_n=top_n,
-        rank_fields=string_list(rank_fields, "rank_fields"),
-        return_documents=return_documents,
-        relevant_spans=relevant_spans,
-    )
+    body = fields(extra_body, query=query, documents=documents_json(documents), **checked(options, RerankOptions))
     return RerankCall(Reranking, "POST", "/v2/rerank", body)
 
 

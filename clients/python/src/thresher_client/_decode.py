@@ -8,9 +8,16 @@ import dataclasses
 import types
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Extensible:
+    """Base class of answers. `extra` holds the fields of the daemon's answer that this version of the client does not know."""
+
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
 
 
 class DecodeError(Exception):
@@ -31,10 +38,10 @@ def _decode(target: Any, value: Any, path: str) -> Any:
         return value
     origin = get_origin(target)
     if origin in (Union, types.UnionType):
-        if value is None:
-            return None
-        (inner,) = (arg for arg in get_args(target) if arg is not type(None))
-        return _decode(inner, value, path)
+        return None if value is None else _decode(get_args(target)[0], value, path)
+    if origin is Literal:
+        # Newer daemons may have further values.
+        return _decode(str, value, path)
     if origin is tuple:
         if not isinstance(value, list):
             raise _wrong(path, "a list", value)
@@ -64,7 +71,9 @@ def _decode_dataclass(target: Any, value: Any, path: str) -> Any:
             continue
         if field.name in value:
             known[field.name] = _decode(hints[field.name], value[field.name], f"{path}.{field.name}")
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+        elif type(None) in get_args(hints[field.name]):
+            known[field.name] = None
+        elif field.default is dataclasses.MISSING:
             raise DecodeError(f"{path} has no field {field.name!r}")
     if "extra" in hints:
         known["extra"] = {name: item for name, item in value.items() if name not in hints}

@@ -10,14 +10,15 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Literal, Union
+from typing import Any, Literal, Union, cast
 from weakref import finalize
 
 from . import _calls
+from ._async.client import AsyncClient
 from ._calls import Call
-from ._client import AsyncClient, Client
+from ._sync.client import Client
 from .errors import ThresherError
-from .types import Answerable, Compression, Granularity, Order, Reranking, Tokenizer
+from .types import Answerable, Budget, Compression, Granularity, Order, Reranking, RerankingAnswerable, Tokenizer
 
 Mode = Literal["compress", "rerank"]
 OnFailure = Literal["raise", "originals"]
@@ -112,7 +113,7 @@ class Options:
         return _calls.compress(
             query,
             chunks,
-            budget=self.budget,
+            budget=cast("Budget | None", self.budget),
             granularity=self.granularity,
             order=self.order,
             # The framework writes the prompt, so titles and markers must not count towards the budget.
@@ -178,7 +179,7 @@ class Options:
         return originals[: self.top_n]
 
 
-def _answerable(found: Answerable | None) -> dict[str, Any] | None:
+def _answerable(found: Answerable | RerankingAnswerable | None) -> dict[str, Any] | None:
     """Returns what metadata say of all documents together. Frameworks save metadata, so it is plain data."""
     return None if found is None else {"answerable": found.answerable, "probability": found.probability}
 

@@ -11,9 +11,10 @@ from dataclasses import asdict
 from typing import Any, Literal
 
 from . import _calls
+from ._async.client import AsyncClient
 from ._calls import Call
-from ._client import AsyncClient, Client
 from ._passages import Passage
+from ._sync.client import Client
 from .errors import ThresherError
 from .types import Attribution
 

@@ -4,58 +4,11 @@ from __future__ import annotations
 
 from email.utils import parsedate_to_datetime
 from time import time
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 
-# The codes of the daemon's own errors, as `ErrorCode` in its OpenAPI document lists them; `tests/contract/openapi_test.py` compares the two.
-ErrorCode = Literal[
-    "answer_failed",
-    "body_broken",
-    "body_timeout",
-    "body_too_large",
-    "budget_impossible",
-    "cancelled",
-    "change_log_unavailable",
-    "chunk_unknown",
-    "content_type_unsupported",
-    "deadline_exceeded",
-    "draining",
-    "duplicate",
-    "duplicate_field",
-    "field_empty",
-    "fields_conflict",
-    "id_unknown",
-    "internal",
-    "invalid_json",
-    "invalid_value",
-    "key_missing",
-    "key_revoked",
-    "key_unknown",
-    "method_not_allowed",
-    "missing_field",
-    "model_failed",
-    "model_mismatch",
-    "model_unknown",
-    "not_found",
-    "not_ready",
-    "origin_not_allowed",
-    "out_of_range",
-    "overloaded",
-    "rate_limited",
-    "registry_full",
-    "storage_failed",
-    "storage_full",
-    "too_long",
-    "too_many",
-    "unavailable",
-    "unknown_field",
-    "unknown_value",
-    "upstream_failed",
-    "upstream_loop",
-    "upstream_silent",
-    "wrong_type",
-]
+from ._answers import ErrorCode as ErrorCode
 
 # Characters that an error message quotes of a body that the daemon did not write (a proxy's page).
 _QUOTED_MAX = 200

@@ -15,8 +15,9 @@ try:
 except ImportError as error:
     raise ImportError("the LangChain adapter needs: pip install 'thresher-client[langchain]'") from error
 
-from ._client import AsyncClient, Client
+from ._async.client import AsyncClient
 from ._passages import Clients, Mode, OnFailure, Options, Outcome, Passage, title_of
+from ._sync.client import Client
 from ._verdicts import Attributing, OnMissing
 from .types import Granularity, Order, Tokenizer
 

@@ -1,65 +1,39 @@
-"""I/O of the asynchronous client, on asyncio and trio."""
+"""I/O of the asynchronous client, on asyncio and trio: whole answers, and streams."""
 
 from __future__ import annotations
 
 import math
 import ssl
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping
-from contextlib import asynccontextmanager
-from typing import Any, TypeVar, Union
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, TypeAlias, Union
 
 import anyio
 import httpx
 from anyio.abc import ByteStream
 from anyio.streams.tls import TLSStream
 
-from ._calls import Call
-from ._retry import Send, Outcome, Step, Wait, attempts
-from ._settings import Settings
-from ._stream import PATH, Exchange, Target
-from .errors import TimedOutError
-from .types import Part
+from .._settings import Settings
+from .._stream import PATH, Exchange, Target
+from ..errors import TimedOutError
+from ..types import Part
+from .retries import run_with_retries
 
-T = TypeVar("T")
-Deltas = Union[AsyncIterable[str], Iterable[str]]
-
-
-async def run_with_retries(
-    settings: Settings, timeout_s: float, attempt: Callable[[float], Awaitable[T]]
-) -> T:
-    """Runs `attempt` with the seconds it has left, and retries it as `attempts` decides, within `timeout_s`."""
-    steps: Generator[Step, Outcome[T], T] = attempts(settings.retries, timeout_s)
-    sent: Outcome[T] = None
-    try:
-        while True:
-            match steps.send(sent):
-                case Wait(seconds):
-                    await anyio.sleep(seconds)
-                    sent = None
-                case Send(left_s):
-                    try:
-                        sent = await attempt(left_s)
-                    except Exception as error:
-                        sent = error
-    except StopIteration as done:
-        result: T = done.value
-        return result
+Deltas: TypeAlias = Union[AsyncIterable[str], Iterable[str]]
+OpenStream: TypeAlias = "AbstractAsyncContextManager[AsyncAttributionStream]"
 
 
-async def call_once(http: httpx.AsyncClient, settings: Settings, call: Call[T], left_s: float) -> T:
-    """Sends the request once, and returns its answer within `left_s` seconds."""
-    request = settings.request(call)
-    request.extensions["timeout"] = settings.timeout(left_s)
+async def send(http: httpx.AsyncClient, request: httpx.Request, left_s: float) -> httpx.Response:
+    """Sends the request once, and returns its whole answer within `left_s` seconds."""
     try:
         with anyio.fail_after(left_s):
-            response = await http.send(request)
+            return await http.send(request)
     except TimeoutError as error:
         raise httpx.ReadTimeout("the answer took too long", request=request) from error
-    return call.answer(response)
 
 
 @asynccontextmanager
-async def attribution_stream(
+async def open_stream(
     settings: Settings, deltas: Deltas, body: Mapping[str, Any], timeout_s: float
 ) -> AsyncIterator[AsyncAttributionStream]:
     """Opens a stream. A task sends the answer until the block ends; iterating over the stream receives its parts."""

@@ -1,4 +1,4 @@
-"""I/O of the blocking client."""
+"""I/O of the blocking client: whole answers, and streams."""
 
 from __future__ import annotations
 
@@ -6,48 +6,25 @@ import selectors
 import socket
 import ssl
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 import httpx
 
-from ._calls import Call
-from ._retry import Send, Outcome, Step, Wait, attempts
-from ._settings import Settings
-from ._stream import PATH, Exchange, Target
-from .errors import TimedOutError
-from .types import Part
+from .._settings import Settings
+from .._stream import PATH, Exchange, Target
+from ..errors import TimedOutError
+from ..types import Part
+from .retries import run_with_retries
 
-T = TypeVar("T")
+Deltas: TypeAlias = Iterable[str]
 _READ_BYTES = 65536
 
 
-def run_with_retries(settings: Settings, timeout_s: float, attempt: Callable[[float], T]) -> T:
-    """Runs `attempt` with the seconds it has left, and retries it as `attempts` decides, within `timeout_s`."""
-    steps: Generator[Step, Outcome[T], T] = attempts(settings.retries, timeout_s)
-    sent: Outcome[T] = None
-    try:
-        while True:
-            match steps.send(sent):
-                case Wait(seconds):
-                    time.sleep(seconds)
-                    sent = None
-                case Send(left_s):
-                    try:
-                        sent = attempt(left_s)
-                    except Exception as error:
-                        sent = error
-    except StopIteration as done:
-        result: T = done.value
-        return result
-
-
-def call_once(http: httpx.Client, settings: Settings, call: Call[T], left_s: float) -> T:
-    """Sends the request once, and returns its answer within `left_s` seconds."""
+def send(http: httpx.Client, request: httpx.Request, left_s: float) -> httpx.Response:
+    """Sends the request once, and returns its whole answer within `left_s` seconds."""
     deadline = time.monotonic() + left_s
-    request = settings.request(call)
-    request.extensions["timeout"] = settings.timeout(left_s)
     response = http.send(request, stream=True)
     body = bytearray()
     try:
@@ -58,14 +35,13 @@ def call_once(http: httpx.Client, settings: Settings, call: Call[T], left_s: flo
                 raise httpx.ReadTimeout("the answer took too long", request=request)
     finally:
         response.close()
-    whole = httpx.Response(response.status_code, headers=response.headers, content=bytes(body), request=request)
-    return call.answer(whole)
+    return httpx.Response(response.status_code, headers=response.headers, content=bytes(body), request=request)
 
 
 class AttributionStream:
     """The parts of a streamed answer, each as soon as its end is certain. Iterate over it once, inside a `with` block."""
 
-    def __init__(self, settings: Settings, deltas: Iterable[str], body: Mapping[str, Any], timeout_s: float) -> None:
+    def __init__(self, settings: Settings, deltas: Deltas, body: Mapping[str, Any], timeout_s: float) -> None:
         self._settings = settings
         self._deltas = deltas
         self._body = body
@@ -183,3 +159,7 @@ class AttributionStream:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+OpenStream: TypeAlias = AttributionStream
+open_stream = AttributionStream

@@ -1,0 +1,1 @@
+"""The asynchronous client, from which the blocking one is generated, and its I/O."""
