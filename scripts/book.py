@@ -4,6 +4,7 @@
 As a preprocessor of mdBook ("book.py supports RENDERER", or without arguments the book on standard input), this script
 
 - names the pages that docs/SUMMARY.md takes from outside docs/ after their titles: the site has no place for "../README.md";
+- names a README.md of a folder in docs/ index.md: mdBook would rename the page, but not the links to it;
 - rewrites relative links between pages, and links to other files of the repository, which are in files/ in the site. A link to
   a folder leads to the README.md in it;
 - makes links of code spans that name a page or a file of docs/ or config/, such as `docs/api.md`. In the repository they are plain text.
@@ -65,6 +66,8 @@ def fitted(book):
         page = posixpath.relpath(source, DOCS)
         if page.startswith("../"):
             page = re.sub(r"\W+", "-", chapter["name"].lower()).strip("-") + ".md"
+        elif posixpath.basename(page) == "README.md":
+            page = posixpath.join(posixpath.dirname(page), "index.md")
         if page in pages.values():
             raise BookError("two pages of docs/SUMMARY.md would both be {}: change the title of one".format(page))
         pages[source] = page

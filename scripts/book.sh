@@ -23,8 +23,8 @@ fi
 pages=target/book-pages.txt
 find . \( -path ./target -o -name node_modules -o -path ./models/.cache -o -path ./crates/core/src/text/outline/samples \
   -o -name .venv -o -name .git \) -prune -o -type f -name '*.md' -print | LC_ALL=C sort > "$pages"
-listed=$(find docs -maxdepth 1 -name '*.md' ! -name SUMMARY.md -exec basename {} \;)
-for page in $listed; do
+pages_of_docs=$(cd docs && find . decisions -maxdepth 1 -name '*.md' ! -name SUMMARY.md | sed 's|^\./||')
+for page in $pages_of_docs; do
   grep -qF "($page)" docs/SUMMARY.md || { echo "error: docs/$page is not in docs/SUMMARY.md: readers of the site cannot find it" >&2; exit 1; }
 done
 

@@ -67,6 +67,13 @@ class Chapters(unittest.TestCase):
         self.assertEqual(items[0]["Chapter"]["content"], "[`README.md`](b.md)")
         self.assertEqual((items[0]["Chapter"]["path"], inner["Chapter"]["path"]), ("api.md", "b.md"))
 
+    def test_the_page_of_a_folder_is_its_index(self):
+        inner = self.chapter("Clients", "decisions/clients.md", "[all](README.md)")
+        items = [self.chapter("Decisions", "decisions/README.md", "[one](clients.md)", [inner])]
+        book.fitted({"items": items})
+        self.assertEqual((items[0]["Chapter"]["path"], items[0]["Chapter"]["content"]), ("decisions/index.md", "[one](clients.md)"))
+        self.assertEqual(inner["Chapter"]["content"], "[all](index.md)")
+
     def test_two_pages_with_one_name_are_an_error(self):
         items = [self.chapter("A", "api.md"), self.chapter("API", "../README.md")]
         with self.assertRaisesRegex(book.BookError, "both be api.md"):

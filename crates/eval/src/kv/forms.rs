@@ -77,7 +77,7 @@ impl FormChoice {
 }
 
 /// Returns the forms that are compared. Others were never among the best on any model that was measured
-/// (`docs/decisions.md`).
+/// (`docs/decisions/kv-export.md`).
 fn candidates() -> Vec<EvictionForm> {
     let budgets = [
         (KeyScale::RootOfMean, BudgetScope::Model, 0.2),

@@ -148,7 +148,7 @@ impl Decoder {
     }
 
     /// Returns how keys are evicted if nothing is calibrated. The logits of models that normalise queries and
-    /// keys are compared in units of their head's mean, because their size says little (`docs/decisions.md`).
+    /// keys are compared in units of their head's mean, because their size says little (`docs/decisions/kv-export.md`).
     pub fn default_eviction_form(&self) -> EvictionForm {
         EvictionForm {
             reference: Reference::SelfLogits,

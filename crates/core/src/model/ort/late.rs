@@ -54,9 +54,9 @@ const FUSED_ROW_MULTIPLE: NonZeroUsize = NonZeroUsize::new(8).expect("8 is not z
 ///
 /// On the CPU, each window is read by one thread, alone or in a batch with windows of equal length, while other
 /// threads read other windows. Its keys therefore depend on its own tokens only, not on padding or on the
-/// number of cores. This is also faster than batches with padding (`docs/decisions.md` has the measurements).
-/// On a GPU, windows of similar lengths share large batches with padding, which the model does not attend to. A
-/// question is encoded by the calling thread and by idle cores.
+/// number of cores. This is also faster than batches with padding (`docs/decisions/models-and-runtime.md` has the
+/// measurements). On a GPU, windows of similar lengths share large batches with padding, which the model does not
+/// attend to. A question is encoded by the calling thread and by idle cores.
 #[derive(Clone)]
 pub struct LateRuntime {
     info: ModelInfo,
