@@ -204,7 +204,7 @@ pub struct MiddlewareBody {
 }
 
 /// What the field `thresher` asks for.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct MiddlewareOptions {
     /// Whether to compress; none: as the settings say.
     pub compress: Option<bool>,

@@ -22,7 +22,7 @@ use axum::body::Body;
 use axum::http::{HeaderMap, Method, Uri};
 use axum::response::Response;
 use futures_util::TryFutureExt as _;
-use thresher_core::domain::{Budget, Chunk, Granularity, TokenizerName};
+use thresher_core::domain::{Budget, TokenizerName};
 use thresher_core::pipeline::cancel::Cancel;
 
 use self::report::CompressionReport;
@@ -39,9 +39,9 @@ use crate::error::{ApiError, ErrorCode};
 use crate::executor::run_blocking;
 use crate::middleware::cite::Sources;
 use crate::middleware::dialect::Dialect;
-use crate::middleware::find::{self, TooMany};
+use crate::middleware::find::{self, TooMany, Turn};
 use crate::middleware::json::Located;
-use crate::middleware::omissions;
+use crate::middleware::prompt::{self, Prompt};
 use crate::middleware::rewrite::{
     self, AddedContext, CompressOptions, Compressor, Extent, Rewritten, SentTurn,
 };
@@ -102,7 +102,7 @@ async fn pass_on(
     let mut request = ModelRequest::read(&service, dialect, &headers, body).await?;
     let upstream = middleware.upstream(&request.model).ok_or_else(|| request.no_upstream())?;
     let always = upstream.settings.compress.unwrap_or(middleware.settings.compress) == When::Always;
-    let by_default = always || service.caller().compresses_by_default() || request.asks();
+    let by_default = always || service.caller().compresses_by_default() || request.asks;
     let compresses = request.compress.unwrap_or(by_default);
     let shadows = upstream.settings.shadow.unwrap_or(middleware.settings.shadow);
     request.treatment = request.treated(compresses, shadows, service.savings().settings().holdout);
@@ -160,9 +160,10 @@ async fn pass_on(
         }
         _ => report,
     };
-    let forwarder =
-        forward::Forwarder { service, dialect, sources, tally, silence_max: upstream.silence_max(), call };
-    let mut response = forwarder.forward(answer?, slot).await;
+    let answer = answer?;
+    let silence_max = upstream.silence_max();
+    let forwarder = forward::Forwarder { service, dialect, sources, tally, silence_max, call, reader: None };
+    let mut response = forwarder.forward(answer, slot).await;
     report.add_headers(response.headers_mut());
     Ok(response)
 }
@@ -224,13 +225,21 @@ struct ModelRequest {
     compress: Option<bool>,
     cite: Option<bool>,
     shadow: Option<bool>,
+    /// Whether the field `thresher` asks for compression: with chunks, a budget or a question.
+    asks: bool,
     /// What is done to the request; none: it was not to be compressed.
     treatment: Option<Treatment>,
     /// A number that is the same for all requests of the conversation.
     conversation: u64,
     /// Whether the request may belong to an arm of the comparison: it has texts that could be compressed.
     is_comparable: bool,
-    options: Option<MiddlewareOptions>,
+    options: MiddlewareOptions,
+    /// The turns, and the texts outside their passages, in bytes.
+    turns: Vec<Turn>,
+    other_text_bytes: usize,
+    prompt: Prompt,
+    /// The chunks that the request adds.
+    added: AddedContext,
     /// Whether the request turns on citations of the upstream, which are then left to it.
     upstream_cites: bool,
     /// The limit that the conversation exceeds, because of which it is never compressed.
@@ -311,26 +320,26 @@ async fn rewrite(
             None => match request.rewrite(&scope, None, cancel) {
                 Ok(rewritten) => (rewritten, reason),
                 // Looking up what was sent of earlier turns took too long: all turns are sent whole.
-                Err(error) => (request.uncompressed(&scope)?, reason.or(Some(error.code.as_str()))),
+                Err(error) => (request.uncompressed(), reason.or(Some(error.code.as_str()))),
             },
         };
         let outcome = if rewritten.is_shorter() { "compressed" } else { "whole" };
         let mut edits = rewritten.edits();
-        let body = request.located()?;
+        let body = request.located();
         edits.remove_field(body, "thresher");
         if !request.upstream_cites {
             request.dialect.remove_citations(body, &mut edits);
         }
         let body = edits.apply(&request.body);
         if let Some(max) = input_tokens_max {
-            match (request.check_input(&scope, &body, max, rewritten.is_shorter(), cancel), failure) {
+            match (request.check_input(&scope, &rewritten, max, cancel), failure) {
                 // Compressed, the request may be short enough.
                 (Err(error), Some(failure)) if error.code == ErrorCode::TooLong => return Err(failure),
                 (checked, _) => checked?,
             }
         }
         let body = body.into_bytes();
-        let left_out = request.left_out(&rewritten, false)?;
+        let left_out = request.left_out(&rewritten, false);
         let Rewritten { tokens, related, answerable, sources, cited_records, records, .. } = rewritten;
         let count_max = scope.pipeline().map_or(0, |pipeline| pipeline.settings().limits.chunk_count_max);
         let sources = if cites && !request.upstream_cites {
@@ -377,9 +386,8 @@ impl ModelRequest {
         service: &Scope,
         question: Option<String>,
     ) -> Result<Self, ApiError> {
-        let Some(options) = self.options.as_mut() else { return Ok(self) };
-        let Some(ids) = options.chunk_ids.take() else { return Ok(self) };
-        let question = options.query.clone().or(question).ok_or_else(ApiError::question_missing)?;
+        let Some(ids) = self.options.chunk_ids.take() else { return Ok(self) };
+        let question = self.options.query.clone().or(question).ok_or_else(ApiError::question_missing)?;
         let scope = service.clone();
         let found = run_blocking(move || {
             let limits = scope.limits.registry;
@@ -389,7 +397,7 @@ impl ModelRequest {
             Some(_) => error.inside("thresher"),
             None => error,
         })?;
-        options.chunks = chunks;
+        self.added.chunks = chunks;
         Ok(self)
     }
 
@@ -417,37 +425,42 @@ impl ModelRequest {
                 .into_domain()
                 .map_err(|error| error.inside("thresher"))
         };
-        let options = located.get("thresher").map(parse_options).transpose()?;
-        // The body takes precedence over the headers.
-        let compress = options.as_ref().and_then(|options| options.compress).or(compress);
-        let cite = options.as_ref().and_then(|options| options.cite).or(cite);
-        let shadow = options.as_ref().and_then(|options| options.shadow).or(shadow);
+        let mut options = located.get("thresher").map(parse_options).transpose()?.unwrap_or_default();
+        let asks = options.asks();
         let conversation = dialect.conversation(located);
         let upstream_cites = conversation.cites_itself;
         let found = find::turns(&conversation, &settings.policy(upstream_cites));
         let question = found.turns.iter().rev().find(|turn| turn.asked_at.is_some());
         let question = question.map(|turn| turn.query.clone());
-        let conversation = omissions::conversation_id(&conversation, located, tenant);
-        let mut request = Self {
+        let adds_chunks = !options.chunks.is_empty() || options.chunk_ids.is_some();
+        if adds_chunks && question.is_none() {
+            return Err(ApiError::question_missing());
+        }
+        let added = AddedContext {
+            chunks: std::mem::take(&mut options.chunks),
+            delimiters: settings.delimiters().unwrap_or_default(),
+        };
+        let request = Self {
             dialect,
             model: model.unwrap_or_default(),
             model_is_not_text,
-            compress,
-            cite,
-            shadow,
+            // The body takes precedence over the headers.
+            compress: options.compress.or(compress),
+            cite: options.cite.or(cite),
+            shadow: options.shadow.or(shadow),
+            asks,
             treatment: None,
-            conversation,
-            is_comparable: found.turns.iter().any(|turn| !turn.passages.is_empty()),
+            conversation: prompt::conversation_id(&conversation, located, tenant),
+            is_comparable: adds_chunks || found.turns.iter().any(|turn| !turn.passages.is_empty()),
             options,
+            other_text_bytes: find::other_text_bytes(&conversation, &found.turns),
+            prompt: Prompt::new(&conversation, located),
+            turns: found.turns,
+            added,
             upstream_cites,
             too_many: found.too_many,
             body,
         };
-        let names_chunks = request.options.as_ref().is_some_and(|options| options.chunk_ids.is_some());
-        request.is_comparable |= request.has_chunks() || names_chunks;
-        if (request.has_chunks() || names_chunks) && question.is_none() {
-            return Err(ApiError::question_missing());
-        }
         Ok((request, question))
     }
 
@@ -460,21 +473,8 @@ impl ModelRequest {
         }
     }
 
-    fn has_chunks(&self) -> bool {
-        self.options.as_ref().is_some_and(|options| !options.chunks.is_empty())
-    }
-
-    /// Whether the field `thresher` asks for compression: with chunks, a budget or a question.
-    fn asks(&self) -> bool {
-        self.options.as_ref().is_some_and(MiddlewareOptions::asks)
-    }
-
-    fn added_chunks(&self) -> &[Arc<Chunk>] {
-        self.options.as_ref().map_or(&[], |options| &options.chunks)
-    }
-
-    fn located(&self) -> Result<Located<'_>, ApiError> {
-        Located::parse(&self.body).map_err(|_| ApiError::internal())
+    fn located(&self) -> Located<'_> {
+        Located::parsed(&self.body)
     }
 
     /// Compresses the newest turn. If the request then has more than `input_tokens_max` tokens, the turn is compressed to what is left for it.
@@ -488,8 +488,7 @@ impl ModelRequest {
         let Some(max) = input_tokens_max else { return Ok(rewritten) };
         // Marks of what was left out take tokens, too, so one more compression may not be enough.
         for _ in 0..STRONGER_COUNT_MAX {
-            let body = rewritten.edits().apply(&self.body);
-            let tokens = self.input_tokens(service, &body, max, cancel)?;
+            let tokens = self.input_tokens(service, &rewritten, max, cancel)?;
             let newest = rewritten.newest_tokens.map_or(0, |(_, after)| after);
             let left = newest.saturating_sub(tokens.saturating_sub(max));
             if tokens <= max || left == 0 {
@@ -504,67 +503,62 @@ impl ModelRequest {
         Ok(rewritten)
     }
 
-    /// The tokens of the texts and tools of a body for the upstream. A body of at most `max` bytes is not counted, since a token has at least one
-    /// byte, nor is any before the model has been loaded.
+    /// The tokens of the prompt for the upstream. A request of at most `max` bytes is not counted, since a token has at least one byte, nor is any
+    /// before the model has been loaded.
     fn input_tokens(
         &self,
         service: &Scope,
-        body: &str,
+        rewritten: &Rewritten,
         max: usize,
         cancel: &Cancel,
     ) -> Result<usize, ApiError> {
-        let Some(pipeline) = service.pipeline().filter(|_| body.len() > max) else { return Ok(0) };
-        let located = Located::parse(body).map_err(|_| ApiError::internal())?;
-        let conversation = self.dialect.conversation(located);
-        let texts = conversation.messages.iter().flat_map(|message| &message.parts).map(|part| &*part.text);
-        let tools = located.get("tools").map(Located::json);
-        texts.chain(tools).try_fold(0_usize, |tokens, text| {
+        let bytes = self.body.len() + rewritten.added_text.len();
+        let Some(pipeline) = service.pipeline().filter(|_| bytes > max) else { return Ok(0) };
+        self.prompt.tokens(&self.body, rewritten, |text| {
             cancel.check().map_err(ApiError::from)?;
-            Ok(tokens.saturating_add(pipeline.count(text, TokenizerName::O200kBase)?))
+            Ok(pipeline.count(text, TokenizerName::O200kBase)?)
         })
     }
 
     fn check_input(
         &self,
         service: &Scope,
-        body: &str,
+        rewritten: &Rewritten,
         max: usize,
-        is_shorter: bool,
         cancel: &Cancel,
     ) -> Result<(), ApiError> {
-        let tokens = self.input_tokens(service, body, max, cancel)?;
+        let tokens = self.input_tokens(service, rewritten, max, cancel)?;
         let field = if self.dialect == Dialect::Responses { "input" } else { "messages" };
-        if tokens > max { Err(ApiError::input_over_cap(tokens, max, is_shorter, field)) } else { Ok(()) }
+        if tokens <= max {
+            return Ok(());
+        }
+        Err(ApiError::input_over_cap(tokens, max, rewritten.is_shorter(), field))
     }
 
     /// Rewrites the conversation until `cancel` says to stop. The newest turn is compressed, or sent as it was sent before.
     fn rewrite(&self, service: &Scope, how: Option<How>, cancel: &Cancel) -> Result<Rewritten, ApiError> {
         if self.too_many.is_some() {
-            return self.uncompressed(service);
+            return Ok(self.uncompressed());
         }
         let settings = &service.middleware.settings;
-        let body = self.located()?;
-        let conversation = self.dialect.conversation(body);
-        let turns = find::turns(&conversation, &settings.policy(self.upstream_cites)).turns;
-        let (options, added) = (self.options.as_ref(), self.added_context(settings));
-        let asked = options.and_then(|options| options.budget);
+        let (options, asked) = (&self.options, self.options.budget);
         let compress_options = CompressOptions {
             budget: match how {
                 Some(How::Within(tokens)) => Budget::Tokens(tokens),
                 _ => asked.unwrap_or_else(|| settings.budget()),
             },
-            granularity: options.map_or(Granularity::default(), |options| options.granularity),
+            granularity: options.granularity,
             // A request that names its budget gets it, however short the prompt becomes.
             prompt_tokens_min: if asked.is_some() { 0 } else { settings.prompt_tokens_min },
             // Only the end of a question is read, and it is stored with every turn that is compressed for it.
-            query: options.and_then(|options| options.query.as_deref()).map(find::tail),
+            query: options.query.as_deref().map(find::tail),
             result_tokens_min: settings.result_tokens_min,
             marks: settings.retrievable,
         };
         let compressor = match how {
             Some(_) => Some(Compressor {
                 options: &compress_options,
-                other_text_bytes: find::other_text_bytes(&conversation, &turns),
+                other_text_bytes: self.other_text_bytes,
                 pipeline: service.ready()?,
             }),
             None => None,
@@ -582,38 +576,22 @@ impl ModelRequest {
             (true, Some(_)) => stored.get(&shadow_key(key)),
             (true, None) => None,
         };
-        let plans = rewrite::plan(&turns, extent, &compress_options.id(), &before, cancel)?;
-        let conversation = rewrite::Conversation {
-            dialect: self.dialect,
-            body,
-            turns: &turns,
-            added: &added,
-            is_cited: true,
-        };
-        Ok(rewrite::rewrite(conversation, plans, compressor, cancel)?)
+        let plans = rewrite::plan(&self.turns, extent, &compress_options.id(), &before, cancel)?;
+        Ok(rewrite::rewrite(self.as_conversation(), plans, compressor, cancel)?)
     }
 
     /// Leaves the conversation uncompressed; only the chunks of the request are added.
-    fn uncompressed(&self, service: &Scope) -> Result<Rewritten, ApiError> {
-        let settings = &service.middleware.settings;
-        let body = self.located()?;
-        let conversation = self.dialect.conversation(body);
-        let turns = find::turns(&conversation, &settings.policy(self.upstream_cites)).turns;
-        let added = self.added_context(settings);
-        let conversation = rewrite::Conversation {
-            dialect: self.dialect,
-            body,
-            turns: &turns,
-            added: &added,
-            is_cited: true,
-        };
-        Ok(rewrite::uncompressed(conversation))
+    fn uncompressed(&self) -> Rewritten {
+        rewrite::uncompressed(self.as_conversation())
     }
 
-    fn added_context(&self, settings: &MiddlewareSettings) -> AddedContext {
-        AddedContext {
-            chunks: self.options.as_ref().map(|options| options.chunks.clone()).unwrap_or_default(),
-            delimiters: settings.delimiters().unwrap_or_default(),
+    fn as_conversation(&self) -> rewrite::Conversation<'_> {
+        rewrite::Conversation {
+            dialect: self.dialect,
+            body: self.located(),
+            turns: &self.turns,
+            added: &self.added,
+            is_cited: true,
         }
     }
 }

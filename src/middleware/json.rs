@@ -25,6 +25,12 @@ impl<'a> Located<'a> {
         Ok(Self { json: raw.get(), at })
     }
 
+    /// Returns the value of a text that [`Self::parse`] has accepted, without reading it again.
+    pub fn parsed(text: &'a str) -> Self {
+        let json = text.trim_start_matches(WHITESPACE);
+        Self { json: json.trim_end_matches(WHITESPACE), at: text.len() - json.len() }
+    }
+
     /// Returns the range of the value in the whole text, in bytes.
     pub fn range(self) -> Range<usize> {
         self.at..self.at + self.json.len()
@@ -289,6 +295,8 @@ mod tests {
         assert!(body.get("n").expect("n").text().is_none());
         assert!(body.get("x").is_none() && body.items().next().is_none());
         assert!(Located::parse("{").is_err());
+        let (parsed, again) = (Located::parse(" {} \n").expect("JSON"), Located::parsed(" {} \n"));
+        assert_eq!((parsed.json(), parsed.range()), (again.json(), again.range()));
         let values = |text: &str| -> Vec<String> {
             let items = Located::parse(text).expect("JSON").items();
             items.map(|item| item.json().to_owned()).collect()

@@ -1,13 +1,13 @@
-//! What the answer of an upstream reports about itself: its id, its model, why the model stopped, and how many tokens were used. No text of the
-//! answer is read.
+//! Reads an answer of an upstream while it is forwarded: the tokens that the upstream counted, and, where it is wanted, the text and what the
+//! answer reports about itself.
 
+use std::borrow::Cow;
+
+use super::answer;
 use super::dialect::Dialect;
 use super::json::Located;
 use super::sse::{self, Events};
-use super::usage::Counted;
-
-/// The most bytes of an answer in one JSON text, or of one event, that are buffered in order to read them. Longer ones report nothing.
-const BUFFER_BYTES_MAX: usize = 1 << 20;
+use super::usage::{Counted, Usage};
 
 /// The most bytes of a name that are kept.
 const NAME_BYTES_MAX: usize = 256;
@@ -34,64 +34,80 @@ pub struct Reported {
     pub reasoning_tokens: Option<u64>,
 }
 
-/// Reads what an answer reports while its bytes arrive.
+/// What is read of an answer beside the tokens that the upstream counted.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Wanted {
+    pub text: bool,
+    pub report: bool,
+}
+
+/// What was read of an answer.
+#[derive(Debug, Default)]
+pub struct Answer {
+    /// What the upstream counted; `None`: nothing.
+    pub usage: Option<Usage>,
+    /// The texts, with a line break between them; `None`: they were not wanted, or a part of them was too long.
+    pub text: Option<String>,
+    /// Empty, unless it was wanted.
+    pub reported: Reported,
+}
+
+/// Reads an answer of an upstream as its bytes arrive. The answer does not change.
 #[derive(Debug)]
-pub struct ReportedReader {
+pub struct AnswerReader {
     dialect: Dialect,
-    arriving: Arriving,
-    found: Reported,
+    form: Form,
+    wanted: Wanted,
     counted: Counted,
+    reported: Reported,
+    text: String,
+    /// The most bytes of text, and of JSON or of one event.
+    bytes_max: usize,
+    /// Whether something was longer than that, and is missing.
+    is_cut: bool,
     /// Whether the last event of the stream has arrived.
     is_complete: bool,
 }
 
 #[derive(Debug)]
-enum Arriving {
+enum Form {
+    /// One JSON text, which is buffered.
     Json(Vec<u8>),
-    Events(Events),
-    /// The answer is too long, and is not read any further.
-    TooLong,
+    Stream(Events),
 }
 
-impl ReportedReader {
-    /// Creates a reader of an answer that is a stream of events, or one JSON text.
-    pub fn new(dialect: Dialect, is_stream: bool) -> Self {
-        let arriving = if is_stream {
-            Arriving::Events(Events::new(BUFFER_BYTES_MAX))
-        } else {
-            Arriving::Json(Vec::new())
-        };
-        Self {
-            dialect,
-            arriving,
-            found: Reported::default(),
-            counted: Counted::default(),
-            is_complete: false,
-        }
+impl AnswerReader {
+    /// Creates a reader of an answer that is a stream of events or one JSON text. It buffers at most `bytes_max` bytes of JSON or of one event,
+    /// and as many bytes of text.
+    pub fn new(dialect: Dialect, is_stream: bool, wanted: Wanted, bytes_max: usize) -> Self {
+        let form = if is_stream { Form::Stream(Events::new(bytes_max)) } else { Form::Json(Vec::new()) };
+        let (counted, reported, text) = (Counted::default(), Reported::default(), String::new());
+        Self { dialect, form, wanted, counted, reported, text, bytes_max, is_cut: false, is_complete: false }
     }
 
     /// Reads the next bytes of the answer.
     pub fn push(&mut self, bytes: &[u8]) {
-        let is_too_long = match &mut self.arriving {
-            Arriving::TooLong => return,
-            Arriving::Json(buffer) if buffer.len() + bytes.len() > BUFFER_BYTES_MAX => true,
-            Arriving::Json(buffer) => {
-                buffer.extend_from_slice(bytes);
-                false
+        match &mut self.form {
+            Form::Json(_) if self.is_cut => {}
+            Form::Json(buffer) if buffer.len() + bytes.len() > self.bytes_max => {
+                *buffer = Vec::new();
+                self.is_cut = true;
             }
-            Arriving::Events(events) => {
-                for event in events.push(bytes) {
-                    if let Some(data) = sse::data(&event) {
-                        self.found.read(&data, &mut self.counted);
-                        self.is_complete |= is_last(&data);
-                    }
+            Form::Json(buffer) => buffer.extend_from_slice(bytes),
+            Form::Stream(events) => {
+                let found = events.push(bytes);
+                if events.is_too_long() {
+                    events.skip();
+                    self.is_cut = true;
                 }
-                events.is_too_long()
+                found.iter().for_each(|event| self.read_event(event));
             }
-        };
-        if is_too_long {
-            self.arriving = Arriving::TooLong;
         }
+    }
+
+    /// Returns whether the answer is a stream of events.
+    pub fn is_stream(&self) -> bool {
+        matches!(self.form, Form::Stream(_))
     }
 
     /// Returns whether the last event of a stream has arrived.
@@ -99,33 +115,71 @@ impl ReportedReader {
         self.is_complete
     }
 
-    /// Returns what the answer reported until now, or until its end.
-    pub fn finish(mut self) -> Reported {
-        if let Arriving::Json(buffer) = &self.arriving
-            && let Ok(text) = std::str::from_utf8(buffer)
-        {
-            self.found.read(text, &mut self.counted);
+    /// Returns what was read of the answer until now, or until its end.
+    pub fn finish(mut self) -> Answer {
+        if let Form::Json(buffer) = std::mem::replace(&mut self.form, Form::Json(Vec::new())) {
+            self.read_json(&buffer);
         }
         let Counted { read, written, output, .. } = self.counted;
-        Reported {
+        let reported = Reported {
             input_tokens: self.counted.whole_prompt(self.dialect),
             output_tokens: output,
             cache_read_tokens: read,
             cache_write_tokens: written,
-            ..self.found
+            ..self.reported
+        };
+        Answer {
+            usage: self.counted.usage(self.dialect),
+            text: (self.wanted.text && !self.is_cut).then_some(self.text),
+            reported,
+        }
+    }
+
+    fn read_json(&mut self, body: &[u8]) {
+        let Some(body) = std::str::from_utf8(body).ok().and_then(|body| Located::parse(body).ok()) else {
+            return;
+        };
+        self.reported.read(body, true, &mut self.counted);
+        if self.wanted.text {
+            let (texts, is_all) = answer::texts(self.dialect, body, self.bytes_max);
+            self.is_cut |= !is_all;
+            texts.iter().for_each(|text| self.add(&text.text, true));
+        }
+    }
+
+    fn read_event(&mut self, event: &[u8]) {
+        // Most events are a piece of text, and have no counts.
+        let has_counts = memchr::memmem::find(event, b"\"usage\"").is_some();
+        if !has_counts && !self.wanted.text && !self.wanted.report {
+            return;
+        }
+        let Some(data) = sse::data(event) else { return };
+        self.is_complete |= is_last(&data);
+        let Ok(data) = Located::parse(&data) else { return };
+        if has_counts || self.wanted.report {
+            self.reported.read(data, true, &mut self.counted);
+        }
+        if self.wanted.text {
+            let (text, is_end) = piece(self.dialect, data);
+            self.add(&text, is_end);
+        }
+    }
+
+    fn add(&mut self, more: &str, is_end: bool) {
+        if self.text.len() + more.len() + 1 > self.bytes_max {
+            self.is_cut = true;
+            return;
+        }
+        self.text.push_str(more);
+        if is_end && !self.text.is_empty() {
+            self.text.push('\n');
         }
     }
 }
 
 impl Reported {
-    fn read(&mut self, json: &str, counted: &mut Counted) {
-        if let Ok(object) = Located::parse(json) {
-            self.read_object(object, true, counted);
-        }
-    }
-
     /// Reads an answer, or the data of an event, in which the answer may be a field.
-    fn read_object(&mut self, object: Located, is_outermost: bool, counted: &mut Counted) {
+    fn read(&mut self, object: Located, is_outermost: bool, counted: &mut Counted) {
         for (name, value) in object.fields() {
             match &*name {
                 "id" => keep(&mut self.id, value),
@@ -142,7 +196,7 @@ impl Reported {
                     *counted = counted.replaced_by(Counted::read(value));
                     self.read_reasoning(value);
                 }
-                "message" | "response" if is_outermost => self.read_object(value, false, counted),
+                "message" | "response" if is_outermost => self.read(value, false, counted),
                 _ => {}
             }
         }
@@ -184,20 +238,52 @@ fn keep(kept: &mut Option<String>, value: Located) {
     }
 }
 
+/// The piece of text of an event, and whether the text ends with it. Only the first choice of a chat is read: the others would be mixed with it.
+fn piece<'a>(dialect: Dialect, event: Located<'a>) -> (Cow<'a, str>, bool) {
+    let text = |object: Option<Located>, name: &str| -> Cow<'static, str> {
+        object.and_then(|object| object.text_of(name)).map_or(Cow::Borrowed(""), Cow::Owned)
+    };
+    match dialect {
+        Dialect::Chat => {
+            let choice = event.get("choices").and_then(|choices| choices.items().next());
+            let choice = choice.filter(|choice| choice.get("index").is_none_or(|index| index.json() == "0"));
+            (text(choice.and_then(|choice| choice.get("delta")), "content"), false)
+        }
+        Dialect::Responses => match event.text_of("type").as_deref() {
+            Some("response.output_text.delta") => (text(Some(event), "delta"), false),
+            Some("response.output_text.done") => (Cow::Borrowed(""), true),
+            _ => (Cow::Borrowed(""), false),
+        },
+        Dialect::Messages => match event.text_of("type").as_deref() {
+            Some("content_block_delta") => {
+                let delta = event.get("delta");
+                let is_text = delta.and_then(|delta| delta.text_of("type")).as_deref() == Some("text_delta");
+                (text(delta.filter(|_| is_text), "text"), false)
+            }
+            Some("content_block_stop") => (Cow::Borrowed(""), true),
+            _ => (Cow::Borrowed(""), false),
+        },
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn read(dialect: Dialect, is_stream: bool, answer: &str, size: usize) -> Reported {
-        let mut reader = ReportedReader::new(dialect, is_stream);
+    const MAX: usize = 1_000;
+
+    const ALL: Wanted = Wanted { text: true, report: true };
+
+    fn report(dialect: Dialect, is_stream: bool, answer: &str, size: usize) -> Reported {
+        let mut reader = AnswerReader::new(dialect, is_stream, ALL, MAX);
         answer.as_bytes().chunks(size).for_each(|bytes| reader.push(bytes));
-        reader.finish()
+        reader.finish().reported
     }
 
     fn check(dialect: Dialect, answer: &str, expect: &Reported) {
         let is_stream = answer.contains("data:");
         for size in [1, 7, answer.len().max(1)] {
-            assert_eq!(&read(dialect, is_stream, answer, size), expect, "{size}: {answer}");
+            assert_eq!(&report(dialect, is_stream, answer, size), expect, "{size}: {answer}");
         }
     }
 
@@ -278,7 +364,7 @@ mod tests {
     #[test]
     fn the_last_event_of_a_stream_is_known() {
         let check = |data: &str, expect: bool| {
-            let mut reader = ReportedReader::new(Dialect::Chat, true);
+            let mut reader = AnswerReader::new(Dialect::Chat, true, ALL, MAX);
             reader.push(format!("data: {data}\n\n").as_bytes());
             assert_eq!(reader.is_complete(), expect, "{data}");
         };
@@ -303,14 +389,122 @@ mod tests {
         // A message inside a message is not the answer.
         check(Dialect::Chat, r#"{"message": {"message": {"id": "x"}}}"#, &nothing);
         let long = format!(r#"{{"id": "{}"}}"#, "ü".repeat(NAME_BYTES_MAX));
-        assert_eq!(read(Dialect::Chat, false, &long, 100).id.expect("an id").len(), NAME_BYTES_MAX);
+        assert_eq!(report(Dialect::Chat, false, &long, 100).id.expect("an id").len(), NAME_BYTES_MAX);
+    }
+
+    fn read(dialect: Dialect, answer: &str, is_stream: bool) -> (Option<[u64; 4]>, Option<String>) {
+        let mut found = Vec::new();
+        // However the bytes arrive, the result is the same.
+        for size in [1, 7, answer.len()] {
+            let mut reader = AnswerReader::new(dialect, is_stream, ALL, MAX);
+            answer.as_bytes().chunks(size).for_each(|bytes| reader.push(bytes));
+            let Answer { usage, text, .. } = reader.finish();
+            let usage = usage.map(|usage| [usage.input, usage.cached_read, usage.cached_write, usage.output]);
+            found.push((usage, text));
+        }
+        assert!(found.iter().all(|one| *one == found[0]), "{found:?}");
+        found.remove(0)
     }
 
     #[test]
-    fn the_buffer_is_bounded() {
-        let long = format!(r#"{{"id": "c", "text": "{}"}}"#, "x".repeat(BUFFER_BYTES_MAX));
-        assert_eq!(read(Dialect::Chat, false, &long, 65_536), Reported::default());
-        let event = format!("data: {{\"id\": \"c\"}}\n\ndata: {long}\n\n");
-        assert_eq!(read(Dialect::Chat, true, &event, 65_536).id.as_deref(), Some("c"));
+    fn counts_are_read_in_the_formats_of_upstreams() {
+        let check = |dialect: Dialect, usage: &str, expect: Option<[u64; 4]>| {
+            let answer = format!(r#"{{"id": "a", "usage": {usage}}}"#);
+            assert_eq!(read(dialect, &answer, false).0, expect, "{dialect:?} {usage}");
+        };
+        let (chat, responses, messages) = (Dialect::Chat, Dialect::Responses, Dialect::Messages);
+        check(chat, r#"{"prompt_tokens": 100, "completion_tokens": 7}"#, Some([100, 0, 0, 7]));
+        check(
+            chat,
+            r#"{"prompt_tokens": 100, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 64}}"#,
+            Some([36, 64, 0, 7]),
+        );
+        check(chat, r#"{"prompt_tokens": 100, "prompt_cache_hit_tokens": 64}"#, Some([36, 64, 0, 0]));
+        check(
+            chat,
+            r#"{"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": 64, "cache_write_tokens": 30}}"#,
+            Some([6, 64, 30, 0]),
+        );
+        check(
+            responses,
+            r#"{"input_tokens": 100, "output_tokens": 7, "input_tokens_details": {"cached_tokens": 64}}"#,
+            Some([36, 64, 0, 7]),
+        );
+        check(
+            messages,
+            r#"{"input_tokens": 5, "output_tokens": 7, "cache_read_input_tokens": 64, "cache_creation_input_tokens": 31}"#,
+            Some([5, 64, 31, 7]),
+        );
+        check(messages, r#"{"input_tokens": 5, "cache_read_input_tokens": null}"#, Some([5, 0, 0, 0]));
+        // More cached than read is a mistake of the upstream, and never less than nothing.
+        check(chat, r#"{"prompt_tokens": 1, "prompt_cache_hit_tokens": 64}"#, Some([0, 64, 0, 0]));
+        for nothing in ["null", "{}", "[]", "3", r#"{"prompt_tokens": -1}"#, r#"{"prompt_tokens": "7"}"#] {
+            check(chat, nothing, None);
+        }
+    }
+
+    #[test]
+    fn counts_and_text_of_a_stream_are_read() {
+        let chat = concat!(
+            "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"The tide\"}}],\"usage\":null}\n\n",
+            ": ping\n\n",
+            "data: {\"choices\":[{\"index\":1,\"delta\":{\"content\":\"Another\"}}]}\n\n",
+            "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\" is at noon.\"}}]}\n\n",
+            "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":3}}\n\n",
+            "data: [DONE]\n\n",
+        );
+        let text = Some("The tide is at noon.".to_owned());
+        assert_eq!(read(Dialect::Chat, chat, true), (Some([9, 0, 0, 3]), text));
+        let messages = concat!(
+            "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":5,\"output_tokens\":1,",
+            "\"cache_read_input_tokens\":64,\"cache_creation_input_tokens\":0}}}\n\n",
+            "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"At noon.\"}}\n\n",
+            "data: {\"type\":\"content_block_delta\",\"index\":1,\"delta\":{\"type\":\"input_json_delta\",\"partial_json\":\"{\"}}\n\n",
+            "data: {\"type\":\"content_block_stop\",\"index\":0}\n\n",
+            "data: {\"type\":\"message_delta\",\"delta\":{},\"usage\":{\"output_tokens\":42}}\n\n",
+        );
+        assert_eq!(
+            read(Dialect::Messages, messages, true),
+            (Some([5, 64, 0, 42]), Some("At noon.\n".to_owned()))
+        );
+        let responses = concat!(
+            "data: {\"type\":\"response.created\",\"response\":{\"usage\":null}}\n\n",
+            "data: {\"type\":\"response.output_text.delta\",\"delta\":\"At noon.\"}\n\n",
+            "data: {\"type\":\"response.output_text.done\",\"text\":\"At noon.\"}\n\n",
+            "data: {\"type\":\"response.completed\",\"response\":{\"usage\":{\"input_tokens\":9,\"output_tokens\":3}}}\n\n",
+        );
+        assert_eq!(
+            read(Dialect::Responses, responses, true),
+            (Some([9, 0, 0, 3]), Some("At noon.\n".to_owned()))
+        );
+        assert_eq!(
+            read(Dialect::Chat, "data: {\"choices\":[]}\n\ndata: x\n\n", true),
+            (None, Some(String::new()))
+        );
+    }
+
+    #[test]
+    fn what_is_too_long_is_not_buffered() {
+        let long = "x".repeat(2 * MAX);
+        let answer = format!(r#"{{"usage": {{"prompt_tokens": 9}}, "x": "{long}"}}"#);
+        assert_eq!(read(Dialect::Chat, &answer, false), (None, None));
+        let stream = format!(
+            "data: {{\"x\": \"{long}\"}}\n\ndata: {{\"choices\":[],\"usage\":{{\"prompt_tokens\":9}}}}\n\n"
+        );
+        let mut reader = AnswerReader::new(Dialect::Chat, true, ALL, MAX);
+        for bytes in stream.as_bytes().chunks(64) {
+            reader.push(bytes);
+            let Form::Stream(events) = &reader.form else { panic!("a stream") };
+            assert!(events.held_bytes() <= MAX + 64);
+        }
+        let Answer { usage, text, .. } = reader.finish();
+        assert_eq!((usage.map(Usage::prompt), text), (Some(9), None), "counts behind a long event are read");
+    }
+
+    #[test]
+    fn an_answer_that_is_one_text_is_read() {
+        let answer = r#"{"choices": [{"message": {"content": "At noon."}}], "usage": {"prompt_tokens": 9, "completion_tokens": 3}}"#;
+        assert_eq!(read(Dialect::Chat, answer, false), (Some([9, 0, 0, 3]), Some("At noon.\n".to_owned())));
+        assert_eq!(read(Dialect::Chat, "not JSON", false), (None, Some(String::new())));
     }
 }

@@ -88,6 +88,8 @@ pub struct Rewritten {
     pub shortened: Vec<Shortened>,
     /// The insertions into the body.
     pub added: Edits,
+    /// The text that they insert; empty if nothing is added.
+    pub added_text: String,
     /// Tokens of all passages before and after compression (`o200k_base`); `None`: nothing was compressed.
     pub tokens: Option<(usize, usize)>,
     /// Whether any passage of the newest compressed turn is related to its question; `None` if the model does not tell.
@@ -435,6 +437,7 @@ fn add_context(
         seen: kept.iter().map(|span| span.source).collect(),
     };
     kept.into_iter().map(source).for_each(|source| out.add_source(source));
+    out.added_text = context;
 }
 
 /// The position in a message, in bytes, of the block after its last tool result; `None`: no block follows a tool result.

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::settings::Price;
 use crate::middleware::dialect::Dialect;
-use crate::middleware::omissions::Omission;
+use crate::middleware::prompt::Omission;
 use crate::middleware::usage::Usage;
 
 /// A million tokens, of which prices are.

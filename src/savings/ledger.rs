@@ -157,7 +157,7 @@ pub fn route(dialect: Dialect) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::middleware::omissions::Omission;
+    use crate::middleware::prompt::Omission;
     use crate::middleware::usage::Usage;
     use crate::savings::settings::Price;
 

@@ -18,13 +18,14 @@ use super::settings::SavingsSettings;
 use crate::middleware::dialect::Dialect;
 use crate::middleware::find;
 use crate::middleware::json::Located;
-use crate::middleware::omissions::{AddedBytes, omissions};
+use crate::middleware::prompt::{AddedBytes, Prompt};
+use crate::middleware::reported::{Answer, AnswerReader, Wanted};
 use crate::middleware::rewrite::{
     self, AddedContext, CompressOptions, Compressor, Extent, Rewritten, SentTurn,
 };
 use crate::middleware::settings::MiddlewareSettings;
 use crate::middleware::shadow::WouldKeep;
-use crate::middleware::usage::{AnswerReader, Usage};
+use crate::middleware::usage::Usage;
 
 /// The most turns whose compression is remembered for later requests of their conversations.
 const TURN_COUNT_MAX: usize = 100_000;
@@ -93,9 +94,11 @@ impl<'a> Recorded<'a> {
             if stream.is_none() && !response.get().starts_with('{') {
                 return Err(field("response is neither an object nor the text of a stream of events"));
             }
-            let mut reader = AnswerReader::new(dialect, stream.is_some(), true, ANSWER_BYTES_MAX);
+            let wanted = Wanted { text: true, report: false };
+            let mut reader = AnswerReader::new(dialect, stream.is_some(), wanted, ANSWER_BYTES_MAX);
             reader.push(stream.as_deref().unwrap_or(response.get()).as_bytes());
-            (counted, text) = reader.finish();
+            let Answer { usage, text: found, .. } = reader.finish();
+            (counted, text) = (usage, found);
         }
         if let Some(usage) = usage.filter(|usage| usage.get() != "null") {
             let usage = Located::parse(usage.get()).ok().and_then(|usage| Usage::read(dialect, usage));
@@ -162,7 +165,7 @@ impl Replay {
             Rewritten::default()
         });
         let omissions = if rewritten.is_shorter() {
-            omissions(&conversation, *body, &rewritten, AddedBytes::default(), true)
+            Prompt::new(&conversation, *body).omissions(&rewritten, AddedBytes::default(), true)
         } else {
             Vec::new()
         };

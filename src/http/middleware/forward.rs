@@ -27,6 +27,7 @@ use crate::middleware::answer;
 use crate::middleware::cite::{self, Sources};
 use crate::middleware::dialect::Dialect;
 use crate::middleware::json::{Edits, Located};
+use crate::middleware::reported::{Answer, AnswerReader, Wanted};
 use crate::middleware::sse::Events;
 use crate::middleware::stream::{AnswerStream, FinishedText, Step};
 
@@ -48,6 +49,8 @@ pub struct Forwarder {
     pub silence_max: Duration,
     /// The span of the request to the upstream, which ends with the answer.
     pub call: ModelCall,
+    /// Reads the answer for the tally and the span.
+    pub reader: Option<AnswerReader>,
 }
 
 /// Why an answer ends early. The connection to the client is then closed without the end of the body, so that the client notices.
@@ -76,9 +79,12 @@ impl Forwarder {
             head.extensions.insert(ResponseCode("upstream_error"));
             self.tally = None;
         }
-        if let Some(tally) = &mut self.tally {
+        let is_readable = head.status.is_success() && is_plain && (is_stream || is_json);
+        if is_readable && (self.tally.is_some() || self.call.is_recording()) {
+            let text = self.tally.as_ref().is_some_and(|tally| tally.would_keep.is_some());
+            let wanted = Wanted { text, report: self.call.is_recording() };
             let max = self.service.middleware.settings.body_bytes_max.min(ANSWER_BYTES_MAX);
-            tally.begin(is_stream, is_plain && (is_stream || is_json), max);
+            self.reader = Some(AnswerReader::new(self.dialect, is_stream, wanted, max));
         }
         let stream = ForwardStream {
             events: Events::new(text_bytes_max.saturating_mul(JSON_BYTES_PER_TEXT_BYTE)),
@@ -96,6 +102,23 @@ impl Forwarder {
             true if is_stream => ForwardStream { state: State::Citing, ..stream }.response(head),
             true if is_json => stream.whole(head).await,
             _ => stream.response(head),
+        }
+    }
+
+    /// Counts the request and ends the span: no more of the answer will arrive. The reason is that of a failure.
+    fn end(&mut self, error: Option<&'static str>) {
+        let Answer { usage, text, reported } =
+            self.reader.take().map(AnswerReader::finish).unwrap_or_default();
+        if let Some(tally) = self.tally.take() {
+            tally.count(usage, text);
+        }
+        self.call.end(reported, error);
+    }
+
+    fn read(&mut self, bytes: &[u8]) {
+        self.call.begins(self.reader.as_ref().is_some_and(AnswerReader::is_stream));
+        if let Some(reader) = &mut self.reader {
+            reader.push(bytes);
         }
     }
 
@@ -123,6 +146,14 @@ impl Forwarder {
                 (Instant::now() < deadline).then(Vec::new)
             }
         }
+    }
+}
+
+impl Drop for Forwarder {
+    fn drop(&mut self) {
+        // Some clients disconnect as soon as they have read the last event.
+        let is_complete = self.reader.as_ref().is_some_and(AnswerReader::is_complete);
+        self.end((!is_complete).then_some("client_gone"));
     }
 }
 
@@ -209,18 +240,18 @@ impl ForwardStream {
     /// The next bytes of the upstream, which the span of the request gets to know, too.
     async fn frame(&mut self) -> Result<Option<Bytes>, ForwardError> {
         let frame = self.data_frame().await;
-        let call = &mut self.forwarder.call;
+        let forwarder = &mut self.forwarder;
         match &frame {
             Ok(Some(bytes)) => {
-                call.read(bytes);
+                forwarder.read(bytes);
                 // If the length of the answer is known, nobody asks for bytes after the last ones.
                 if self.body.is_end_stream() {
-                    call.ended();
+                    forwarder.end(None);
                 }
             }
-            Ok(None) => call.ended(),
-            Err(ForwardError::Silent) => call.failed("upstream_silent"),
-            Err(ForwardError::Upstream(_)) => call.failed("upstream_failed"),
+            Ok(None) => forwarder.end(None),
+            Err(ForwardError::Silent) => forwarder.end(Some("upstream_silent")),
+            Err(ForwardError::Upstream(_)) => forwarder.end(Some("upstream_failed")),
         }
         frame
     }
@@ -229,15 +260,9 @@ impl ForwardStream {
         loop {
             let frame = tokio::time::timeout(self.forwarder.silence_max, self.body.frame());
             match frame.await.map_err(|_elapsed| ForwardError::Silent)?.transpose()? {
-                None => {
-                    drop(self.forwarder.tally.take());
-                    return Ok(None);
-                }
+                None => return Ok(None),
                 Some(frame) => match frame.into_data() {
-                    Ok(bytes) => {
-                        self.forwarder.tally.iter_mut().for_each(|tally| tally.read(&bytes));
-                        return Ok(Some(bytes));
-                    }
+                    Ok(bytes) => return Ok(Some(bytes)),
                     Err(_trailers) => continue,
                 },
             }

@@ -102,8 +102,15 @@ async fn pass_on(
     });
     let reads_answer = call.is_recording();
     let answer = call.send(upstream.send(dialect, method, &uri, &headers, body, reads_answer)).await?;
-    let forwarder =
-        Forwarder { service, dialect, sources: None, tally: None, silence_max: upstream.silence_max(), call };
+    let forwarder = Forwarder {
+        service,
+        dialect,
+        sources: None,
+        tally: None,
+        silence_max: upstream.silence_max(),
+        call,
+        reader: None,
+    };
     Ok(forwarder.forward(answer, slot).await)
 }
 

@@ -59,8 +59,8 @@ async fn compressed(
     let deadline = Instant::now() + Duration::from_millis(service.middleware.settings.deadline_ms);
     let computed = service.executor().run(deadline, move |cancel| {
         let rewritten = request.compress(&scope, None, cancel)?;
-        let left_out = request.left_out(&rewritten, true)?;
-        let would_keep = WouldKeep::new(&rewritten, request.added_chunks());
+        let left_out = request.left_out(&rewritten, true);
+        let would_keep = WouldKeep::new(&rewritten, &request.added.chunks);
         Ok((rewritten, left_out, would_keep))
     });
     let (mut rewritten, left_out, would_keep) = computed.await?;

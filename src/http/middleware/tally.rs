@@ -6,13 +6,12 @@ use tokio::runtime::Handle;
 
 use super::upstream::Upstream;
 use super::{CompressionReport, ModelRequest};
-use crate::error::ApiError;
 use crate::http::{Scope, observe};
 use crate::middleware::dialect::Dialect;
-use crate::middleware::omissions::{self, AddedBytes, Omission};
+use crate::middleware::prompt::{self, AddedBytes, Omission};
 use crate::middleware::rewrite::Rewritten;
 use crate::middleware::shadow::WouldKeep;
-use crate::middleware::usage::AnswerReader;
+use crate::middleware::usage::Usage;
 use crate::savings::counts::{Exchange, Treatment};
 use crate::savings::ledger::OTHER;
 use crate::savings::report::Coverage;
@@ -26,9 +25,8 @@ pub struct LeftOut {
     pub omissions: Vec<Omission>,
 }
 
-/// A request that was to be compressed, and whose answer is being forwarded. It is counted when it is dropped: at the end of the answer, or when
-/// the client or the upstream has gone. A request without an answer, or with an error of the upstream, is not counted. In shadow mode, the sources
-/// of the answer are then looked up in the background.
+/// A request that was to be compressed. It is counted at the end of its answer, or when the client or the upstream has gone. A request without an
+/// answer, or with an error of the upstream, is not counted. In shadow mode, the sources of the answer are then looked up in the background.
 pub struct Tally {
     pub scope: Scope,
     pub dialect: Dialect,
@@ -42,46 +40,11 @@ pub struct Tally {
     pub left_out: LeftOut,
     /// In shadow mode, what would have been kept.
     pub would_keep: Option<WouldKeep>,
-    reader: Option<AnswerReader>,
-    /// Whether the answer has begun, and the request is not yet counted.
-    is_open: bool,
 }
 
 impl Tally {
-    /// A request that was treated like this. `left_out` and the other parts can be set until the answer begins.
-    pub fn new(scope: Scope, dialect: Dialect, model: String, treatment: Treatment) -> Self {
-        Self {
-            scope,
-            dialect,
-            model,
-            label: None,
-            treatment,
-            conversation: None,
-            left_out: LeftOut::default(),
-            would_keep: None,
-            reader: None,
-            is_open: false,
-        }
-    }
-
-    /// The answer begins. `is_readable`: it is a stream of events or JSON, and not compressed. At most `bytes_max` bytes of it are buffered.
-    pub fn begin(&mut self, is_stream: bool, is_readable: bool, bytes_max: usize) {
-        let reader = || AnswerReader::new(self.dialect, is_stream, self.would_keep.is_some(), bytes_max);
-        self.reader = is_readable.then(reader);
-        self.is_open = true;
-    }
-
-    /// Reads bytes of the answer.
-    pub fn read(&mut self, bytes: &[u8]) {
-        if let Some(reader) = &mut self.reader {
-            reader.push(bytes);
-        }
-    }
-
-    /// Counts the request, and returns the text of its answer, as far as that is wanted.
-    fn count(&mut self) -> Option<String> {
-        self.is_open = false;
-        let (usage, text) = self.reader.take().map_or((None, None), AnswerReader::finish);
+    /// Counts the request. `usage` and `text` are those of the answer, as far as it has arrived.
+    pub fn count(self, usage: Option<Usage>, text: Option<String>) {
         let (before, after) = self.left_out.tokens.unwrap_or_default();
         let exchange = Exchange {
             dialect: self.dialect,
@@ -95,14 +58,17 @@ impl Tally {
         let savings = self.scope.savings();
         let counts = savings.add(&exchange);
         let price = savings.settings().price(&self.model);
-        let label = price.map(|price| price.model.clone()).or(self.label.take());
+        let label = price.map(|price| price.model.clone()).or(self.label);
         let labels = observe::SavingsLabels {
             tenant: self.scope.tenant().name().to_owned(),
             model: label.unwrap_or_else(|| OTHER.to_owned()),
             exchange: &exchange,
         };
         observe::savings(&labels, &counts, price.map(|price| counts.money(price)));
-        text
+        // Of an answer that ends early, the part that arrived is looked up.
+        if let Some((would_keep, runtime)) = self.would_keep.zip(Handle::try_current().ok()) {
+            runtime.spawn(cover(self.scope.clone(), would_keep, text));
+        }
     }
 }
 
@@ -113,7 +79,7 @@ impl ModelRequest {
             Some(Treatment::Shadow)
         } else if !compresses {
             None
-        } else if self.is_comparable && omissions::is_held_out(self.conversation, holdout) {
+        } else if self.is_comparable && prompt::is_held_out(self.conversation, holdout) {
             Some(Treatment::HoldOut)
         } else {
             Some(Treatment::Compress)
@@ -125,19 +91,16 @@ impl ModelRequest {
     }
 
     /// What `rewritten` leaves out, of the request as it is sent, or in shadow mode (`is_whole`) would have left out.
-    pub(super) fn left_out(&self, rewritten: &Rewritten, is_whole: bool) -> Result<LeftOut, ApiError> {
+    pub(super) fn left_out(&self, rewritten: &Rewritten, is_whole: bool) -> LeftOut {
         if !rewritten.is_shorter() {
-            return Ok(LeftOut { tokens: rewritten.tokens, omissions: Vec::new() });
+            return LeftOut { tokens: rewritten.tokens, omissions: Vec::new() };
         }
-        let body = self.located()?;
         let of_added = rewritten.sources.iter().filter(|source| source.kind.is_none());
         let added = AddedBytes {
-            whole: self.added_chunks().iter().map(|chunk| chunk.text.len()).sum(),
+            whole: self.added.chunks.iter().map(|chunk| chunk.text.len()).sum(),
             kept: of_added.flat_map(|source| &source.seen).map(|range| range.len()).sum(),
         };
-        let conversation = self.dialect.conversation(body);
-        let omissions = omissions::omissions(&conversation, body, rewritten, added, is_whole);
-        Ok(LeftOut { tokens: rewritten.tokens, omissions })
+        LeftOut { tokens: rewritten.tokens, omissions: self.prompt.omissions(rewritten, added, is_whole) }
     }
 
     /// What is counted of the request once it has its answer; none if it was not to be compressed.
@@ -149,29 +112,19 @@ impl ModelRequest {
         left_out: LeftOut,
     ) -> Option<Tally> {
         let treatment = self.treatment?;
-        let mut tally = Tally::new(service.clone(), self.dialect, self.model.clone(), treatment);
-        tally.label = upstream.settings.name_of(&self.model).map(str::to_owned);
         // A conversation whose earlier turns were compressed belongs to no arm once it goes whole.
         let is_clean = treatment == Treatment::Compress || report.outcome == "whole";
         let is_compared = service.savings().settings().holdout > 0.0 && self.is_comparable && is_clean;
-        tally.conversation = Some(self.conversation).filter(|_| is_compared && self.too_many.is_none());
-        if treatment == Treatment::Compress {
-            tally.left_out = left_out;
-        }
-        Some(tally)
-    }
-}
-
-impl Drop for Tally {
-    fn drop(&mut self) {
-        if !self.is_open {
-            return;
-        }
-        let text = self.count();
-        // Of an answer that ends early, the part that arrived is looked up.
-        if let Some((would_keep, runtime)) = self.would_keep.take().zip(Handle::try_current().ok()) {
-            runtime.spawn(cover(self.scope.clone(), would_keep, text));
-        }
+        Some(Tally {
+            scope: service.clone(),
+            dialect: self.dialect,
+            model: self.model.clone(),
+            label: upstream.settings.name_of(&self.model).map(str::to_owned),
+            treatment,
+            conversation: Some(self.conversation).filter(|_| is_compared && self.too_many.is_none()),
+            left_out: if treatment == Treatment::Compress { left_out } else { LeftOut::default() },
+            would_keep: None,
+        })
     }
 }
 

@@ -3,8 +3,7 @@
 use std::time::Instant;
 
 use axum::body::HttpBody as _;
-use axum::http::header::CONTENT_ENCODING;
-use axum::http::{HeaderMap, Response, Uri};
+use axum::http::{Response, Uri};
 use hyper::body::Incoming;
 use opentelemetry::context::FutureExt as _;
 use opentelemetry::trace::{SpanKind, TraceContextExt as _};
@@ -14,7 +13,7 @@ use super::{OPERATION, PROVIDER, REQUEST_MODEL, TRACER, begin, fail};
 use crate::error::ApiError;
 use crate::middleware::dialect::Dialect;
 use crate::middleware::json::Located;
-use crate::middleware::reported::{Reported, ReportedReader, shortened};
+use crate::middleware::reported::{Reported, shortened};
 
 /// A request to an upstream.
 pub struct Call<'a> {
@@ -33,17 +32,9 @@ pub struct ModelCall {
     /// The context of the daemon's own request. Its span stays open as long as this one.
     parent: Context,
     started: Instant,
-    dialect: Dialect,
-    answer: Option<Answer>,
+    has_begun: bool,
     has_failed: bool,
     is_over: bool,
-}
-
-/// An answer that is read for the span.
-struct Answer {
-    reader: ReportedReader,
-    is_stream: bool,
-    has_begun: bool,
 }
 
 impl ModelCall {
@@ -55,15 +46,7 @@ impl ModelCall {
             Some(_) => begin(name(call), SpanKind::Client, attributes(call), &parent),
         };
         let is_over = TRACER.get().is_none();
-        Self {
-            context,
-            parent,
-            started: Instant::now(),
-            dialect: call.dialect,
-            answer: None,
-            has_failed: false,
-            is_over,
-        }
+        Self { context, parent, started: Instant::now(), has_begun: false, has_failed: false, is_over }
     }
 
     /// Whether the span is recorded, so that the answer should be readable.
@@ -81,22 +64,17 @@ impl ModelCall {
     ) -> Result<Response<Incoming>, ApiError> {
         let sent = sending.with_context(self.context.clone()).await;
         match &sent {
-            Err(error) => self.failed(error.code.as_str()),
+            Err(error) => self.end(Reported::default(), Some(error.code.as_str())),
             Ok(answer) => {
                 let status = answer.status();
                 let value = i64::from(status.as_u16());
                 self.context.span().set_attribute(KeyValue::new("http.response.status_code", value));
                 if !status.is_success() {
                     fail(&self.context, status.as_str().to_owned());
-                } else if self.is_recording() && is_plain(answer.headers()) {
-                    let is_stream = crate::http::body::media_type(answer.headers())
-                        .is_some_and(|found| found == "text/event-stream");
-                    let reader = ReportedReader::new(self.dialect, is_stream);
-                    self.answer = Some(Answer { reader, is_stream, has_begun: false });
                 }
                 self.has_failed = !status.is_success();
                 if answer.body().is_end_stream() {
-                    self.ended();
+                    self.end(Reported::default(), None);
                 }
             }
         }
@@ -108,27 +86,16 @@ impl ModelCall {
         work.with_context(self.parent.clone()).await
     }
 
-    /// Reads the next bytes of the answer.
-    pub fn read(&mut self, bytes: &[u8]) {
-        let Some(answer) = &mut self.answer else { return };
-        if answer.is_stream && !std::mem::replace(&mut answer.has_begun, true) {
+    /// Records the time to the first bytes of a stream.
+    pub fn begins(&mut self, is_stream: bool) {
+        if is_stream && !std::mem::replace(&mut self.has_begun, true) {
             let seconds = self.started.elapsed().as_secs_f64();
             self.context.span().set_attribute(KeyValue::new("gen_ai.response.time_to_first_chunk", seconds));
         }
-        answer.reader.push(bytes);
     }
 
-    /// Ends the span: the answer is complete.
-    pub fn ended(&mut self) {
-        self.end(None);
-    }
-
-    /// Ends the span: the answer failed, or broke off.
-    pub fn failed(&mut self, error: &'static str) {
-        self.end(Some(error));
-    }
-
-    fn end(&mut self, error: Option<&'static str>) {
+    /// Ends the span with what the answer reported; `error`: it failed, or broke off.
+    pub fn end(&mut self, reported: Reported, error: Option<&'static str>) {
         if std::mem::replace(&mut self.is_over, true) {
             return;
         }
@@ -136,23 +103,15 @@ impl ModelCall {
             fail(&self.context, error);
         }
         let span = self.context.span();
-        if let Some(answer) = self.answer.take() {
-            span.set_attributes(of_answer(answer.reader.finish()));
-        }
+        span.set_attributes(of_answer(reported));
         span.end();
     }
 }
 
 impl Drop for ModelCall {
     fn drop(&mut self) {
-        // Some clients disconnect as soon as they have read the last event.
-        let is_complete = self.answer.as_ref().is_some_and(|answer| answer.reader.is_complete());
-        self.end((!is_complete).then_some("client_gone"));
+        self.end(Reported::default(), Some("client_gone"));
     }
-}
-
-fn is_plain(headers: &HeaderMap) -> bool {
-    headers.get(CONTENT_ENCODING).is_none_or(|encoding| encoding == "identity")
 }
 
 /// The operation of a request; none if the conventions have none for its path.

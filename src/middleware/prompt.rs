@@ -1,10 +1,13 @@
-//! Where in a prompt text was left out, which says what the text would have been billed as; and which conversations go whole for comparison.
+//! The prompt of a conversation: its tokens; where text was left out, which says what the text would have been billed as; and whether the
+//! conversation goes whole for comparison.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
+use std::ops::Range;
 
 use blake3::Hasher;
 
-use super::dialect::{Conversation, Message, PartKind, Role};
+use super::dialect::{Conversation, Message, Part, PartKind, Role};
 use super::json::Located;
 use super::rewrite::{Rewritten, Shortened};
 
@@ -24,40 +27,89 @@ pub struct AddedBytes {
     pub kept: usize,
 }
 
-/// Returns where `rewritten` leaves out text of a conversation. The prompt is that which is sent, shortened, or with `is_whole` that of the
-/// request. Places are estimated by bytes of texts and of tools, which stand first in the prompts of all providers; images are not counted.
-pub fn omissions(
-    conversation: &Conversation,
-    body: Located,
-    rewritten: &Rewritten,
-    added: AddedBytes,
-    is_whole: bool,
-) -> Vec<Omission> {
-    let shortened: HashMap<usize, &Shortened> =
-        rewritten.shortened.iter().map(|string| (string.at.start, string)).collect();
-    let in_prompt = |whole: usize, kept: usize| if is_whole { whole } else { kept };
-    let asked = conversation.messages.iter().rposition(has_question);
-    let mut at = body.get("tools").map_or(0, |tools| tools.json().len());
-    let mut found: Vec<(f64, usize)> = Vec::new();
-    for (index, message) in conversation.messages.iter().enumerate() {
-        if asked == Some(index) && added.whole > 0 {
-            let len = in_prompt(added.whole, added.kept);
-            found.push((at as f64 + len as f64 / 2.0, added.whole.saturating_sub(added.kept)));
-            at += len;
+/// The texts of a prompt by their places in the body: what is counted of a conversation after it has been read.
+#[derive(Debug, Clone, Default)]
+pub struct Prompt {
+    texts: Vec<PromptText>,
+    /// The index of the first text of the last message with a question; chunks are added before it.
+    asked: Option<usize>,
+    /// The range of the descriptions of tools, which stand first in the prompts of all providers.
+    tools: Range<usize>,
+}
+
+#[derive(Debug, Clone)]
+struct PromptText {
+    /// The range of the JSON string in the body.
+    at: Range<usize>,
+    /// Bytes of the decoded text.
+    bytes: usize,
+}
+
+impl Prompt {
+    /// The prompt of a conversation with this body.
+    pub fn new(conversation: &Conversation, body: Located) -> Self {
+        let messages = &conversation.messages;
+        let text = |part: &Part| PromptText { at: part.at.range(), bytes: part.text.len() };
+        let asked = messages.iter().rposition(has_question);
+        Self {
+            texts: messages.iter().flat_map(|message| &message.parts).map(text).collect(),
+            asked: asked.map(|at| messages[..at].iter().map(|message| message.parts.len()).sum()),
+            tools: body.get("tools").map_or(0..0, Located::range),
         }
-        for part in &message.parts {
-            let Some(string) = shortened.get(&part.at.range().start) else {
-                at += part.text.len();
+    }
+
+    /// Where `rewritten` leaves out text. The prompt is that which is sent, shortened, or with `is_whole` that of the request. Places are
+    /// estimated by bytes of texts and of tools; images are not counted.
+    pub fn omissions(&self, rewritten: &Rewritten, added: AddedBytes, is_whole: bool) -> Vec<Omission> {
+        let shortened = by_start(rewritten);
+        let in_prompt = |whole: usize, kept: usize| if is_whole { whole } else { kept };
+        let mut at = self.tools.len();
+        let mut found: Vec<(f64, usize)> = Vec::new();
+        for (index, text) in self.texts.iter().enumerate() {
+            if self.asked == Some(index) && added.whole > 0 {
+                let len = in_prompt(added.whole, added.kept);
+                found.push((at as f64 + len as f64 / 2.0, added.whole.saturating_sub(added.kept)));
+                at += len;
+            }
+            let Some(string) = shortened.get(&text.at.start) else {
+                at += text.bytes;
                 continue;
             };
             let len = in_prompt(string.original.len(), string.text.len());
             found.push((at as f64 + len as f64 / 2.0, string.original.len() - string.text.len()));
             at += len;
         }
+        let all = at.max(1) as f64;
+        let omission = |(at, bytes): (f64, usize)| Omission { at: at / all, bytes };
+        found.into_iter().filter(|(_, bytes)| *bytes > 0).map(omission).collect()
     }
-    let all = at.max(1) as f64;
-    let omission = |(at, bytes): (f64, usize)| Omission { at: at / all, bytes };
-    found.into_iter().filter(|(_, bytes)| *bytes > 0).map(omission).collect()
+
+    /// The tokens of the prompt as `rewritten` sends it, of the request with this `body`.
+    ///
+    /// # Errors
+    /// Returns the first error of `count`.
+    pub fn tokens<E>(
+        &self,
+        body: &str,
+        rewritten: &Rewritten,
+        count: impl Fn(&str) -> Result<usize, E>,
+    ) -> Result<usize, E> {
+        let shortened = by_start(rewritten);
+        let mut tokens = count(&body[self.tools.clone()])? + count(&rewritten.added_text)?;
+        for text in &self.texts {
+            let json = || serde_json::from_str::<Cow<str>>(&body[text.at.clone()]).unwrap_or_default();
+            let found = match shortened.get(&text.at.start) {
+                Some(string) => count(&string.text)?,
+                None => count(&json())?,
+            };
+            tokens = tokens.saturating_add(found);
+        }
+        Ok(tokens)
+    }
+}
+
+fn by_start(rewritten: &Rewritten) -> HashMap<usize, &Shortened> {
+    rewritten.shortened.iter().map(|string| (string.at.start, string)).collect()
 }
 
 fn has_question(message: &Message) -> bool {
@@ -124,12 +176,12 @@ mod tests {
         ]})
         .to_string();
         let located = Located::parse(&body).expect("JSON");
-        let conversation = Dialect::Chat.conversation(located);
+        let prompt = Prompt::new(&Dialect::Chat.conversation(located), located);
         let mut rewritten = Rewritten::default();
         rewritten.shortened =
             vec![shortened(&body, &first, &"a".repeat(100)), shortened(&body, &last, &"b".repeat(100))];
         let check = |name: &str, added: AddedBytes, is_whole: bool, expect: &[(f64, usize)]| {
-            let found = omissions(&conversation, located, &rewritten, added, is_whole);
+            let found = prompt.omissions(&rewritten, added, is_whole);
             let found: Vec<(f64, usize)> = found.iter().map(|one| (one.at, one.bytes)).collect();
             assert_eq!(found, expect, "{name}");
         };
@@ -144,8 +196,29 @@ mod tests {
             false,
             &[(150.0 / 500.0, 200), (450.0 / 500.0, 100)],
         );
-        let none = omissions(&conversation, located, &Rewritten::default(), nothing, false);
+        let none = prompt.omissions(&Rewritten::default(), nothing, false);
         assert!(none.is_empty());
+    }
+
+    #[test]
+    fn tokens_are_those_of_the_texts_that_are_sent() {
+        let body = json!({
+            "messages": [{"role": "user", "content": "\"quoted\""}, {"role": "user", "content": "long"}],
+            "tools": [{"name": "t"}],
+        })
+        .to_string();
+        let located = Located::parse(&body).expect("JSON");
+        let prompt = Prompt::new(&Dialect::Chat.conversation(located), located);
+        let count = |rewritten: &Rewritten| {
+            prompt.tokens(&body, rewritten, |text| Ok::<_, ()>(text.len())).expect("a number")
+        };
+        let tools = "[{\"name\":\"t\"}]".len();
+        let whole = Rewritten::default();
+        assert_eq!(count(&whole), tools + "\"quoted\"".len() + "long".len());
+        let shortened = vec![shortened(&body, "long", "l")];
+        let mut short = Rewritten::default();
+        (short.shortened, short.added_text) = (shortened, "added".to_owned());
+        assert_eq!(count(&short), tools + "\"quoted\"".len() + "l".len() + "added".len());
     }
 
     #[test]
