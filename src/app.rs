@@ -29,8 +29,8 @@ use crate::config::{self, Config};
 use crate::executor::TimeLimits;
 use crate::http::tls::{Tls, TlsError};
 use crate::http::{
-    self, ConnectionLimits, OriginPolicy, ReceiptKey, RegistryLimits, ServeLimits, Service, ServiceParts,
-    Serving,
+    self, ConnectionLimits, MemoryPool, OriginPolicy, ReceiptKey, RegistryLimits, ServeLimits, Service,
+    Serving, TenantData,
 };
 use crate::local::{Local, LocalParts};
 use crate::originals::Originals;
@@ -308,10 +308,7 @@ pub fn service(config: &Config, access: Access, tenants: Tenants) -> anyhow::Res
     }
     let middleware = http::Middleware::new(&config.middleware)?;
     middleware.announce();
-    Ok(Service::new(ServiceParts {
-        access,
-        tenants,
-        originals,
+    Ok(Service {
         middleware: Arc::new(middleware),
         receipts: Arc::new(ReceiptKey::at(&config.receipts.key_file)),
         admission: Admission::new(Bounds {
@@ -321,8 +318,6 @@ pub fn service(config: &Config, access: Access, tenants: Tenants) -> anyhow::Res
         }),
         limits: ServeLimits {
             body_bytes_max: config.http.body_bytes_max,
-            bodies_bytes_max: config.http.bodies_bytes_max,
-            answers_bytes_max: config.http.answers_bytes_max,
             read_max: Duration::from_millis(config.http.read_ms_max),
             deadline_default: Duration::from_millis(admission.deadline_ms_default),
             deadline_max: Duration::from_millis(admission.deadline_ms_max),
@@ -336,7 +331,10 @@ pub fn service(config: &Config, access: Access, tenants: Tenants) -> anyhow::Res
             access_is_keyed,
         ),
         has_page: config.http.page,
-    }))
+        bodies: MemoryPool::new(config.http.bodies_bytes_max),
+        answers: MemoryPool::new(config.http.answers_bytes_max),
+        data: TenantData::new(access, tenants, originals),
+    })
 }
 
 /// Answers requests in this process, without a daemon. `time_default` is for requests that name no deadline.

@@ -43,7 +43,7 @@ pub use self::memory::MemoryPool;
 pub use self::middleware::{Middleware, UpstreamError};
 pub use self::origin::OriginPolicy;
 pub use self::serve::{Serving, serve};
-pub use self::service::{ReceiptKey, Scope, Service, ServiceParts};
+pub use self::service::{ReceiptKey, Scope, Service, TenantData};
 use thresher_core::pipeline::answerable::Answerable;
 
 use crate::api::{BodyLimits, RegisterLimits, SearchLimits};
@@ -71,10 +71,6 @@ fn boolean_value(value: bool) -> HeaderValue {
 pub struct ServeLimits {
     /// The most bytes of one request body.
     pub body_bytes_max: usize,
-    /// The most bytes of memory of all request bodies together.
-    pub bodies_bytes_max: usize,
-    /// The most bytes of memory of all answers together that clients have not read yet.
-    pub answers_bytes_max: usize,
     /// The longest time for the head of a request to arrive, and again for its body.
     pub read_max: Duration,
     /// The deadline of requests that name none.

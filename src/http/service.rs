@@ -27,7 +27,7 @@ use crate::tenants::ttl_store::{RecentRequest, TtlStore};
 use crate::tenants::usage::UsageTotals;
 use crate::tenants::{NoRegistry, TenantState, Tenants};
 
-/// The state that handlers share. The data of tenants is private to it.
+/// The state that handlers share.
 #[derive(Clone)]
 pub struct Service {
     pub receipts: Arc<ReceiptKey>,
@@ -40,29 +40,26 @@ pub struct Service {
     pub origins: OriginPolicy,
     /// Whether both listeners serve the page.
     pub has_page: bool,
-    bodies: MemoryPool,
-    answers: MemoryPool,
+    /// The memory that all request bodies share.
+    pub bodies: MemoryPool,
+    /// The memory that all answers share until their clients have read them.
+    pub answers: MemoryPool,
+    pub data: TenantData,
+}
+
+/// The data of tenants, which handlers reach only through a [`Scope`].
+#[derive(Clone)]
+pub struct TenantData {
     access: Access,
     tenants: Tenants,
     originals: Originals,
 }
 
-/// The parts of a [`Service`].
-pub struct ServiceParts {
-    pub access: Access,
-    pub tenants: Tenants,
-    /// The store of original texts.
-    pub originals: Originals,
-    pub middleware: Arc<Middleware>,
-    pub receipts: Arc<ReceiptKey>,
-    /// The permits of requests.
-    pub admission: Admission,
-    /// Limits of requests and answers.
-    pub limits: ServeLimits,
-    /// Which hosts and web pages may send requests.
-    pub origins: OriginPolicy,
-    /// Whether both listeners serve the page.
-    pub has_page: bool,
+impl TenantData {
+    /// Data of `tenants`, who are known by `access`. `originals` is the store of original texts.
+    pub fn new(access: Access, tenants: Tenants, originals: Originals) -> Self {
+        Self { access, tenants, originals }
+    }
 }
 
 /// The service as the caller of one request sees it: with the data of its tenant, and no other's.
@@ -99,74 +96,34 @@ impl ReceiptKey {
 }
 
 impl Service {
-    /// A service of these parts.
-    pub fn new(parts: ServiceParts) -> Self {
-        let ServiceParts {
-            access,
-            tenants,
-            originals,
-            middleware,
-            receipts,
-            admission,
-            limits,
-            origins,
-            has_page,
-        } = parts;
-        let bodies = MemoryPool::new(limits.bodies_bytes_max);
-        let answers = MemoryPool::new(limits.answers_bytes_max);
-        Self {
-            receipts,
-            middleware,
-            admission,
-            limits,
-            origins,
-            has_page,
-            bodies,
-            answers,
-            access,
-            tenants,
-            originals,
-        }
-    }
-
     /// The caller with this key.
     pub(super) fn authenticate(&self, key: Option<&str>) -> Result<Caller, Denied> {
-        self.access.admit(key, Instant::now())
+        self.data.access.admit(key, Instant::now())
     }
 
     /// Whether requests need a key.
     pub(super) fn is_keyed(&self) -> bool {
-        self.access.is_keyed()
+        self.data.access.is_keyed()
     }
 
     /// Whether the model has been loaded.
     pub(super) fn is_ready(&self) -> bool {
-        self.tenants.is_ready()
+        self.data.tenants.is_ready()
     }
 
     /// Registered chunks of all tenants together, for operators.
     pub(super) fn progress_of_all(&self) -> Progress {
-        self.tenants.progress()
+        self.data.tenants.progress()
     }
 
     /// The data of all tenants, for operators.
     pub(super) fn all_tenants(&self) -> Vec<Arc<TenantState>> {
-        self.tenants.all()
-    }
-
-    /// The memory that all request bodies share.
-    pub fn bodies(&self) -> &MemoryPool {
-        &self.bodies
-    }
-
-    /// The memory that all answers share until their clients have read them.
-    pub fn answers(&self) -> &MemoryPool {
-        &self.answers
+        self.data.tenants.all()
     }
 
     /// A tenant's claim to a share of what all tenants use.
     pub(super) fn claim_of<'a>(&self, tenant: &'a Tenant) -> Claim<'a> {
-        Claim { tenant, has_rivals: self.access.is_shared() }
+        Claim { tenant, has_rivals: self.data.access.is_shared() }
     }
 
     /// The private key of receipts.
@@ -238,7 +195,7 @@ impl Scope {
 
     /// The original texts of the tenant.
     pub fn originals(&self) -> TenantOriginals {
-        self.service.originals.of(self.tenant().name())
+        self.service.data.originals.of(self.tenant().name())
     }
 
     /// The caller.
@@ -278,12 +235,13 @@ impl FromRequestParts<Service> for Scope {
             tracing::error!("a route is outside the layer that authenticates requests");
             return Err(ApiError::internal());
         };
-        let tenant_state = service.tenants.of(caller.tenant()).ok_or_else(ApiError::registry_not_ready)?;
+        let tenant_state =
+            service.data.tenants.of(caller.tenant()).ok_or_else(ApiError::registry_not_ready)?;
         let body_memory = Arc::new(BodyMemory::new(service.bodies.clone()));
         let ServeLimits { deadline_default, deadline_max, .. } = service.limits;
         let executor = Executor {
             caller,
-            has_rivals: service.access.is_shared(),
+            has_rivals: service.data.access.is_shared(),
             admission: service.admission.clone(),
             time_limits: TimeLimits { default: deadline_default, max: deadline_max },
             pipeline: Arc::clone(tenant_state.pipeline_slot()),

@@ -210,7 +210,7 @@ async fn a_response_that_has_begun_is_finished_when_the_daemon_stops() {
 #[tokio::test(flavor = "multi_thread")]
 async fn bodies_share_a_memory_limit() {
     let daemon = daemon(Some(scripted()), 4, 4).await;
-    let pool = daemon.service.bodies().clone();
+    let pool = daemon.service.bodies.clone();
     // Requests that declare a body and send all of it but the last byte.
     let body = vec![b' '; crate::BODY_BYTES_MAX - 1];
     let count = BODIES_BYTES_MAX / (2 * 64 * 1024);
@@ -236,7 +236,7 @@ async fn bodies_share_a_memory_limit() {
 #[tokio::test(flavor = "multi_thread")]
 async fn responses_share_a_memory_limit() {
     let daemon = daemon(Some(scripted()), 4, 4).await;
-    let pool = daemon.service.answers().clone();
+    let pool = daemon.service.answers.clone();
     let tenant = Tenant::default();
     let claim = Claim { tenant: &tenant, has_rivals: false };
     let held = pool.try_take(claim, 16 << 20).expect("all of the memory");
@@ -257,6 +257,6 @@ async fn an_answered_request_holds_no_memory() {
             closed(&mut stream).await;
         }
     }
-    let pool = daemon.service.bodies().clone();
+    let pool = daemon.service.bodies.clone();
     eventually("all memory is given back", async || pool.held() == 0).await;
 }

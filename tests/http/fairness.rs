@@ -240,7 +240,7 @@ async fn refusals_are_delayed_for_a_tenant_that_repeats_requests_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn bodies_of_one_tenant_leave_memory_for_another() {
     let keyed = Keyed::start(&two_tenants(), scripted(), &registry_settings()).await;
-    let pool = keyed.daemon.service.bodies().clone();
+    let pool = keyed.daemon.service.bodies.clone();
     let mut held = Vec::new();
     // Bodies that never end, twice as many as there is memory for.
     for _ in 0..BODIES_BYTES_MAX / (64 * 1024) {

@@ -75,7 +75,7 @@ use self::select::Auto;
 use self::tokenize::QuestionText;
 use self::units::Unit;
 use self::validate::{InvalidRequest, RequestLimits};
-use crate::domain::{Chunk, CompressRequest, Granularity, KeptSpan, Kind, Tenant, TokenizerName};
+use crate::domain::{Budget, Chunk, CompressRequest, Granularity, KeptSpan, Kind, Tenant, TokenizerName};
 pub use crate::kv::codec::Codec;
 use crate::kv::store::KvStore;
 pub use crate::kv::store::Sources;
@@ -90,6 +90,12 @@ use crate::text::{self, Mentions};
 /// The most tokens of a conversation that are read before its last question. More hardly change the vectors
 /// of the question (`docs/evaluation.md`) but take time.
 const HISTORY_TOKENS_MAX: usize = 128;
+
+/// The scores of chunks that have been read.
+struct Scored {
+    scores: Scores,
+    answerable: Option<Answerable>,
+}
 
 /// Answers requests with one model, its tokenizer and a cache of blocks. All methods take `&self`, so one
 /// pipeline serves many threads at the same time.
@@ -288,18 +294,53 @@ impl Pipeline {
                 let in_time = self.read_in_time(request, deadline, cancel, &mut clock)?;
                 let read = &in_time.request;
                 let reading = self.read_with(read, cancel, &mut clock, |_| Ok(in_time.blocks.clone()))?;
-                self.compress_reading(read, &reading, cancel, clock)
+                let scored = self.score(read, &reading, cancel, &mut clock)?;
+                self.compress_scored(read, &reading, &scored, cancel, clock)
                     .map(|compressed| in_time.result(compressed))
             }
             _ => {
                 let reading = self.read(request, cancel, &mut clock)?;
-                self.compress_reading(request, &reading, cancel, clock)
+                let scored = self.score(request, &reading, cancel, &mut clock)?;
+                self.compress_scored(request, &reading, &scored, cancel, clock)
             }
         };
         compressed.map(|mut compressed| {
             compressed.warnings.extend(shortened);
             compressed
         })
+    }
+
+    /// As [`Self::compress`], with a context of at least `least` tokens, if the chunks have as many: the context is filled with the best units,
+    /// however low they score. What is kept may stay under a budget by the length of a unit or of several, so the budget is raised in
+    /// steps; the chunks are read and scored once.
+    ///
+    /// # Errors
+    /// Fails as [`Self::compress`] does.
+    pub fn compress_at_least(
+        &self,
+        request: &CompressRequest,
+        least: usize,
+        cancel: &Cancel,
+    ) -> Result<Compressed, PipelineError> {
+        validate::check(request, &self.settings.limits)?;
+        let mut clock = Clock::start();
+        let (request, _) = self.with_question_to_read(request)?;
+        let reading = self.read(&request, cancel, &mut clock)?;
+        let scored = self.score(&request, &reading, cancel, &mut clock)?;
+        let fit = |more: usize| {
+            let budget = Budget::Tokens(least.saturating_add(more));
+            let request = CompressRequest { budget, fills_budget: true, ..(*request).clone() };
+            self.compress_scored(&request, &reading, &scored, cancel, clock.clone())
+        };
+        for more in [0, 64, 256] {
+            match fit(more) {
+                // Not even one unit fits.
+                Err(PipelineError::Invalid(InvalidRequest::BudgetImpossible { .. })) => {}
+                Ok(found) if found.usage.is_none_or(|usage| usage.tokens_out < least) => {}
+                found => return found,
+            }
+        }
+        fit(usize::MAX)
     }
 
     /// Returns a request with a question that the limits allow, and a warning if that of the caller is longer: the model reads the
@@ -345,29 +386,42 @@ impl Pipeline {
         clock.stage("blocks", || InTime::read(request, order, reader, limits, until, cancel))
     }
 
-    /// Compresses chunks that have been read.
-    fn compress_reading(
+    /// Scores chunks that have been read.
+    fn score(
         &self,
         request: &CompressRequest,
         reading: &Reading,
         cancel: &Cancel,
+        clock: &mut Clock,
+    ) -> Result<Scored, PipelineError> {
+        let scores = reading.scorer.score(reading, cancel, clock)?;
+        let answerable = clock.stage("answerable", || self.answerable(reading, request, &scores, cancel))?;
+        Ok(Scored { scores, answerable })
+    }
+
+    /// Compresses chunks that have been read and scored.
+    fn compress_scored(
+        &self,
+        request: &CompressRequest,
+        reading: &Reading,
+        scored: &Scored,
+        cancel: &Cancel,
         mut clock: Clock,
     ) -> Result<Compressed, PipelineError> {
-        let scores = reading.scorer.score(reading, cancel, &mut clock)?;
-        let answerable = clock.stage("answerable", || self.answerable(reading, request, &scores, cancel))?;
+        let Scored { scores, answerable } = scored;
         let fitted =
-            clock.stage("select", || self.fit(request, reading, &scores, answerable.as_ref(), cancel))?;
+            clock.stage("select", || self.fit(request, reading, scores, answerable.as_ref(), cancel))?;
         // The RC of tokens does not explain the score of a probe.
         let explain = || clock.stage("explain", || explain::explanation(reading, cancel));
         let explanation = (request.explain && !scores.are_probabilities).then(explain).transpose()?;
         let warnings = self.warnings(request, reading, &fitted);
         Ok(Compressed {
             warnings,
-            chunks: chunk_outcomes(reading, &scores, fitted.spans, fitted.repeats, &fitted.order),
+            chunks: chunk_outcomes(reading, scores, fitted.spans, fitted.repeats, &fitted.order),
             context: fitted.context,
             usage: Some(fitted.usage),
             relevance: fitted.relevance,
-            answerable,
+            answerable: *answerable,
             turns_read: (!request.history.is_empty()).then_some(reading.turns),
             lang: text::lang_of(&request.query),
             degraded: false,

@@ -192,21 +192,22 @@ impl StreamTask {
     async fn attribute(&self, sentence: ByteRange) -> Result<Vec<PartAnswer>, ApiError> {
         let deadline = self.service.executor().deadline(Instant::now(), self.deadline_ms)?;
         let (service, context) = (self.service.clone(), Arc::clone(&self.context));
-        let answer = self.arriving.text()[..sentence.end].to_owned();
+        let answer = Arc::clone(self.arriving.text());
         let started = Instant::now();
         let permit = self.service.executor().permit_in(&self.admitted, deadline).await?;
         let found = self.service.executor().run_with(permit, deadline, move |cancel| {
+            let answer = &answer[..sentence.end];
             let LoadedRequest { request, options, chunks } = &context.loaded;
             let found = service.ready()?.attribute_sentence(
                 &context.candidates,
-                &answer,
+                answer,
                 sentence,
                 &request.parts,
                 request.sources_max,
                 cancel,
             )?;
             let numbers = chunks.as_ref().map(ReferencedChunks::numbers).unwrap_or_default();
-            Ok(PartAnswer::of_stream(&answer, &request.chunks, &found, options, numbers))
+            Ok(PartAnswer::of_stream(answer, &request.chunks, &found, options, numbers))
         });
         let found = found.await?;
         observe::sentence(started.elapsed());

@@ -6,7 +6,7 @@ use thresher_core::domain::{Budget, ByteRange, Chunk, CompressRequest, Format, O
 use thresher_core::pipeline::answerable::Answerable;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::validate::InvalidRequest;
-use thresher_core::pipeline::{PipelineError, assemble};
+use thresher_core::pipeline::{Compressed, PipelineError, assemble};
 use thresher_core::text::outline::Layout;
 
 use super::strings::shortened;
@@ -311,7 +311,17 @@ impl Fitted {
             self.request.budget = Budget::Tokens(needed);
             compressed = compressor.pipeline.compress(&self.request, cancel);
         }
-        let compressed = compressed?;
+        self.take(&compressed?);
+        Ok(())
+    }
+
+    /// As [`Self::fit`], with at least `least` tokens.
+    fn fill(&mut self, least: usize, compressor: Compressor, cancel: &Cancel) -> Result<(), PipelineError> {
+        self.take(&compressor.pipeline.compress_at_least(&self.request, least, cancel)?);
+        Ok(())
+    }
+
+    fn take(&mut self, compressed: &Compressed) {
         self.related = compressed.relevance.map(|relevance| relevance.related);
         self.answerable = compressed.answerable;
         self.is_unrelated = self.related == Some(false) && self.kind != GroupKind::Retrieved;
@@ -320,15 +330,13 @@ impl Fitted {
         self.tokens_in = tokens_in;
         // A compression that saves nothing is undone.
         if self.is_unrelated || tokens_out >= self.tokens_in {
-            self.keep_whole();
-            return Ok(());
+            return self.keep_whole();
         }
         self.tokens_out = tokens_out;
         for outcome in &compressed.chunks {
             let spans = outcome.spans.iter().map(|span| (span.source.start, span.source.end));
             self.kept[outcome.index] = Some(spans.collect());
         }
-        Ok(())
     }
 }
 
@@ -343,8 +351,7 @@ fn budget_of(budget: Budget, bytes: usize, bytes_of_all: usize) -> Budget {
     }
 }
 
-/// Keeps more of the groups, with their best units, however low these score, until they have `least` tokens together. What is kept may stay
-/// under a budget by the length of a unit or of several, so the budget is raised in steps.
+/// Keeps more of the groups, with their best units, until they have `least` tokens together.
 fn fill(
     fitted: &mut [Fitted],
     least: usize,
@@ -352,21 +359,17 @@ fn fill(
     cancel: &Cancel,
 ) -> Result<(), PipelineError> {
     let mut tokens_out: usize = fitted.iter().map(|group| group.tokens_out).sum();
-    for more in [0, 64, 256, usize::MAX] {
-        for group in fitted.iter_mut() {
-            if tokens_out >= least {
-                return Ok(());
-            }
-            // Nothing that is unrelated is sent only to reach a length.
-            if group.tokens_out >= group.tokens_in || group.related == Some(false) {
-                continue;
-            }
-            let before = group.tokens_out;
-            let tokens = (before + least - tokens_out).saturating_add(more);
-            group.request.fills_budget = true;
-            group.fit(Budget::Tokens(tokens), compressor, cancel)?;
-            tokens_out = tokens_out - before + group.tokens_out;
+    for group in fitted {
+        if tokens_out >= least {
+            break;
         }
+        // Nothing that is unrelated is sent only to reach a length.
+        if group.tokens_out >= group.tokens_in || group.related == Some(false) {
+            continue;
+        }
+        let others = tokens_out - group.tokens_out;
+        group.fill(least - others, compressor, cancel)?;
+        tokens_out = others + group.tokens_out;
     }
     Ok(())
 }

@@ -21,6 +21,7 @@ impl Timings {
 
 /// Measures stages that run one after the other. Each stage is also a `tracing` span with the name of the
 /// stage.
+#[derive(Clone)]
 pub struct Clock {
     started: Instant,
     stages: Vec<(&'static str, Duration)>,

@@ -1,6 +1,8 @@
 //! Streaming segmentation: finds the sentences of a text that arrives in parts, and the same sentences in a
 //! complete text.
 
+use std::sync::Arc;
+
 use super::{SENTENCE_BYTES_MAX, sentences};
 use crate::domain::ByteRange;
 
@@ -18,7 +20,8 @@ const LOOKAHEAD_BYTES: usize = 48;
 /// lines.
 #[derive(Debug, Clone, Default)]
 pub struct Arriving {
-    text: String,
+    // Shared, so that what attributes a sentence can hold the text up to it. Appending copies the text only while something does.
+    text: Arc<String>,
     /// The byte offset at which the first undecided sentence begins. Whitespace before it may be included.
     decided: usize,
     /// How many steps of text after `decided` have been segmented.
@@ -27,14 +30,14 @@ pub struct Arriving {
 
 impl Arriving {
     /// Returns all text that has arrived.
-    pub fn text(&self) -> &str {
+    pub fn text(&self) -> &Arc<String> {
         &self.text
     }
 
     /// Appends a part of the text. Returns the sentences that are now final, as byte ranges of
     /// [`Self::text`].
     pub fn push(&mut self, part: &str) -> Vec<ByteRange> {
-        self.text.push_str(part);
+        Arc::make_mut(&mut self.text).push_str(part);
         let mut found = Vec::new();
         while let Some(sentence) = self.next() {
             found.push(sentence);
