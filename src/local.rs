@@ -112,7 +112,7 @@ impl Local {
                     let message = format!("the receipt cannot be signed (receipts.key_file): {cause}");
                     ApiError::new(ErrorCode::Internal, message)
                 })?;
-                Ok::<_, ApiError>(Receipt::of(&request, &attributed, &pipeline, &key))
+                Ok::<_, ApiError>(Receipt::issue(&request, &attributed, &pipeline, &key))
             });
             Ok(answer.with_receipt(receipt.transpose()?))
         });

@@ -64,7 +64,12 @@ pub enum ReceiptError {
 
 impl Receipt {
     /// Creates and signs the statement of an attribution by the pipeline `by`.
-    pub fn of(request: &AttributeRequest, attributed: &Attributed, by: &Pipeline, key: &SigningKey) -> Self {
+    pub fn issue(
+        request: &AttributeRequest,
+        attributed: &Attributed,
+        by: &Pipeline,
+        key: &SigningKey,
+    ) -> Self {
         Self::sign(&Statement::new(request, attributed, by), key)
     }
 

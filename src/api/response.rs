@@ -567,7 +567,7 @@ struct ModelAnswer {
 impl ModelsAnswer {
     /// The answer about the models of this pipeline.
     pub fn new(pipeline: &Pipeline) -> Self {
-        let thresher = ModelAnswer::of(pipeline);
+        let thresher = ModelAnswer::list(pipeline);
         let data = thresher.iter().map(|model| serde_json::to_value(model).expect("it is JSON")).collect();
         Self { object: "list", data, page: Map::new(), thresher }
     }
@@ -584,14 +584,14 @@ impl ModelsAnswer {
             object: "list",
             data: models,
             page,
-            thresher: pipeline.map(ModelAnswer::of).unwrap_or_default(),
+            thresher: pipeline.map(ModelAnswer::list).unwrap_or_default(),
         }
     }
 }
 
 impl ModelAnswer {
     /// The models of a pipeline.
-    fn of(pipeline: &Pipeline) -> Vec<Self> {
+    fn list(pipeline: &Pipeline) -> Vec<Self> {
         let describe = |of: &Pipeline| {
             let model = of.model();
             Self {

@@ -132,7 +132,7 @@ pub fn run(args: &Args, settings: Option<&Path>) -> anyhow::Result<ExitCode> {
 fn download(folder: &Path, gpu: bool, source: &Source) -> anyhow::Result<ExitCode> {
     let _lock = lock(folder)?;
     for item in [runtime_item(gpu), Item::Model] {
-        provide(item, &folder.join(Pin::of(item).folder), source)?;
+        provide(item, &folder.join(Pin::find(item).folder), source)?;
     }
     let (folder, gpu) = (folder.display(), if gpu { " --gpu" } else { "" });
     super::success(format_args!(
@@ -213,7 +213,7 @@ fn remove_leftovers(root: &Path) -> anyhow::Result<()> {
 
 /// Makes the files of an item complete, and says so.
 fn provide(item: Item, target: &Path, source: &Source) -> anyhow::Result<()> {
-    let pin = Pin::of(item);
+    let pin = Pin::find(item);
     let bar = ProgressBar::new(0).with_style(ProgressStyle::with_template(
         "{msg} {wide_bar} {decimal_bytes} of {decimal_total_bytes}",
     )?);

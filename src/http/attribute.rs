@@ -54,7 +54,7 @@ async fn attribute(
     let deadline = service.executor().deadline(arrived, request.body.deadline_ms())?;
     service.ready()?;
     let is_from_registry = matches!(request.chunk_reference, Some(ChunkReference::Registered(_)));
-    let retrieval = Retrieval { is_from_registry, ..Retrieval::of("attribute") };
+    let retrieval = Retrieval { is_from_registry, ..Retrieval::new("attribute") };
     let read = AttributeBody::into_domain;
     let scope = service.clone();
     let answer = async move {
@@ -68,7 +68,7 @@ async fn attribute(
             let answer = AttributeAnswer::new(&request, &attributed, &options, pipeline, numbers);
             let receipt = options.receipt.then(|| {
                 let key = service.signing_key()?;
-                Ok::<_, ApiError>(Receipt::of(&request, &attributed, pipeline, key))
+                Ok::<_, ApiError>(Receipt::issue(&request, &attributed, pipeline, key))
             });
             Ok(answer.with_receipt(receipt.transpose()?))
         });

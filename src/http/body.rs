@@ -37,7 +37,7 @@ pub struct BodyLimit {
 
 impl BodyLimit {
     /// The limit of requests that the daemon answers itself.
-    pub fn of(service: &Service) -> Self {
+    pub fn new(service: &Service) -> Self {
         Self { bytes: service.limits.body_bytes_max, setting: "http.body_bytes_max" }
     }
 
@@ -98,7 +98,7 @@ pub async fn parsed<T: Send + 'static>(
     body: Body,
     parse: impl FnOnce(&[u8]) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let body = whole(scope, headers, body, BodyLimit::of(scope)).await?;
+    let body = whole(scope, headers, body, BodyLimit::new(scope)).await?;
     // The clone keeps the memory of the body until it has been parsed, even if the client has gone.
     let scope = scope.clone();
     run_blocking(move || {

@@ -75,7 +75,7 @@ async fn compress_chunks(
     let deadline = service.executor().deadline(arrived, request.options.deadline_ms)?;
     let request = Arc::new(request);
     let are_registered = request.chunk_ids.is_some();
-    let retrieval = Retrieval { is_from_registry: are_registered, ..Retrieval::of("compress") };
+    let retrieval = Retrieval { is_from_registry: are_registered, ..Retrieval::new("compress") };
     match retrieval.run(service.model_name(), run(&service, &request, deadline)).await {
         Err(error) if executor::passes_through(&error, request.options.on_error, are_registered) => {
             pass_through(&service, request, error, arrived).await

@@ -123,7 +123,7 @@ async fn pass_on(
         }
     };
     let (body, outcome) = if changes {
-        Retrieval::of("compress").run(service.model_name(), rewriting.inspect_ok(record)).await?
+        Retrieval::new("compress").run(service.model_name(), rewriting.inspect_ok(record)).await?
     } else {
         rewriting.await?
     };

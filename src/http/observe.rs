@@ -45,7 +45,7 @@ pub async fn request(request: Request, next: Next) -> Response {
     let matched = request.extensions().get::<MatchedPath>();
     let endpoint = matched.map_or("other", |path| super::route_of(path.as_str())).to_owned();
     let method = request.method().clone();
-    let request_id = request_id::of(request.headers());
+    let request_id = request_id::choose_id(request.headers());
     // A span below the level of a line would be missing in it.
     let (key, stages) = (tracing::field::Empty, tracing::field::Empty);
     let span = tracing::warn_span!("request", %method, endpoint, request_id, key, stages);

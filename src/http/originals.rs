@@ -51,7 +51,7 @@ impl StoredTurns {
         if !self.0.has_room(bytes, 0) {
             return false;
         }
-        let texts: Vec<StoredText> = texts.iter().map(|text| StoredText::of(text)).collect();
+        let texts: Vec<StoredText> = texts.iter().map(|text| StoredText::new(text)).collect();
         let entries: Vec<(&[u8], &[u8])> =
             texts.iter().map(|StoredText { hash, text }| (hash.bytes(), text.as_bytes())).collect();
         let stored = self.0.put(&entries);
@@ -70,8 +70,8 @@ pub struct StoredText<'a> {
 
 impl<'a> StoredText<'a> {
     /// The text under its hash.
-    pub fn of(text: &'a str) -> Self {
-        Self { hash: Hash::of(text), text }
+    pub fn new(text: &'a str) -> Self {
+        Self { hash: Hash::compute(text), text }
     }
 }
 

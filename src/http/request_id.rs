@@ -14,7 +14,7 @@ const UPSTREAM_REQUEST_ID: HeaderName = HeaderName::from_static("x-upstream-requ
 const BYTES_MAX: usize = 128;
 
 /// The id that the client gives, or else a random one.
-pub fn of(headers: &HeaderMap) -> String {
+pub fn choose_id(headers: &HeaderMap) -> String {
     let given = headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).filter(|id| is_name(id));
     given.map_or_else(|| ttl_store::new_id("req"), str::to_owned)
 }
@@ -44,7 +44,7 @@ mod tests {
     fn an_id_of_the_client_is_kept_if_it_is_a_name() {
         let check = |given: &str, is_kept: bool| {
             let headers = HeaderMap::from_iter([(REQUEST_ID, given.parse().expect("a value"))]);
-            assert_eq!(of(&headers) == given, is_kept, "{given}");
+            assert_eq!(choose_id(&headers) == given, is_kept, "{given}");
         };
         check("0af7651916cd43dd8448eb211c80319c", true);
         check("Root=1-67891233:a_b.c", false);
@@ -53,7 +53,7 @@ mod tests {
         check("what is my balance?", false);
         check(&"a".repeat(BYTES_MAX), true);
         check(&"a".repeat(BYTES_MAX + 1), false);
-        assert_ne!(of(&HeaderMap::new()), of(&HeaderMap::new()));
+        assert_ne!(choose_id(&HeaderMap::new()), choose_id(&HeaderMap::new()));
     }
 
     #[test]

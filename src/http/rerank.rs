@@ -73,7 +73,7 @@ async fn rerank<T: api::Body + Send + 'static>(
         let headers = [(super::RELATED, related), (super::ANSWERABLE, answerable)];
         (request.answer(&ranked[0], ttl_store::new_id("rerank"), model), headers)
     };
-    let retrieval = Retrieval { top_k, ..Retrieval::of("rerank") };
+    let retrieval = Retrieval { top_k, ..Retrieval::new("rerank") };
     let answer = retrieval.run(service.model_name(), ranked(service, deadline, rank, answer));
     match answer.await {
         Ok((answer, headers)) => {
@@ -123,7 +123,7 @@ pub async fn score(service: Scope, headers: HeaderMap, body: Body) -> Response {
             ScoreAnswer::new(ranked, ttl_store::new_id("score"), model, created)
         };
         let work = ranked(&service, deadline, rank, answer);
-        Retrieval::of("score").run(service.model_name(), work).await
+        Retrieval::new("score").run(service.model_name(), work).await
     };
     match answer.await {
         Ok(answer) => Json(answer).into_response(),

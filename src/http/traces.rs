@@ -81,7 +81,7 @@ impl ServerSpan {
             KeyValue::new("http.route", route.to_owned()),
             KeyValue::new("thresher.request_id", request_id.to_owned()),
         ];
-        Self(begin(name, SpanKind::Server, attributes, &context::of(headers)))
+        Self(begin(name, SpanKind::Server, attributes, &context::read_context(headers)))
     }
 
     /// Runs the handling of the request inside the span.
@@ -122,7 +122,7 @@ pub struct Retrieval {
 
 impl Retrieval {
     /// A retrieval among the texts of a request.
-    pub fn of(operation: &'static str) -> Self {
+    pub fn new(operation: &'static str) -> Self {
         Self { operation, is_from_registry: false, top_k: None }
     }
 

@@ -96,7 +96,7 @@ pub async fn take(service: Scope, headers: HeaderMap, body: Body) -> Result<Json
         cache_creation_input_tokens,
         ..UsageCounts::default()
     };
-    let (store, keys) = (StoredSessions(service.originals()), SessionKeys::of(&session_id));
+    let (store, keys) = (StoredSessions(service.originals()), SessionKeys::derive(&session_id));
     run_blocking(move || {
         store.store(Vec::new(), Some((keys, ReturnedEntries::default())), |before| {
             SessionUsage::after(before, more, None)
@@ -110,7 +110,7 @@ pub async fn take(service: Scope, headers: HeaderMap, body: Body) -> Result<Json
 
 async fn session_usage(service: &Scope, id: &str, param: &str) -> Result<SessionUsage, ApiError> {
     check_session_id(id, param)?;
-    let (store, keys) = (StoredSessions(service.originals()), SessionKeys::of(id));
+    let (store, keys) = (StoredSessions(service.originals()), SessionKeys::derive(id));
     let found = run_blocking(move || Ok(store.usage(&keys))).await?;
     found.ok_or_else(|| ApiError::session_unknown(id, service.originals().session_expire_s()))
 }

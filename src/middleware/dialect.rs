@@ -132,7 +132,7 @@ impl Dialect {
         for message in answers {
             let mut run: Vec<TextBlock> = Vec::new();
             for block in items(message, "content") {
-                match TextBlock::of(block) {
+                match TextBlock::read(block) {
                     Some(block) => run.push(block),
                     None => join(&std::mem::take(&mut run), edits),
                 }
@@ -159,7 +159,7 @@ struct TextBlock<'a> {
 
 impl<'a> TextBlock<'a> {
     /// Reads a block. Returns `None` if it is none of these.
-    fn of(at: Located<'a>) -> Option<Self> {
+    fn read(at: Located<'a>) -> Option<Self> {
         let ours = ["char_location", "content_block_location", "search_result_location"];
         let mut citations = items(at, "citations").peekable();
         let is_cited = citations.peek().is_some();

@@ -413,7 +413,7 @@ impl PassageFinder<'_> {
                 if self.policy.may_compress(name) {
                     match parse_json(&part.text) {
                         Some(json) => {
-                            let records = Records::of(&part.text, json, JSON_STRING_BYTES_MIN);
+                            let records = Records::find(&part.text, json, JSON_STRING_BYTES_MIN);
                             json.strings(JSON_STRING_BYTES_MIN).try_for_each(|string| {
                                 let names = records.names_at(string.range().start);
                                 self.passage(part, string.range(), true, names, found)

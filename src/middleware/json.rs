@@ -43,7 +43,7 @@ impl<'a> Located<'a> {
 
     /// Returns the fields of an object in the order of the text; none if the value is not an object.
     pub fn fields(self) -> Fields<'a> {
-        Fields(Members::of(self, '{'))
+        Fields(Members::new(self, '{'))
     }
 
     /// Returns the field with this name: the last one if there are several, as JSON parsers do.
@@ -53,7 +53,7 @@ impl<'a> Located<'a> {
 
     /// Returns the values of a list in order; none if the value is not a list.
     pub fn items(self) -> Items<'a> {
-        Items(Members::of(self, '['))
+        Items(Members::new(self, '['))
     }
 
     /// Returns the decoded text of a string, or `None` if the value is not a string.
@@ -173,7 +173,7 @@ struct Members<'a> {
 }
 
 impl<'a> Members<'a> {
-    fn of(of: Located<'a>, opening: char) -> Self {
+    fn new(of: Located<'a>, opening: char) -> Self {
         let next = if of.json.starts_with(opening) { 1 } else { of.json.len() };
         Self { of, next }
     }

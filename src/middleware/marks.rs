@@ -8,7 +8,7 @@ pub struct Hash([u8; 12]);
 
 impl Hash {
     /// Returns the hash of a text.
-    pub fn of(text: &str) -> Self {
+    pub fn compute(text: &str) -> Self {
         let mut hash = [0; 12];
         hash.copy_from_slice(&blake3::hash(text.as_bytes()).as_bytes()[..12]);
         Self(hash)
@@ -35,5 +35,5 @@ impl fmt::Display for Hash {
 
 /// Returns the mark of a text that was shortened from `original`. `left_out` says what is missing, such as `lines 3-16 of 60`.
 pub fn mark(original: &str, left_out: &str) -> String {
-    format!("\n[shortened: left out {left_out}; hash={}]", Hash::of(original))
+    format!("\n[shortened: left out {left_out}; hash={}]", Hash::compute(original))
 }

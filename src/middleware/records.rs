@@ -77,7 +77,7 @@ pub struct Records(Vec<Record>);
 impl Records {
     /// Finds the records of `json`, which is in `text`. Strings of at least `long_bytes_min` bytes in the JSON text are long. Takes time in
     /// proportion to the length of the text.
-    pub fn of(text: &str, json: Located, long_bytes_min: usize) -> Self {
+    pub fn find(text: &str, json: Located, long_bytes_min: usize) -> Self {
         let mut scan = Scan::new(text, json.range(), long_bytes_min);
         scan.run();
         scan.records()
@@ -320,7 +320,7 @@ mod tests {
     use super::*;
 
     fn records(json: &str) -> Records {
-        Records::of(json, Located::parse(json).expect("JSON"), 20)
+        Records::find(json, Located::parse(json).expect("JSON"), 20)
     }
 
     fn named(id: &str, title: &str, source: &str) -> Names {

@@ -81,7 +81,7 @@ struct Link {
 
 impl SessionKeys {
     /// Returns the keys of the session with this id.
-    pub fn of(id: &str) -> Self {
+    pub fn derive(id: &str) -> Self {
         let key = |context: &str| blake3::derive_key(context, id.as_bytes());
         Self {
             messages: key("thresher 2026 session messages 1"),
@@ -215,7 +215,7 @@ mod tests {
     fn turn(store: &mut Stored, messages: &[(&str, &str)]) -> (usize, Vec<String>) {
         let body = body(messages);
         let conversation = Dialect::Chat.conversation(Located::parse(&body).expect("JSON"));
-        let session = Session::resume(SessionKeys::of("s"), &conversation, store);
+        let session = Session::resume(SessionKeys::derive("s"), &conversation, store);
         let found = (
             session.returned_count,
             session.replayed.iter().map(|shortened| shortened.text.clone()).collect::<Vec<_>>(),
@@ -263,7 +263,7 @@ mod tests {
         let mut store = Stored::default();
         let messages = [("user", "Q"), ("tool", "long one"), ("tool", "long two")];
         turn(&mut store, &messages);
-        let keys = SessionKeys::of("s");
+        let keys = SessionKeys::derive("s");
         let body = body(&messages);
         let chain = chain(&Dialect::Chat.conversation(Located::parse(&body).expect("JSON")));
         assert!(store.0.remove(&keys.message(&chain[1].hash)).is_some());
@@ -279,12 +279,12 @@ mod tests {
         let mut store = Stored::default();
         let body = body(&[("user", "Q"), ("tool", "one")]);
         let conversation = Dialect::Chat.conversation(Located::parse(&body).expect("JSON"));
-        let resume = |store: &Stored| Session::resume(SessionKeys::of("s"), &conversation, store);
+        let resume = |store: &Stored| Session::resume(SessionKeys::derive("s"), &conversation, store);
         store.put(resume(&store).entries(&conversation, &[], 1));
         let next = resume(&store);
         assert_eq!((next.returned_count, next.has_returned(0), next.has_returned(1)), (1, true, false));
         assert!(!next.entries(&conversation, &[], 2).replace);
-        let expired = Session::start(SessionKeys::of("s"), &conversation);
+        let expired = Session::start(SessionKeys::derive("s"), &conversation);
         assert!(expired.entries(&conversation, &[], 2).replace, "what was returned long ago is forgotten");
     }
 
@@ -297,7 +297,7 @@ mod tests {
             for messages in [first, messages] {
                 let body = format!(r#"{{"messages": {messages}}}"#);
                 let conversation = Dialect::Chat.conversation(Located::parse(&body).expect("JSON"));
-                let session = Session::resume(SessionKeys::of("s"), &conversation, &store);
+                let session = Session::resume(SessionKeys::derive("s"), &conversation, &store);
                 count = session.returned_count;
                 store.put(session.entries(&conversation, &[], usize::MAX));
             }

@@ -81,7 +81,7 @@ impl TextKind {
             Self::Matches => share(text, 0.6, is_match),
             Self::Diff => is_diff(text),
             Self::Numbered => is_numbered(text),
-            Self::Code => Layout::of(text, Kind::Auto).kind == Kind::Code,
+            Self::Code => Layout::detect(text, Kind::Auto).kind == Kind::Code,
         }
     }
 }

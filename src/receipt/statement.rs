@@ -113,7 +113,7 @@ impl Statement {
     pub fn new(request: &AttributeRequest, attributed: &Attributed, by: &Pipeline) -> Self {
         let model = by.model();
         let seen = |index: usize| request.seen.as_ref().map(|seen| seen[index].clone());
-        let chunk = |(index, chunk): (usize, &Arc<Chunk>)| HashedChunk::of(chunk, seen(index));
+        let chunk = |(index, chunk): (usize, &Arc<Chunk>)| HashedChunk::hash(chunk, seen(index));
         Self {
             version: VERSION,
             issued_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
@@ -123,7 +123,7 @@ impl Statement {
             verdict_model: by.verdict_model().map(|model| model.fingerprint().to_owned()),
             estimator: ESTIMATOR.to_owned(),
             codec: by.settings().codec,
-            answer: Hashed::of(&request.answer),
+            answer: Hashed::hash(&request.answer),
             chunks: request.chunks.iter().enumerate().map(chunk).collect(),
             granularity: match request.parts {
                 Parts::Sentences => Granularity::Sentence,
@@ -132,7 +132,7 @@ impl Statement {
                 Parts::Values(_) => Granularity::Value,
             },
             sources_max: request.sources_max,
-            parts: attributed.parts.iter().map(PartRecord::of).collect(),
+            parts: attributed.parts.iter().map(PartRecord::record).collect(),
         }
     }
 
@@ -151,9 +151,9 @@ impl Statement {
     pub fn compare_input(&self, answer: &str, chunks: &[Arc<Chunk>]) -> Vec<Difference> {
         let mut found = Vec::new();
         let seen = |index: usize| self.chunks.get(index).and_then(|chunk| chunk.seen.clone());
-        let now = chunks.iter().enumerate().map(|(index, chunk)| HashedChunk::of(chunk, seen(index)));
+        let now = chunks.iter().enumerate().map(|(index, chunk)| HashedChunk::hash(chunk, seen(index)));
         let now = json(&now.collect::<Vec<_>>());
-        compare(&json(&self.answer), &json(&Hashed::of(answer)), "/answer".to_owned(), &mut found);
+        compare(&json(&self.answer), &json(&Hashed::hash(answer)), "/answer".to_owned(), &mut found);
         compare(&json(&self.chunks), &now, "/chunks".to_owned(), &mut found);
         let fits = |text: &str, range: &ByteRange| text.get(range.start..range.end).is_some();
         let absent = |place: String, receipt| Difference { place, receipt, now: Value::Null };
@@ -243,20 +243,20 @@ fn compare(receipt: &Value, now: &Value, place: String, found: &mut Vec<Differen
 }
 
 impl Hashed {
-    fn of(text: &str) -> Self {
+    fn hash(text: &str) -> Self {
         Self { bytes: text.len(), sha256: hex::encode(Sha256::digest(text)) }
     }
 }
 
 impl HashedChunk {
-    fn of(chunk: &Chunk, seen: Option<Vec<ByteRange>>) -> Self {
-        let title = chunk.title.as_deref().map(Hashed::of);
-        Self { id: chunk.id.clone(), title, text: Hashed::of(&chunk.text), seen }
+    fn hash(chunk: &Chunk, seen: Option<Vec<ByteRange>>) -> Self {
+        let title = chunk.title.as_deref().map(Hashed::hash);
+        Self { id: chunk.id.clone(), title, text: Hashed::hash(&chunk.text), seen }
     }
 }
 
 impl PartRecord {
-    fn of(part: &PartOutcome) -> Self {
+    fn record(part: &PartOutcome) -> Self {
         let source = |source: &Source| SourceRecord {
             chunk: source.chunk,
             score: source.score,

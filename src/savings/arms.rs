@@ -167,7 +167,7 @@ impl Arms {
     /// Returns the comparison, for the setting `savings.holdout`.
     pub fn report(&self, share: f64) -> HoldoutReport {
         let [input_tokens, cached_input_tokens, output_tokens, cost] =
-            std::array::from_fn(|at| Difference::of(&self.whole, &self.compressed, at));
+            std::array::from_fn(|at| Difference::between(&self.whole, &self.compressed, at));
         let is_enough = [self.whole, self.compressed].iter().all(Sums::are_enough);
         let arm =
             |sums: &Sums| ArmReport { requests: sums.requests as u64, conversations: sums.conversations };
@@ -233,7 +233,7 @@ impl Sums {
 }
 
 impl Difference {
-    fn of(whole: &Sums, compressed: &Sums, at: usize) -> Self {
+    fn between(whole: &Sums, compressed: &Sums, at: usize) -> Self {
         let (mean_whole, mean_compressed) = (whole.mean(at), compressed.mean(at));
         let saved = mean_whole.zip(mean_compressed).map(|(whole, compressed)| whole - compressed);
         let variances = whole.variance(at).zip(compressed.variance(at));

@@ -128,7 +128,7 @@ impl SavedAs {
 
 impl Counts {
     /// Returns the counts of one request.
-    pub fn of(exchange: &Exchange) -> Self {
+    pub fn count(exchange: &Exchange) -> Self {
         let (before, after) = exchange.tokens;
         // Where nothing was left out, nothing was saved.
         let is_shorter = !exchange.omissions.is_empty() && after < before;
@@ -263,12 +263,12 @@ mod tests {
         // The provider read 900,000 tokens from its cache. Of 100,000 tokens that were left out, all would have been cached, too.
         let usage = Usage { input: 100_000, cached_read: 900_000, cached_write: 0, output: 10_000 };
         let place = [Omission { at: 0.2, bytes: 1 }];
-        let money = Counts::of(&exchange((300_000, 200_000), &place, Some(usage))).money(&price);
+        let money = Counts::count(&exchange((300_000, 200_000), &place, Some(usage))).money(&price);
         assert!((money.saved - 0.03).abs() < 1e-9, "a tenth of the price of input: {money:?}");
         assert!((money.billed - (0.3 + 0.27 + 0.15)).abs() < 1e-9, "{money:?}");
         assert!((money.share.expect("money") - 0.03 / 0.75).abs() < 1e-9, "{money:?}");
         // Where nothing was left out, nothing is saved, whatever the provider cached.
-        let nothing = Counts::of(&exchange((300_000, 200_000), &[], Some(usage)));
+        let nothing = Counts::count(&exchange((300_000, 200_000), &[], Some(usage)));
         assert_eq!((nothing.saved_as.total(), nothing.requests_shortened), (0, 0));
         assert_eq!(nothing.money(&price).saved, 0.0);
     }

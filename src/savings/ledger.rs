@@ -69,7 +69,7 @@ impl Ledger {
 
     /// Adds an answered request, and returns its counts.
     pub fn add(&self, exchange: &Exchange) -> Counts {
-        let counts = Counts::of(exchange);
+        let counts = Counts::count(exchange);
         let price = self.settings.price(exchange.model);
         let index = price.and_then(|price| self.settings.prices.iter().position(|one| one == price));
         let mut state = self.state();
@@ -115,11 +115,11 @@ impl Ledger {
         let (models, shadow) = (rows(false), rows(true));
         SavingsReport {
             since_unix_s: self.since_unix_s,
-            totals: Totals::of(&models),
+            totals: Totals::sum(&models),
             models,
             holdout: (self.settings.holdout > 0.0).then(|| state.arms.report(self.settings.holdout)),
             shadow: (!shadow.is_empty()).then(|| ShadowReport {
-                totals: Totals::of(&shadow),
+                totals: Totals::sum(&shadow),
                 models: shadow,
                 coverage: state.coverage.with_shares(),
             }),

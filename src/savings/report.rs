@@ -102,7 +102,7 @@ impl ModelSavings {
 
 impl Totals {
     /// Returns the sums of `models`.
-    pub fn of(models: &[ModelSavings]) -> Self {
+    pub fn sum(models: &[ModelSavings]) -> Self {
         Self {
             counts: models.iter().map(|row| row.counts).fold(Counts::default(), Counts::plus),
             money: Money::sums(models.iter().filter_map(|row| row.money.as_ref())),

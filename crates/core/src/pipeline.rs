@@ -58,7 +58,7 @@ use self::blocks::{Blocks, Reader};
 use self::cancel::Cancel;
 use self::clock::Clock;
 use self::conformal::Calibration;
-use self::count::{FrameCosts, TokenCounter};
+use self::count::{TextCosts, TokenCounter};
 use self::fit::{FitContext, Fitted};
 use self::in_time::InTime;
 use self::lexical::{LexicalInput, LexicalRc};
@@ -106,7 +106,7 @@ pub struct Pipeline {
     model: Arc<dyn ModelRuntime>,
     tokenizer: Arc<ModelTokenizer>,
     reader: Reader,
-    frame_costs: FrameCosts,
+    text_costs: TextCosts,
     settings: Settings,
     /// Exports keys and values in place of this pipeline's model.
     exporter: Option<Arc<Pipeline>>,
@@ -161,8 +161,8 @@ impl Pipeline {
         settings: Settings,
     ) -> Self {
         let reader = Reader::new(Arc::clone(&model), Arc::clone(&tokenizer), store, settings.codec);
-        let frame_costs = FrameCosts::new();
-        Self { model, tokenizer, reader, frame_costs, settings, exporter: None, verdict_model: None }
+        let text_costs = TextCosts::new();
+        Self { model, tokenizer, reader, text_costs, settings, exporter: None, verdict_model: None }
     }
 
     /// Returns the same pipeline with `exporter`, another pipeline that exports keys and values: an encoder
@@ -203,7 +203,7 @@ impl Pipeline {
             reader: self.reader.of_tenant(tenant, Arc::clone(&model)),
             model,
             tokenizer: Arc::clone(&self.tokenizer),
-            frame_costs: FrameCosts::new(),
+            text_costs: TextCosts::new(),
             settings: self.settings.clone(),
             exporter: self.exporter.as_ref().map(|exporter| Arc::new(exporter.of_tenant(tenant))),
             verdict_model: self.verdict_model.as_ref().map(|model| model.with_own_flow()),
@@ -443,7 +443,7 @@ impl Pipeline {
         cancel: &Cancel,
     ) -> Result<Option<Answerable>, PipelineError> {
         let missed_max = request.missed_max.unwrap_or(self.settings.answerable.missed_max);
-        answerable::of(reading, &request.query, &request.chunks, scores, missed_max, cancel)
+        answerable::measure_answerable(reading, &request.query, &request.chunks, scores, missed_max, cancel)
     }
 
     fn warnings(&self, request: &CompressRequest, reading: &Reading, fitted: &Fitted) -> Vec<Warning> {
@@ -502,10 +502,10 @@ impl Pipeline {
         cancel.spend(ids.len());
         let blocks = blocks(clock)?;
         cancel.check()?;
-        let (units, outlines) = units::of(request.granularity, &request.chunks, &blocks);
+        let (units, outlines) = units::split_units(request.granularity, &request.chunks, &blocks);
         let repeats = match request.granularity {
             Granularity::Word => Repeats::default(),
-            Granularity::Sentence | Granularity::Chunk => Repeats::of(&request.chunks, &units),
+            Granularity::Sentence | Granularity::Chunk => Repeats::find(&request.chunks, &units),
         };
         let needs_all_logits = request.explain || wants.all_logits;
         let columns = if needs_all_logits { blocks.tokens() } else { units.len() + request.chunks.len() };
@@ -525,7 +525,7 @@ impl Pipeline {
                 units: &units,
                 outlines: &outlines,
             };
-            Ok::<_, PipelineError>(LexicalRc::of(input, limits, cancel)?.map(Arc::new))
+            Ok::<_, PipelineError>(LexicalRc::compute(input, limits, cancel)?.map(Arc::new))
         };
         let lexical = if decoder.is_none() { clock.stage("lexical", lexical)? } else { None };
         let mentions = || {
@@ -534,7 +534,7 @@ impl Pipeline {
         };
         let mentions =
             if decoder.is_none() { clock.stage("mentions", mentions) } else { Mentions::default() };
-        let neighbours = || Neighbours::of(&request.chunks);
+        let neighbours = || Neighbours::find(&request.chunks);
         let neighbours =
             if decoder.is_none() { clock.stage("neighbours", neighbours) } else { Neighbours::default() };
         Ok(Reading {
@@ -657,7 +657,7 @@ impl Pipeline {
     /// # Errors
     /// Returns [`PipelineError::Model`] if the model's tokenizer cannot encode the text.
     pub fn count(&self, text: &str, tokenizer: TokenizerName) -> Result<usize, PipelineError> {
-        TokenCounter::new(tokenizer, &self.tokenizer).count(text)
+        self.text_costs.count(&TokenCounter::new(tokenizer, &self.tokenizer), tokenizer, text)
     }
 
     /// Returns the ids of the model's tokens in `text`. No special token is added, and text that looks like
@@ -695,7 +695,7 @@ impl Pipeline {
         let counter = TokenCounter::new(request.tokenizer, &self.tokenizer);
         let context = FitContext {
             counter: &counter,
-            frame_costs: &self.frame_costs,
+            text_costs: &self.text_costs,
             auto: self.settings.auto,
             calibration: self.calibration(),
             answerable,

@@ -90,7 +90,7 @@ pub fn rank(path: &Path, pipeline: &Pipeline, progress: &dyn Fn(usize, usize)) -
     let rows = read(path)?;
     let (mut ranked, mut without_evidence) = (Vec::new(), 0);
     for (done, (query, chunks, need)) in rows.iter().enumerate() {
-        match Ranking::of(query, chunks, need, pipeline)? {
+        match Ranking::measure(query, chunks, need, pipeline)? {
             Some(ranking) => ranked.push(ranking),
             None => without_evidence += 1,
         }
@@ -156,7 +156,12 @@ impl Need {
 
 impl Ranking {
     /// Returns the ranking of a question; `None` if its evidence is not in its chunks.
-    fn of(query: &str, chunks: &[LabelledChunk], need: &Need, pipeline: &Pipeline) -> Result<Option<Self>> {
+    fn measure(
+        query: &str,
+        chunks: &[LabelledChunk],
+        need: &Need,
+        pipeline: &Pipeline,
+    ) -> Result<Option<Self>> {
         let numbered = chunks.iter().map(LabelledChunk::chunk).enumerate();
         let numbered = numbered.map(|(at, mut chunk)| {
             chunk.id = at.to_string();

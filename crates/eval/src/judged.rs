@@ -166,11 +166,11 @@ fn judge<Row>(
         progress(done + 1, rows.len());
     }
     let unmeasured = rows.len() - judged.len();
-    Ok(JudgedReport { unmeasured, ..JudgedReport::of(of, judged)? })
+    Ok(JudgedReport { unmeasured, ..JudgedReport::summarize(of, judged)? })
 }
 
 impl JudgedReport {
-    pub fn of(of: &'static str, rows: Vec<Judged>) -> Result<Self> {
+    pub fn summarize(of: &'static str, rows: Vec<Judged>) -> Result<Self> {
         let mut judged: Vec<(f64, bool)> = rows.iter().map(|row| (row.value, row.truth)).collect();
         judged.sort_by(|a, b| a.0.total_cmp(&b.0));
         let values = |truth: bool| -> Vec<f64> {
@@ -267,9 +267,9 @@ mod tests {
                 (1..10).flat_map(|p| (0..100).map(move |row| (f64::from(p) / 10.0 + shift, row % 10 < p)));
             rows.map(judged).collect()
         };
-        let report = JudgedReport::of("claims", rows(0.0)).expect("both labels");
+        let report = JudgedReport::summarize("claims", rows(0.0)).expect("both labels");
         assert!(report.calibration_error < 0.03, "{report:?}");
-        let shifted = JudgedReport::of("claims", rows(0.2)).expect("both labels");
+        let shifted = JudgedReport::summarize("claims", rows(0.2)).expect("both labels");
         assert!((shifted.calibration_error - 0.2).abs() < 0.03, "{shifted:?}");
         assert_eq!((report.auroc.mean, report.recall.mean), (shifted.auroc.mean, shifted.recall.mean));
         assert_eq!(report.bins.iter().map(|bin| bin.rows).sum::<usize>(), 900);
@@ -281,13 +281,14 @@ mod tests {
         rows.extend((0..4).map(|row| (f64::from(row) + 6.5, true)));
         let rows = rows.into_iter().map(judged).collect();
         // One of ten false rows may be above the threshold: it is 8.
-        let report = JudgedReport::of("claims", rows).expect("both labels");
+        let report = JudgedReport::summarize("claims", rows).expect("both labels");
         assert_eq!(report.recall.mean, 0.5);
     }
 
     #[test]
     fn rows_of_one_label_cannot_be_judged() {
-        let error = JudgedReport::of("claims", vec![judged((0.5, true))]).expect_err("one label").to_string();
+        let error =
+            JudgedReport::summarize("claims", vec![judged((0.5, true))]).expect_err("one label").to_string();
         assert!(error.contains("both true and false"), "{error}");
     }
 }

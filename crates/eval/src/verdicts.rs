@@ -53,7 +53,7 @@ pub fn fit(path: &Path, pipeline: &Pipeline, progress: &dyn Fn(usize, usize)) ->
     };
     let judged = judged::claims(&rows, pipeline, Codec::F32, progress)
         .with_context(|| format!("judging {}", path.display()))?;
-    let opinions: Vec<Opinions> = judged.rows.iter().filter_map(Opinions::of).collect();
+    let opinions: Vec<Opinions> = judged.rows.iter().filter_map(Opinions::read).collect();
     for truth in [true, false] {
         let found = opinions.iter().filter(|row| row.truth == truth).count();
         if found < LABELLED_MIN {
@@ -76,7 +76,7 @@ pub fn fit(path: &Path, pipeline: &Pipeline, progress: &dyn Fn(usize, usize)) ->
             truth: opinions.truth,
             features: Vec::new(),
         });
-        JudgedReport::of("claims", rows.collect())
+        JudgedReport::summarize("claims", rows.collect())
     };
     let compared = vec![
         ("without the model", report(&|row| opinions[row].own)?),
@@ -94,7 +94,7 @@ pub fn fit(path: &Path, pipeline: &Pipeline, progress: &dyn Fn(usize, usize)) ->
 }
 
 impl Opinions {
-    fn of(row: &Judged) -> Option<Self> {
+    fn read(row: &Judged) -> Option<Self> {
         let of = |name: &str| {
             row.features.iter().find(|(found, _)| *found == name).map(|(_, value)| f64::from(*value))
         };

@@ -48,7 +48,7 @@ impl GgufModel {
     /// tensors or a tokenizer that is not supported.
     pub fn open(path: &Path) -> Result<Self, ExportError> {
         let file = GgufFile::open(path)?;
-        let architecture = Architecture::of(&file)?;
+        let architecture = Architecture::detect(&file)?;
         let config = architecture.config(&file)?;
         let tokenizer = tokenizer::tokenizer_json(&file, architecture.merge_order)?;
         let chat_template = tokenizer::chat_template(&file)?;

@@ -48,7 +48,7 @@ pub fn ensure(
     source: &Source,
     progress: &dyn Fn(u64, u64),
 ) -> Result<Outcome, ProvisionError> {
-    ensure_pin(&Pin::of(item), target, source, progress)
+    ensure_pin(&Pin::find(item), target, source, progress)
 }
 
 fn ensure_pin(

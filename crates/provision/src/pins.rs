@@ -57,7 +57,7 @@ pub(crate) struct Member {
 
 impl Pin {
     /// Returns the pin of an item.
-    pub fn of(item: Item) -> Self {
+    pub fn find(item: Item) -> Self {
         let name = match item {
             Item::Runtime => "runtime",
             Item::RuntimeGpu => "runtime-gpu",

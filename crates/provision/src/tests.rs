@@ -141,9 +141,9 @@ fn what_differs_from_its_pin_is_refused_and_the_old_files_stay() {
 #[test]
 fn every_pin_can_be_read() {
     for item in [Item::Runtime, Item::RuntimeGpu, Item::Model] {
-        assert!(!Pin::of(item).version.is_empty());
+        assert!(!Pin::find(item).version.is_empty());
     }
-    assert!(Pin::of(Item::Model).wheel_for("any platform").is_ok());
-    let error = Pin::of(Item::Runtime).wheel_for("plan9-mips").expect_err("no wheel").to_string();
+    assert!(Pin::find(Item::Model).wheel_for("any platform").is_ok());
+    let error = Pin::find(Item::Runtime).wheel_for("plan9-mips").expect_err("no wheel").to_string();
     assert!(error.contains("plan9-mips") && error.contains("linux-x86_64"), "{error}");
 }

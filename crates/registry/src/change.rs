@@ -61,7 +61,7 @@ pub fn content_after(change: &Change, before: Option<u64>, new: Option<u64>) -> 
 impl Outcome {
     /// The outcome of a change that turns the content hash of an id from `before` to `after`, where `count`
     /// chunks are registered and at most `count_max` may be. Updates `count`.
-    pub fn of(before: Option<u64>, after: Option<u64>, count: &mut usize, count_max: usize) -> Self {
+    pub fn between(before: Option<u64>, after: Option<u64>, count: &mut usize, count_max: usize) -> Self {
         match (before, after) {
             (None, None) => Self::Unknown,
             (Some(_), None) => {

@@ -123,7 +123,7 @@ impl Store {
             let id = id_of(change);
             let before = changed.get(id).copied().unwrap_or_else(|| directory.content(id));
             let after = content_after(change, before, content);
-            let outcome = Outcome::of(before, after, &mut count, self.count_max);
+            let outcome = Outcome::between(before, after, &mut count, self.count_max);
             if outcome.is_change() {
                 changed.insert(id, after);
             }

@@ -162,7 +162,7 @@ impl Writer {
             None => self.shared.directory().content(id),
         };
         let after = content_after(change, before, content_in(change));
-        let outcome = Outcome::of(before, after, &mut self.count, job.count_max);
+        let outcome = Outcome::between(before, after, &mut self.count, job.count_max);
         if !outcome.is_change() {
             return Ok(outcome);
         }

@@ -259,7 +259,7 @@ fn stream_error(error: &sse_stream::Error, service: &Scope) -> ApiError {
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<io::Error>());
     match cause.map(|cause| (cause.kind(), cause)) {
         Some((io::ErrorKind::OutOfMemory, _)) => ApiError::body_memory_full(),
-        Some((io::ErrorKind::FileTooLarge, _)) => body::BodyLimit::of(service).exceeded(),
+        Some((io::ErrorKind::FileTooLarge, _)) => body::BodyLimit::new(service).exceeded(),
         Some((_, cause)) => ApiError::body_broken(cause),
         None => ApiError::stream_invalid(&error.to_string()),
     }

@@ -137,15 +137,18 @@ impl ConversationRequest {
             Ok(pipeline.count(text, TokenizerName::O200kBase)?)
         })?;
         let counts = UsageCounts::of_request(tokens.before, tokens.after);
-        let session =
-            self.config.session_id.as_deref().map(|id| (SessionKeys::of(id), returned.unwrap_or_default()));
+        let session = self
+            .config
+            .session_id
+            .as_deref()
+            .map(|id| (SessionKeys::derive(id), returned.unwrap_or_default()));
         let messages = ReturnedMessages { all: message_count, unchanged: protected_from };
         let new_texts = rewritten.shortened[..new_count].iter();
-        let new_texts = new_texts.map(|string| StoredText::of(&string.original)).collect();
+        let new_texts = new_texts.map(|string| StoredText::new(&string.original)).collect();
         StoredSessions(originals)
             .store(new_texts, session, |before| SessionUsage::after(before, counts, Some(messages)))?;
         let hashes: Vec<String> =
-            rewritten.shortened.iter().map(|string| Hash::of(&string.original).to_string()).collect();
+            rewritten.shortened.iter().map(|string| Hash::compute(&string.original).to_string()).collect();
         traces::tokens(tokens.before, tokens.after);
         observe::middleware(
             if hashes.is_empty() { "whole" } else { "compressed" },
@@ -178,7 +181,7 @@ impl ConversationRequest {
 
     /// The session that the request names.
     fn session(&self, conversation: &Conversation, originals: &TenantOriginals) -> Option<Session> {
-        let keys = SessionKeys::of(self.config.session_id.as_deref()?);
+        let keys = SessionKeys::derive(self.config.session_id.as_deref()?);
         let store = StoredSessions(originals.clone());
         // What an expired session returned is no longer in a provider's cache.
         let is_known = store.usage(&keys).is_some();
@@ -232,7 +235,7 @@ pub async fn handle(service: Scope, headers: HeaderMap, body: Body) -> Result<Re
     service.ready()?;
     let scope = service.clone();
     let work = service.executor().run(deadline, move |cancel| request.compress(&scope, cancel));
-    let Compressed { answer, reason } = Retrieval::of("compress").run(service.model_name(), work).await?;
+    let Compressed { answer, reason } = Retrieval::new("compress").run(service.model_name(), work).await?;
     let mut response = Json(answer).into_response();
     if let Some(reason) = reason {
         response.headers_mut().insert(REASON, HeaderValue::from_static(reason));

@@ -138,7 +138,7 @@ impl Forwarder {
         let cited = self.service.executor().run(deadline, move |cancel| {
             Ok(cite::cited_spans(dialect, &text, &sources, scope.ready()?, cancel)?)
         });
-        let cited = Retrieval::of("attribute").run(self.service.model_name(), cited);
+        let cited = Retrieval::new("attribute").run(self.service.model_name(), cited);
         match self.call.beside(cited).await {
             Ok(cited) => Some(cited),
             Err(error) => {

@@ -23,7 +23,7 @@ const MEMBER_BYTES_LARGE: usize = 128;
 
 /// The context that the headers of a request name. It is empty if `traceparent` is missing, malformed or there twice: a new trace begins then, and
 /// `tracestate` is not read either.
-pub fn of(headers: &HeaderMap) -> Context {
+pub fn read_context(headers: &HeaderMap) -> Context {
     let nothing = Context::new();
     let mut parents = headers.get_all(&TRACEPARENT).iter();
     let (Some(parent), None) = (parents.next(), parents.next()) else { return nothing };
@@ -95,7 +95,7 @@ mod tests {
     fn only_a_well_formed_traceparent_is_continued() {
         let check = |values: &[&str], expect: Option<bool>| {
             let lines: Vec<_> = values.iter().map(|value| (TRACEPARENT, *value)).collect();
-            let context = of(&headers(&lines));
+            let context = read_context(&headers(&lines));
             let span = context.span();
             let found = span.span_context();
             assert_eq!(found.is_valid().then(|| found.is_sampled()), expect, "{values:?}");
@@ -123,7 +123,7 @@ mod tests {
         let check = |values: &[&str], expect: &str| {
             let mut lines = vec![(TRACEPARENT, VALID)];
             lines.extend(values.iter().map(|value| (TRACESTATE, *value)));
-            let context = of(&headers(&lines));
+            let context = read_context(&headers(&lines));
             assert_eq!(context.span().span_context().trace_state().header(), expect, "{values:?}");
         };
         check(&[], "");

@@ -99,7 +99,7 @@ pub(super) fn shortened(passage: &Passage, kept: &[(usize, usize)]) -> String {
         (true, PartKind::Message) => String::new(),
         (true, _) => NOTHING_KEPT.to_owned(),
         (false, _) => {
-            let layout = Layout::of(&passage.text, Kind::Auto);
+            let layout = Layout::detect(&passage.text, Kind::Auto);
             let spans: Vec<ByteRange> = ranges(kept).collect();
             assemble::joined(&passage.text, &spans, &layout, omissions_of(&passage.kind))
         }

@@ -187,7 +187,7 @@ impl TurnWork<'_> {
             add_tokens(tokens, before, after);
         }
         for (chunk, kept) in self.added.chunks.iter().zip(kept_of_added) {
-            let layout = Layout::of(&chunk.text, chunk.kind);
+            let layout = Layout::detect(&chunk.text, chunk.kind);
             let spans: Vec<ByteRange> = ranges(kept).collect();
             let kept = assemble::joined(&chunk.text, &spans, &layout, Omissions::Auto);
             add_tokens(tokens, count(&chunk.text)?, count(&kept)?);

@@ -208,7 +208,7 @@ fn check_is_whole(lib: &Path) -> Result<(), String> {
 /// As [`environment`].
 pub fn runtime_version(lib: &Path) -> Result<String, ModelError> {
     let _environment = environment(lib)?;
-    version::of(lib)
+    version::read_version(lib)
         .map_err(|e| ModelError::Runtime { path: lib.display().to_string(), reason: e.to_string() })
 }
 
@@ -270,7 +270,7 @@ impl RowLengths {
 
 impl SpecialTokens {
     /// Returns the tokens around a window of a passage.
-    fn of(contract: &Contract) -> Self {
+    fn read(contract: &Contract) -> Self {
         let Tokenizer { prefix, suffix, .. } = &contract.tokenizer;
         let (prefix, suffix) = (prefix.clone(), suffix.clone());
         Self { prefix, suffix, question_padding: None, rows: RowLengths::OF_LONGEST }
@@ -279,7 +279,7 @@ impl SpecialTokens {
     /// Returns the tokens around a question, with the padding that changes the vectors of the question.
     fn of_question(contract: &Contract) -> Self {
         let Some(Question { prefix, suffix, padding, .. }) = &contract.tokenizer.question else {
-            return Self::of(contract);
+            return Self::read(contract);
         };
         let question_padding = padding.clone().filter(|padding| padding.attended);
         let (prefix, suffix) = (prefix.clone(), suffix.clone());

@@ -36,7 +36,7 @@ pub struct Rotation {
 
 impl LayerRotary {
     /// Returns the encodings that a contract declares; `None` if the positions of the model are learned.
-    pub fn of(decoder: &Decoder) -> Option<Self> {
+    pub fn declared_by(decoder: &Decoder) -> Option<Self> {
         let local = decoder.rotary_local.clone();
         let is_local = |layer| local.is_some() && decoder.sliding_window(layer).is_some();
         let is_local = (0..decoder.layers).map(is_local).collect();

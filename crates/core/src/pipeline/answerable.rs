@@ -79,7 +79,7 @@ pub struct Answerable {
 ///
 /// # Errors
 /// Returns the error of `cancel` if it stops the work.
-pub fn of(
+pub fn measure_answerable(
     reading: &Reading,
     query: &str,
     chunks: &[Arc<Chunk>],

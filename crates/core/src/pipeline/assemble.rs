@@ -36,7 +36,7 @@ pub struct Style {
 
 impl Style {
     /// Returns how the context of a request is written.
-    pub fn of(request: &CompressRequest) -> Self {
+    pub fn for_request(request: &CompressRequest) -> Self {
         let CompressRequest { format, titles, omissions, .. } = *request;
         Self { format, titles, omissions }
     }
@@ -463,7 +463,7 @@ mod tests {
         fn nothing_is_joined_silently(seed: [bool; 64], omissions in 0..4_usize) {
             let omissions = [Omissions::Auto, Omissions::None, Omissions::Ellipsis, Omissions::Range][omissions];
             for (kind, text) in texts() {
-                let layout = Layout::of(&text, kind);
+                let layout = Layout::detect(&text, kind);
                 assert_eq!(layout.kind, kind);
                 let pieces: Vec<ByteRange> = if layout.pieces.is_empty() { crate::text::sentences(&text) } else { layout.pieces.iter().map(|piece| piece.bytes).collect() };
                 let mut spans: Vec<ByteRange> = Vec::new();
@@ -501,7 +501,7 @@ mod tests {
             [ByteRange::new(0, end), ByteRange::new(4 * (text.len() / 5), text.len())]
         };
         let context = |text: &str| {
-            let layout = Layout::of(text, Kind::Log);
+            let layout = Layout::detect(text, Kind::Log);
             assert_eq!(layout.kind, Kind::Log);
             joined(text, &kept(text, text.len() / 5 - 1), &layout, Omissions::Range)
         };

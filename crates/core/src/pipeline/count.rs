@@ -50,25 +50,20 @@ impl TokenCounter {
     }
 }
 
-/// A cache of the token counts of frames: the texts around chunks, such as `[1] `. There are few different
-/// frames, and every request needs them. Without the cache, counting them takes longer than scanning the
-/// chunks.
-pub struct FrameCosts(Cache<(TokenizerName, String), usize>);
+/// A cache of token counts, by the hashes of the texts. Requests name the same chunks and frames again and again, and counting them takes
+/// longer than scanning the chunks.
+pub struct TextCosts(Cache<(TokenizerName, [u8; 16]), usize>);
 
-/// The number of frames in the cache.
-const FRAMES_MAX: usize = 1 << 16;
+/// The number of texts in the cache.
+const TEXTS_MAX: usize = 1 << 17;
 
-/// The longest frame that is cached. Longer frames contain titles, which hardly recur.
-const FRAME_BYTES_MAX: usize = 48;
-
-impl FrameCosts {
+impl TextCosts {
     /// Returns an empty cache.
     pub fn new() -> Self {
-        Self(Cache::new(FRAMES_MAX))
+        Self(Cache::new(TEXTS_MAX))
     }
 
-    /// Returns the number of tokens in `frame`, from the cache if possible. `name` is the name of the
-    /// counter's tokenizer.
+    /// Returns the number of tokens in `text`, from the cache if possible. `name` is the name of the counter's tokenizer.
     ///
     /// # Errors
     /// Fails as [`TokenCounter::count`] does.
@@ -76,22 +71,20 @@ impl FrameCosts {
         &self,
         counter: &TokenCounter,
         name: TokenizerName,
-        frame: String,
+        text: &str,
     ) -> Result<usize, PipelineError> {
-        if frame.len() > FRAME_BYTES_MAX {
-            return counter.count(&frame);
-        }
-        let key = (name, frame);
+        let hash = blake3::hash(text.as_bytes());
+        let key = (name, *hash.as_bytes().first_chunk().expect("a hash has 32 bytes"));
         if let Some(cost) = self.0.get(&key) {
             return Ok(cost);
         }
-        let cost = counter.count(&key.1)?;
+        let cost = counter.count(text)?;
         self.0.insert(key, cost);
         Ok(cost)
     }
 }
 
-impl Default for FrameCosts {
+impl Default for TextCosts {
     fn default() -> Self {
         Self::new()
     }

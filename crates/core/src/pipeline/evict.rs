@@ -48,7 +48,7 @@ pub enum HeadBudget {
 
 impl Eviction {
     /// Returns an eviction with this budget and the default first and last tokens.
-    pub fn of(keep: HeadBudget) -> Self {
+    pub fn with_budget(keep: HeadBudget) -> Self {
         Self { keep, sinks: None, recent: None }
     }
 
@@ -273,12 +273,12 @@ mod tests {
         check("a share of RC has no budget", of(mass, 1, usize::MAX), 3, 0, Ok("xxx"));
         check("no tokens", of(mass, 4, 4), 0, 1, Ok(""));
         check("one key", of(HeadBudget::Ratio(0.1), 1, 0), 9, 0, Ok("x........"));
-        check("by default no token of a small budget", Eviction::of(half), 8, 0, Ok("........"));
+        check("by default no token of a small budget", Eviction::with_budget(half), 8, 0, Ok("........"));
         let one = format!("x{}x", ".".repeat(30));
-        check("by default one token of a budget of 16", Eviction::of(half), 32, 0, Ok(&one));
+        check("by default one token of a budget of 16", Eviction::with_budget(half), 32, 0, Ok(&one));
         let four = format!("xxxx{}xxxx", ".".repeat(120));
-        check("by default four tokens of a large budget", Eviction::of(half), 128, 1, Ok(&four));
-        let recent = Eviction { recent: Some(5), ..Eviction::of(half) };
+        check("by default four tokens of a large budget", Eviction::with_budget(half), 128, 1, Ok(&four));
+        let recent = Eviction { recent: Some(5), ..Eviction::with_budget(half) };
         check("recent tokens alone exceed the budget", recent, 8, 0, Err((0, 5)));
     }
 
@@ -288,7 +288,7 @@ mod tests {
             (100 * layer + 10 * head + key % 7) as f32
         });
         let check = |budget, keep, expect: [usize; 4]| {
-            let eviction = Eviction { sinks: Some(0), recent: Some(0), ..Eviction::of(keep) };
+            let eviction = Eviction { sinks: Some(0), recent: Some(0), ..Eviction::with_budget(keep) };
             let form = EvictionForm {
                 reference: Reference::Rivals,
                 over_question: OverQuestion::Peak,

@@ -11,7 +11,7 @@ use super::answerable::Answerable;
 use super::assemble::{self, Style};
 use super::cancel::Cancel;
 use super::conformal::{self, Calibration};
-use super::count::{FrameCosts, TokenCounter};
+use super::count::{TextCosts, TokenCounter};
 use super::repeats::{self, Repeats};
 use super::score::Scores;
 use super::select::{Auto, Selection, SelectionInput, Step};
@@ -52,7 +52,7 @@ pub struct FitContext<'a> {
     /// Counts tokens with the request's tokenizer.
     pub counter: &'a TokenCounter,
     /// The cache of the token counts of frames.
-    pub frame_costs: &'a FrameCosts,
+    pub text_costs: &'a TextCosts,
     /// The rule for requests without a budget.
     pub auto: Auto,
     /// The limits of budgets that promise a coverage; `None` if the model has none.
@@ -252,7 +252,7 @@ impl Fitter<'_> {
         let text = |unit: &Unit| unit.bytes.of(&self.request.chunks[unit.chunk].text);
         match self.request.tokenizer {
             TokenizerName::Model => Ok(self.units.iter().map(|unit| unit.tokens.len()).collect()),
-            _ => self.units.par_iter().map(|unit| self.fit.counter.count(text(unit))).collect(),
+            _ => self.units.par_iter().with_min_len(64).map(|unit| self.cost(text(unit))).collect(),
         }
     }
 
@@ -264,20 +264,25 @@ impl Fitter<'_> {
 
     /// Returns the number of tokens of a chunk's frame, if it is the chunk at `index` of the context.
     fn frame_cost(&self, chunk: &Chunk, index: usize) -> Result<usize, PipelineError> {
-        let FitContext { counter, frame_costs, .. } = self.fit;
-        let frame = assemble::frame(chunk, index, Style::of(self.request));
-        frame_costs.count(counter, self.request.tokenizer, frame)
+        self.cost(&assemble::frame(chunk, index, Style::for_request(self.request)))
     }
 
-    /// Returns the number of tokens that the context would have if everything were kept. With the model's
-    /// tokenizer, the numbers of tokens in the blocks are added up.
+    fn cost(&self, text: &str) -> Result<usize, PipelineError> {
+        let FitContext { counter, text_costs, .. } = self.fit;
+        text_costs.count(counter, self.request.tokenizer, text)
+    }
+
+    /// Returns the number of tokens that the context would have if everything were kept: those of the chunks and of their frames, added up.
+    /// The model's tokens are counted in the blocks.
     fn tokens_in(&self, frame_costs: &[usize]) -> Result<usize, PipelineError> {
         if self.request.tokenizer == TokenizerName::Model {
             let blocks = self.reading.blocks.blocks.iter().zip(frame_costs);
             let with_text = blocks.filter(|(block, _)| block.sentences().len() > 0);
             return Ok(with_text.map(|(block, frame)| block.text_tokens() + frame).sum());
         }
-        Ok(self.render(&Selection::of_required((0..self.units.len()).collect()), 0)?.tokens)
+        let chunks = self.request.chunks.par_iter().zip(frame_costs);
+        let with_text = chunks.filter(|(chunk, _)| !chunk.text.trim().is_empty());
+        with_text.map(|(chunk, frame)| Ok(self.cost(&chunk.text)? + frame)).sum()
     }
 
     /// Finds by bisection the longest prefix of the selection whose context has at most `tokens` tokens.
@@ -316,7 +321,7 @@ impl Fitter<'_> {
             let mut take = |&chunk: &usize| std::mem::take(&mut by_chunk[chunk]);
             let kept: Vec<_> = self.order.iter().map(&mut take).filter(|spans| !spans.is_empty()).collect();
             let layouts = self.reading.outlines.layouts();
-            assemble::context(&self.request.chunks, layouts, kept, Style::of(self.request))
+            assemble::context(&self.request.chunks, layouts, kept, Style::for_request(self.request))
         };
         let tokens = self.count_tokens(&text, &spans)?;
         Ok(RenderedContext { text, spans, tokens })
@@ -629,11 +634,11 @@ mod tests {
         };
         let counter = TokenCounter::new(request.tokenizer, &tokenizer);
         let (cancel, auto) = (Cancel::default(), Auto::default());
-        let frame_costs = FrameCosts::new();
+        let text_costs = TextCosts::new();
         let calibration = Some(Calibration::of_default_model());
         let fit = FitContext {
             counter: &counter,
-            frame_costs: &frame_costs,
+            text_costs: &text_costs,
             auto,
             calibration: calibration.as_ref(),
             answerable: None,

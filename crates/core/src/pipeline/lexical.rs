@@ -72,7 +72,7 @@ impl LexicalRc {
     /// Returns [`PipelineError::Invalid`] if the question has more characters in scripts without spaces than it may have
     /// tokens, or if words × chunks and units are more than the logits that a request may have, and the error of
     /// `cancel` if it stops the work.
-    pub fn of(
+    pub fn compute(
         input: LexicalInput,
         limits: &RequestLimits,
         cancel: &Cancel,

@@ -31,14 +31,14 @@ impl Neighbours {
     /// and speakers come again. Which turns follow each other is known from the numbers at the end of their ids,
     /// so turns that a retriever found are neighbours only if they were. Ids that count the chunks of the request say nothing: a retriever
     /// sends turns by relevance.
-    pub fn of(chunks: &[Arc<Chunk>]) -> Self {
+    pub fn find(chunks: &[Arc<Chunk>]) -> Self {
         let is_dialogue =
             chunks.len() >= TURNS_MIN && outline::is_dialogue(chunks.iter().map(|chunk| &*chunk.text));
         let are_counted = chunks.iter().enumerate().all(|(index, chunk)| chunk.id == index.to_string());
         if !is_dialogue || are_counted {
             return Self::default();
         }
-        let places: Vec<Option<Place>> = chunks.iter().map(|chunk| Place::of(chunk)).collect();
+        let places: Vec<Option<Place>> = chunks.iter().map(|chunk| Place::parse(chunk)).collect();
         let at: HashMap<Place, usize> =
             places.iter().enumerate().filter_map(|(index, place)| Some(((*place)?, index))).collect();
         let neighbours = |place: &Option<Place>| {
@@ -95,7 +95,7 @@ struct Place<'a> {
 
 impl<'a> Place<'a> {
     /// Returns the place that a chunk's id names; `None` if the id does not end with a number.
-    fn of(chunk: &'a Chunk) -> Option<Self> {
+    fn parse(chunk: &'a Chunk) -> Option<Self> {
         let prefix = chunk.id.trim_end_matches(|c: char| c.is_ascii_digit());
         let number = chunk.id[prefix.len()..].parse().ok()?;
         Some(Self { title: chunk.title.as_deref(), prefix, number })
@@ -143,7 +143,7 @@ mod tests {
     fn check(name: &str, chunks: &[Arc<Chunk>], expect: &[f32]) {
         let mut own = vec![0.0; chunks.len()];
         own[0] = 1.0;
-        let found = Neighbours::of(chunks).smoothed(own);
+        let found = Neighbours::find(chunks).smoothed(own);
         let relative: Vec<f32> =
             found.iter().map(|score| (score / found[0] * 1000.0).round() / 1000.0).collect();
         assert_eq!(relative, expect, "{name}");

@@ -187,7 +187,7 @@ pub fn passthrough(request: &CompressRequest, total: Duration) -> Compressed {
         }
     };
     let mut chunks: Vec<_> = request.chunks.iter().enumerate().map(whole).collect();
-    let style = assemble::Style::of(request);
+    let style = assemble::Style::for_request(request);
     let kept = chunks.iter_mut().map(|outcome| &mut outcome.spans[..]).filter(|spans| !spans.is_empty());
     Compressed {
         context: assemble::context(&request.chunks, &[], kept, style),

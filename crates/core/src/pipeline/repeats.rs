@@ -27,7 +27,7 @@ pub struct Repeats(Vec<Option<usize>>);
 
 impl Repeats {
     /// Finds the repeats among the units of `chunks`. Of equal units the first one stays.
-    pub fn of(chunks: &[Arc<Chunk>], units: &[Unit]) -> Self {
+    pub fn find(chunks: &[Arc<Chunk>], units: &[Unit]) -> Self {
         let mut finder = Finder { chunks, units, of: vec![None; units.len()] };
         finder.find();
         Self(finder.of)
@@ -236,7 +236,7 @@ mod tests {
                 units.push(Unit { chunk: index, bytes, tokens: TokenSpan::new(0, 1), sentence });
             }
         }
-        let repeats = Repeats::of(&chunks, &units);
+        let repeats = Repeats::find(&chunks, &units);
         let text = |unit: usize| units[unit].bytes.of(&chunks[units[unit].chunk].text);
         let found: Vec<_> =
             (0..units.len()).filter_map(|unit| Some((text(unit), text(repeats.first(unit)?)))).collect();

@@ -40,7 +40,7 @@ struct Segments {
 }
 
 impl Segments {
-    fn of(reading: &Reading) -> Self {
+    fn locate(reading: &Reading) -> Self {
         let units: Vec<(usize, TokenSpan)> =
             reading.units.iter().map(|unit| (unit.chunk, unit.tokens)).collect();
         let sentences = sentence_spans(reading);
@@ -84,7 +84,7 @@ fn sentence_spans(reading: &Reading) -> Vec<(usize, TokenSpan)> {
 /// # Errors
 /// Returns the error of `cancel` if it stops the work.
 pub fn peaks(reading: &Reading, heads: Range<usize>, cancel: &Cancel) -> Result<SegmentPeaks, PipelineError> {
-    let segments = Segments::of(reading);
+    let segments = Segments::locate(reading);
     // The block of each slice, in the order of the scan.
     let mut blocks = Vec::with_capacity(reading.blocks.blocks.len());
     let scan = |batch: &[(BlockSlice, Look)]| {

@@ -381,7 +381,7 @@ impl Auto {
 
 /// Returns whether one chunk has all names of a question, and there are some.
 fn names_are_in_one(query: &str, chunks: &[Arc<Chunk>]) -> bool {
-    let names = Names::of(query);
+    let names = Names::find(query);
     let has_names =
         |chunk: &Arc<Chunk>| names.are_in(&[chunk.title.as_deref().unwrap_or_default(), &chunk.text]);
     chunks.iter().any(has_names)

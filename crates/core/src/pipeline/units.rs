@@ -130,7 +130,11 @@ impl Outlines {
 
 /// Returns all units of `chunks`, in the order of the text, and how they belong together. A chunk without text
 /// has none. `blocks` are the blocks of the same chunks.
-pub fn of(granularity: Granularity, chunks: &[Arc<Chunk>], blocks: &Blocks) -> (Vec<Unit>, Outlines) {
+pub fn split_units(
+    granularity: Granularity,
+    chunks: &[Arc<Chunk>],
+    blocks: &Blocks,
+) -> (Vec<Unit>, Outlines) {
     let mut units = Vec::new();
     let mut outlines = Outlines::default();
     for (index, (chunk, block)) in chunks.iter().zip(&blocks.blocks).enumerate() {

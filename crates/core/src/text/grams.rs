@@ -32,7 +32,7 @@ const BORDER: char = '\0';
 pub struct Gram(u128);
 
 impl Gram {
-    fn of(chars: &[char]) -> Self {
+    fn new(chars: &[char]) -> Self {
         // The leading 1 keeps grams of different lengths apart.
         Self(chars.iter().fold(1, |packed, &c| packed << CHAR_BITS | u128::from(u32::from(c))))
     }
@@ -96,7 +96,7 @@ pub fn gram_words(text: &str) -> Vec<GramWord> {
             |grams: Vec<Gram>| found.push(GramWord { bytes: run.bytes, script: run.script, grams });
         if by_characters(run.script) {
             let lengths = 1..=characters_together_max(run.script);
-            lengths.flat_map(|length| chars.windows(length)).for_each(|term| push(vec![Gram::of(term)]));
+            lengths.flat_map(|length| chars.windows(length)).for_each(|term| push(vec![Gram::new(term)]));
         } else if !chars.is_empty() {
             push(grams_of_word(&chars[..chars.len().min(WORD_CHARS_MAX)]));
         }
@@ -157,7 +157,7 @@ fn grams_of_word(chars: &[char]) -> Vec<Gram> {
     let with_borders: Vec<char> =
         std::iter::once(BORDER).chain(chars.iter().copied()).chain([BORDER]).collect();
     let mut grams: Vec<Gram> =
-        LENGTHS.flat_map(|length| with_borders.windows(length)).map(Gram::of).collect();
+        LENGTHS.flat_map(|length| with_borders.windows(length)).map(Gram::new).collect();
     grams.sort_unstable();
     grams.dedup();
     grams

@@ -12,7 +12,7 @@ pub struct Names<'a>(Vec<&'a str>);
 
 impl<'a> Names<'a> {
     /// Finds the names in `question`. A possessive `'s` is not part of a name.
-    pub fn of(question: &'a str) -> Self {
+    pub fn find(question: &'a str) -> Self {
         let is_name = |&(start, word): &(usize, &str)| {
             let before =
                 question[..start].trim_end_matches(|c: char| !c.is_alphanumeric() && !".?!".contains(c));
@@ -41,7 +41,7 @@ mod tests {
 
     #[test]
     fn words_with_digits_and_capitals_after_the_first_word_are_names() {
-        let check = |question, expect: &[&str]| assert_eq!(Names::of(question).0, expect, "{question}");
+        let check = |question, expect: &[&str]| assert_eq!(Names::find(question).0, expect, "{question}");
         check("What is the status of Lin Wei's order?", &["Lin", "Wei"]);
         check("When does it open on Sunday?", &["Sunday"]);
         check("Who am I?", &[]);
@@ -56,7 +56,7 @@ mod tests {
     #[test]
     fn every_name_must_stand_in_the_texts_as_a_word() {
         let check = |question, texts: &[&str], expect| {
-            assert_eq!(Names::of(question).are_in(texts), expect, "{question} {texts:?}");
+            assert_eq!(Names::find(question).are_in(texts), expect, "{question} {texts:?}");
         };
         check("Where is Lin Wei?", &["{\"name\": \"Lin Wei\"}"], true);
         check("Where is Lin Wei?", &["Wei", "Lin came."], true);

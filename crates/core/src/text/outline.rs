@@ -93,11 +93,11 @@ pub struct Layout {
 impl Layout {
     /// Returns the layout of a text of a kind, or of the kind that it looks like. A text that does not have
     /// the form of its kind is prose.
-    pub fn of(text: &str, kind: Kind) -> Self {
+    pub fn detect(text: &str, kind: Kind) -> Self {
         Self::with_sentences(text, kind, &super::sentences)
     }
 
-    /// As [`Self::of`], with a function that divides prose into sentences. Every byte outside the ranges that it returns must be
+    /// As [`Self::detect`], with a function that divides prose into sentences. Every byte outside the ranges that it returns must be
     /// whitespace.
     pub fn with_sentences(text: &str, kind: Kind, sentences: &Sentences) -> Self {
         let kind = match kind {

@@ -256,7 +256,7 @@ fn losses_of_forms(
             None => scores.insert((*form, attention.rc_of_keys(form))),
         };
         for &ratio in ratios {
-            let eviction = Eviction::of(HeadBudget::Ratio(1.0 / f64::from(ratio)));
+            let eviction = Eviction::with_budget(HeadBudget::Ratio(1.0 / f64::from(ratio)));
             let kept = eviction.choose(scores, decoder.prefix_tokens(), form)?;
             masks.push(decoder.mask_of_all_layers(&kept));
         }

@@ -92,9 +92,11 @@ impl Method {
         let share = 1.0 / f64::from(ratio);
         let count = even_budget(scores.rc.len_of(Axis(2)), share);
         Ok(match self {
-            Self::Rc => {
-                Eviction::of(HeadBudget::Ratio(share)).choose(&scores.rc, scores.prefix, &scores.form)?
-            }
+            Self::Rc => Eviction::with_budget(HeadBudget::Ratio(share)).choose(
+                &scores.rc,
+                scores.prefix,
+                &scores.form,
+            )?,
             Self::RcPaper => by_form(&scores.rc_paper, share, &PAPER)?,
             Self::SnapKv => best(snapkv(scores).view(), count, 0, 0),
             Self::AdaSnapKv => {

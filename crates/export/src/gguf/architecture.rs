@@ -190,7 +190,7 @@ impl Architecture {
     ///
     /// # Errors
     /// Returns an [`ExportError`] if the file names none, or one that is not supported.
-    pub fn of(file: &GgufFile) -> Result<&'static Self, ExportError> {
+    pub fn detect(file: &GgufFile) -> Result<&'static Self, ExportError> {
         let found = match file.value(ARCHITECTURE) {
             Some(Value::Text(name)) => name.clone(),
             Some(other) => other.describe(),

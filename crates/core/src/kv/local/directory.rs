@@ -190,7 +190,7 @@ impl Directory {
             let entry = entry.map_err(access("read", &self.blocks))?;
             // A symbolic link leads out of the directory, and opening a pipe would wait for a writer.
             let is_plain = entry.file_type().is_ok_and(|kind| kind.is_file() || kind.is_dir());
-            match NameKind::of(&entry.file_name().to_string_lossy()) {
+            match NameKind::parse(&entry.file_name().to_string_lossy()) {
                 NameKind::Block(file) if is_plain => files.push(file),
                 NameKind::Block(_) => unknown += 1,
                 NameKind::Unfinished => drop(fs::remove_file(entry.path())),
@@ -245,7 +245,7 @@ enum NameKind {
 }
 
 impl NameKind {
-    fn of(name: &str) -> Self {
+    fn parse(name: &str) -> Self {
         match name.strip_suffix(PART) {
             Some(whole) if whole == "probe" || BlockFile::parse(whole).is_some() => Self::Unfinished,
             Some(_) => Self::Unknown,
@@ -305,7 +305,7 @@ fn delete_blocks(blocks: &Path) -> Result<(), LocalError> {
     };
     for entry in entries {
         let entry = entry.map_err(access("read", blocks))?;
-        if !matches!(NameKind::of(&entry.file_name().to_string_lossy()), NameKind::Unknown) {
+        if !matches!(NameKind::parse(&entry.file_name().to_string_lossy()), NameKind::Unknown) {
             ignore_not_found(fs::remove_file(entry.path())).map_err(access("delete", &entry.path()))?;
         }
     }

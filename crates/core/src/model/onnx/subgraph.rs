@@ -27,7 +27,7 @@ pub fn extract_subgraph(
     let given: HashSet<&str> = inputs.iter().map(String::as_str).collect();
     let graph_inputs: HashMap<&str, &ValueInfoProto> =
         graph.input.iter().map(|info| (info.name.as_str(), info)).collect();
-    let needed = Needed::of(graph, &given, outputs)?;
+    let needed = Needed::find(graph, &given, outputs)?;
     let candidates =
         inputs.iter().map(String::as_str).chain(graph.input.iter().map(|info| info.name.as_str()));
     let mut seen = HashSet::new();
@@ -57,7 +57,11 @@ struct Needed<'a> {
 }
 
 impl<'a> Needed<'a> {
-    fn of(graph: &'a GraphProto, given: &HashSet<&str>, outputs: &'a [String]) -> Result<Self, MissingValue> {
+    fn find(
+        graph: &'a GraphProto,
+        given: &HashSet<&str>,
+        outputs: &'a [String],
+    ) -> Result<Self, MissingValue> {
         let nodes = graph.node.iter().enumerate();
         let producer_of: HashMap<&str, usize> =
             nodes.flat_map(|(i, node)| node.output.iter().map(move |name| (name.as_str(), i))).collect();

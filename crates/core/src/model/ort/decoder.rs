@@ -152,7 +152,7 @@ impl DecoderRuntime {
             };
             (0..count).into_par_iter().map(load).collect::<Result<Vec<_>, _>>().map_err(failed)
         };
-        let special_tokens = SpecialTokens::of(&contract);
+        let special_tokens = SpecialTokens::read(&contract);
         let shape = DecoderShape { depth, readout, decoder: decoder.clone() };
         // A GPU holds the weights once: reading windows and encoding questions take turns with one set of
         // sessions.
@@ -218,7 +218,7 @@ impl DecoderRuntime {
                 kv_heads: decoder.kv_heads,
                 weights: contract.source.weights.clone(),
                 question_tokens,
-                rotary: LayerRotary::of(decoder),
+                rotary: LayerRotary::declared_by(decoder),
                 sliding_windows: (0..decoder.layers).map(|layer| decoder.sliding_window(layer)).collect(),
                 eviction: decoder.eviction_form(),
                 default_eviction: decoder.default_eviction_form(),

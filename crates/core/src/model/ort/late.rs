@@ -115,7 +115,7 @@ impl LateRuntime {
             multiple_of: settings.row_multiple.unwrap_or(row_multiple),
             tokens_max: contract.window.tokens_max,
         };
-        let special_tokens = SpecialTokens { rows, ..SpecialTokens::of(&contract) };
+        let special_tokens = SpecialTokens { rows, ..SpecialTokens::read(&contract) };
         let file: Arc<str> = contract.graph_file(Graph::Passage).into();
         let host = Arc::new(device.host_memory().map_err(|e| graph_error(&file, e))?);
         let run = |mut session: WeightedSession| {

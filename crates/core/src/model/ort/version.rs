@@ -9,7 +9,7 @@ use std::path::Path;
 /// # Errors
 /// Fails if the library cannot be opened or does not have the function of ONNX Runtime.
 #[allow(unsafe_code, reason = "calls into the C library")]
-pub fn of(lib: &Path) -> Result<String, libloading::Error> {
+pub fn read_version(lib: &Path) -> Result<String, libloading::Error> {
     // SAFETY: the process has loaded this library before and keeps it, so this runs no code of it; the function
     // and the table that it returns are part of ONNX Runtime's stable interface, and the text is static.
     unsafe {

@@ -48,7 +48,7 @@ fn ranked_rc(reading: &Reading, cancel: &Cancel) -> Result<RankedRc, PipelineErr
         [HeadMean::default(), HeadMean::default(), HeadMean::default()];
     let mut chunk_peaks = HeadMean::default();
     let columns = 2 * reading.units.len() + reading.blocks.spans.len();
-    let context = UnitContext::of(reading);
+    let context = UnitContext::collect(reading);
     for heads in reading.head_groups(columns) {
         let mut peaks = scan::peaks(reading, heads.clone(), cancel)?;
         let own_peaks = own_chunk_peaks(reading, &peaks.chunks, &peaks.units);
@@ -168,7 +168,7 @@ struct UnitContext {
 }
 
 impl UnitContext {
-    fn of(reading: &Reading) -> Self {
+    fn collect(reading: &Reading) -> Self {
         let (mut shared, mut frames) = (Vec::new(), Vec::new());
         if reading.granularity == Granularity::Sentence {
             for (index, unit) in reading.units.iter().enumerate() {

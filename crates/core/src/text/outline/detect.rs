@@ -17,7 +17,7 @@ pub fn detect(text: &str) -> Kind {
     if lines.is_empty() {
         return Kind::Prose;
     }
-    let signs = Signs::of(&lines);
+    let signs = Signs::count(&lines);
     // The order matters: a line of an early kind can look like one of a later kind.
     let kinds: [(Kind, Test); 13] = [
         (Kind::Log, is_json_log),

@@ -360,7 +360,7 @@ fn what_a_piece_requires_has_a_bound() {
 
 #[test]
 fn a_text_that_is_no_json_is_not_read_as_json() {
-    let check = |text: &str, expect| assert_eq!(Layout::of(text, Kind::Json).kind, expect, "{text}");
+    let check = |text: &str, expect| assert_eq!(Layout::detect(text, Kind::Json).kind, expect, "{text}");
     check("08:00:12 WARN [job-8] disk full\n08:00:15 ERROR [job-8] backup failed", Kind::Prose);
     check("def connect(self):\n    self.session = {}\n    return [self]", Kind::Prose);
     check("[\"a\", \"b\"]", Kind::Json);

@@ -94,7 +94,7 @@ pub(super) struct Signs {
 
 impl Signs {
     /// Counts the lines, of which none is blank.
-    pub fn of(lines: &[Line]) -> Self {
+    pub fn count(lines: &[Line]) -> Self {
         let first = lines[0].text.trim();
         let closes = |line: &Line| line.text.trim_end() == "---";
         let mut signs = Self {
