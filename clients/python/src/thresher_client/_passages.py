@@ -144,15 +144,18 @@ class Options:
         markers = iter(range(1, len(answer.chunks) + 1))
         outcomes = []
         for chunk in answer.chunks:
+            marker = next(markers) if chunk.kept else None
+            # A piece that an earlier chunk has, too, is in the text of that chunk, and has its marker.
+            own = [one for one in answer.citations if (one.chunk, one.marker) == (chunk.id, marker)]
             metadata = {
                 "mode": "compress",
                 "id": answer.id,
                 "index": chunk.index,
                 "kept": chunk.kept,
-                "marker": next(markers) if chunk.kept else None,
+                "marker": marker,
                 "score": chunk.score,
-                "spans": [{"start": span.start, "end": span.end, "score": span.score} for span in chunk.spans],
-                "related": answer.rc.related,
+                "spans": [{"start": one.source.start, "end": one.source.end, "score": one.score} for one in own],
+                "related": answer.related,
                 "answerable": _answerable(answer.answerable),
             }
             if answer.degraded is not None:
