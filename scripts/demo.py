@@ -81,7 +81,7 @@ def show(request_path, answer_path):
         print("  {room_tokens} tokens of the model's context are left for the question and the answer".format(**kv))
     heading("cost")
     usage, statistic = answer["usage"], answer["rc"]
-    print("  tokens    {tokens_in} in, {tokens_out} out ({ratio:.0%})".format(**usage))
+    print("  tokens    {tokens_in} in, {tokens_out} out ({ratio:.0%}), counted with {tokenizer}".format(**usage))
     print("  scored by {estimator} on {model}".format(**statistic))
     for stage, spent in answer["timing_ms"].items():
         print("  {:<9} {:8.2f} ms".format(stage, spent))

@@ -71,7 +71,7 @@ class Cohere(unittest.TestCase):
 
 class Voyage(unittest.TestCase):
     def client(self, kind=voyageai.Client):
-        return kind(api_key="none", base_url=f"{daemon.url}/v1")
+        return kind(api_key="none", base_url=f"{daemon.url}/voyage/v1")
 
     def test_rerank(self):
         answer = self.client().rerank(QUESTION, DOCUMENTS, model="rerank-2.5", top_k=2)

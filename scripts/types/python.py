@@ -48,7 +48,6 @@ NAMES = {
     "CompressRc": "Rc",
     "CompressUsage": "Usage",
     "ErrorBody": "ErrorInfo",
-    "KeptSpan": "Span",
     "Kv": "KvOptions",
     "OffsetUnit": "Offsets",
     "Page": "ChunkPage",
@@ -89,8 +88,7 @@ OPTIONS = {
     "AttributeStreamOptions": ("AttributeBody", ["query", "answer", "chunks", "spans", "format", "receipt"]),
     "CompressOptions": ("CompressBody", ["query", "chunks"]),
     "RegisterOptions": ("RegisterBody", ["chunks"]),
-    # The fields of other rerank APIs would change the format of the answer.
-    "RerankOptions": ("RerankBody", ["query", "documents", "texts", "top_k", "truncation", "raw_scores", "return_text"]),
+    "RerankOptions": ("RerankBody", ["query", "documents"]),
     "SearchOptions": ("SearchBody", ["query"]),
 }
 # The files of the asynchronous client from which those of the blocking one are generated.
@@ -127,7 +125,11 @@ def requests(schemas: dict[str, Schema]) -> str:
     """Budgets and the options of each method as dictionaries. A list can be any iterable."""
     options = {name: without(schemas[body], left_out) for name, (body, left_out) in OPTIONS.items()}
     flags = ["--output-model-type", "typing.TypedDict", "--use-total-false-for-typed-dict"]
-    return re.sub(r"\bSequence\b", "Iterable", render({"Budget": schemas["Budget"], **options}, schemas, flags))
+    text = render({"Budget": schemas["Budget"], **options}, schemas, flags)
+    # Only type checkers need `Required`, and they know this module: the client does not depend on it.
+    text = text.replace("import Any, Literal, TypeAlias\n", "import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict\n")
+    text = text.replace("from typing_extensions import Required, TypedDict\n", "if TYPE_CHECKING:\n    from typing_extensions import Required\n")
+    return re.sub(r"\bSequence\b", "Iterable", text)
 
 
 def without(body: Schema, left_out: list[str]) -> Schema:

@@ -235,7 +235,7 @@ class Http(Tools, unittest.TestCase):
 
         result = self.ask(talk)
         self.assertFalse(result.is_error, result)
-        self.assertTrue(result.structured_content["parts"][0]["supported"])
+        self.assertEqual(result.structured_content["parts"][0]["verdict"], "supported")
 
     def post(self, **headers):
         body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/list"}).encode()

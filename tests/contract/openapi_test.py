@@ -97,6 +97,9 @@ class Document(unittest.TestCase):
             ("/v1/compress", {"query": "a", "chunks": [{**chunk, "more": 1}]}),
             ("/v1/attribute", {"answer": "a", "chunks": [chunk], "sources_max": 101}),
             ("/v1/rerank", {"query": "a", "documents": [{"title": "no text"}]}),
+            ("/v1/rerank", {"query": "a", "texts": ["a"]}),
+            ("/rerank", {"query": "a", "documents": ["a"]}),
+            ("/voyage/v1/rerank", {"query": "a", "documents": [{"text": "a"}]}),
             ("/v1/search", {"query": "a", "filter": {"a": {"near": 1}}}),
         ]:
             with self.subTest(body=body):

@@ -77,7 +77,7 @@ class PythonClient(unittest.TestCase):
                 answer = compress.sync(client=client, body=body)
                 self.assertIsInstance(answer, models().CompressAnswer)
                 self.assertIn("Fleming", answer.context)
-                self.assertTrue(answer.rc.related)
+                self.assertTrue(answer.related)
                 self.assertGreater(answer.answerable.probability, 0)
                 self.assertEqual([chunk.id for chunk in answer.chunks], ["0", "d0", "d1"])
 
@@ -100,8 +100,10 @@ class PythonClient(unittest.TestCase):
         rerank = generated("api.rerank.rerank_v2")
         answer = rerank.sync(client=client, body=models().RerankBody(query=QUESTION, documents=CHUNKS, top_n=1))
         self.assertEqual([result.index for result in answer.results], [1])
-        texts = rerank.sync(client=client, body=models().RerankBody(query=QUESTION, texts=CHUNKS))
-        self.assertEqual([result.index for result in texts][0], 1)
+        ranking = generated("api.rerank.rerank_voyage").sync(client=client, body=models().VoyageRerankBody(query=QUESTION, documents=CHUNKS))
+        self.assertEqual(ranking.data[0].index, 1)
+        texts = generated("api.rerank.rerank_tei").sync(client=client, body=models().TeiRerankBody(query=QUESTION, texts=CHUNKS))
+        self.assertEqual(texts[0].index, 1)
 
     def test_registered_chunks(self):
         register = generated("api.registry.register_chunks")

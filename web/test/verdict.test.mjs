@@ -2,22 +2,32 @@ import assert from "node:assert/strict";
 import test from "node:test";
 import { healthSentences } from "../src/lib/health";
 import { parseMetrics } from "../src/lib/prometheus";
-import { answerableVerdict, bestScore, chunkVerdict, conflictLine, otherVerdicts, partVerdict, quoteVerdict } from "../src/lib/verdict";
+import { answerableVerdict, bestScore, chunkVerdict, conflictLine, keptOf, otherVerdicts, partVerdict, quoteVerdict } from "../src/lib/verdict";
 
 test("a chunk's verdict says why it was kept or left out", () => {
-  const chunk = (score, kept, more = {}) => ({ id: "0", index: 0, kept, score, text: "", spans: kept ? [{ start: 0, end: 5, score, output: { start: 0, end: 5 } }] : [], ...more });
+  const chunk = (score, kept, more = {}) => ({ id: "0", index: 0, kept, score, text: "", ...more });
   const check = (outcome, expect, more = {}) => {
-    const answer = { chunks: [chunk(0.4, true), outcome], rc: { related: true }, degraded: null, ...more };
-    assert.match(chunkVerdict(answer, outcome, "ten letters"), expect);
+    const answer = { chunks: [chunk(0.4, true), outcome], related: true, degraded: null, ...more };
+    assert.match(chunkVerdict(answer, outcome, outcome.kept ? [{ start: 0, end: 5 }] : [], "ten letters"), expect);
   };
   check(chunk(0.4, true), /^45 % of the text is kept\. No chunk has a higher score\.$/);
   check(chunk(0.1, true), /Its score is 25 % of the best/);
   check(chunk(0.004, false), /^Left out: its score is 1 % of the best \(0\.0040 of 0\.40\)\.$/);
   check(chunk(0.3, false), /although its score is 75 % of the best/);
-  check(chunk(0, false), /nothing is related/, { rc: { related: false } });
+  check(chunk(0, false), /nothing is related/, { related: false });
   check(chunk(null, false, { empty: true }), /no text/);
   check(chunk(null, true), /unchanged/, { degraded: { code: "overloaded", message: "" } });
   assert.equal(bestScore([chunk(null, false), chunk(0.2, true)]), 0.2);
+});
+
+test("a piece that an earlier chunk has, too, belongs to that chunk", () => {
+  const piece = (chunk, marker, start, score) => ({ chunk, marker, source: { start, end: start + 5 }, output: { start: 0, end: 5 }, text: "", score });
+  const chunks = [{ id: "a", kept: true }, { id: "b", kept: false }, { id: "c", kept: true }];
+  const citations = [piece("a", 1, 0, 0.4), piece("b", 1, 3, null), piece("c", 2, 0, 0.2), piece("c", 1, 9, null)];
+  assert.deepEqual([...keptOf({ chunks, citations })], [
+    ["a", { marker: 1, ranges: [{ start: 0, end: 5, score: 0.4 }] }],
+    ["c", { marker: 2, ranges: [{ start: 0, end: 5, score: 0.2 }] }],
+  ]);
 });
 
 test("a part's verdict counts its citations", () => {

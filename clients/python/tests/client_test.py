@@ -72,14 +72,20 @@ class Blocking(unittest.TestCase):
         assert answer.usage is not None
         self.assertLessEqual(answer.usage.tokens_out, 30)
         self.assertEqual([chunk.index for chunk in answer.chunks], [0, 1, 2])
-        for chunk in kept:
-            for span in chunk.spans:
-                source = CHUNKS[chunk.index].text[span.start : span.end]
-                self.assertEqual(source, answer.context[span.output.start : span.output.end])
+        self.assertEqual({citation.chunk for citation in answer.citations}, {chunk.id for chunk in kept})
+        texts = {chunk.id: CHUNKS[chunk.index].text for chunk in kept}
+        for citation in answer.citations:
+            source = texts[citation.chunk][citation.source.start : citation.source.end]
+            self.assertEqual(source, answer.context[citation.output.start : citation.output.end])
+            self.assertEqual(source, citation.text)
+            self.assertIsNotNone(citation.score)
+        self.assertTrue(answer.related)
+        self.assertGreater(answer.relevance or 0.0, 0.0)
+        self.assertEqual((answer.usage.tokenizer, answer.warnings), ("o200k_base", ()))
         self.assertEqual(answer.chunks[1].metadata, CHUNKS[1].metadata)
         self.assertEqual(answer.chunks[2].id, "2")
         assert answer.answerable is not None
-        known = (answer, answer.rc, answer.usage, answer.answerable, *answer.chunks)
+        known = (answer, answer.rc, answer.question, answer.usage, answer.answerable, *answer.chunks, *answer.citations)
         self.assertTrue(all(not one.extra for one in known), "a field of the response is not in the types")
 
     def test_whether_the_chunks_answer_the_question(self) -> None:
@@ -108,7 +114,7 @@ class Blocking(unittest.TestCase):
             messages = [{"role": "user", "content": turn}]
             answer = self.client.compress("When was she born?", people, messages=messages)
             self.assertEqual(max(answer.chunks, key=lambda chunk: chunk.score or 0).index, best, turn)
-            self.assertEqual(answer.rc.turns_read, 1)
+            self.assertEqual(answer.question.turns_read, 1)
 
     def test_options_are_those_of_the_http_api(self) -> None:
         answer = self.client.compress(
@@ -119,23 +125,24 @@ class Blocking(unittest.TestCase):
             keep=["b"],
             order="relevance",
             format="xml",
-            tokenizer="o200k_base",
+            tokenizer="cl100k_base",
             offsets="byte",
             explain=True,
             deadline_ms=5000,
-            deadline_policy="best_effort",
-            on_error="passthrough",
+            on_error="best_effort",
         )
         self.assertTrue(answer.context.startswith('<document index="1" id="b"'))
         self.assertEqual(len(answer.explain["chunks"]), 2)
         self.assertIsNone(answer.degraded)
+        assert answer.usage is not None
+        self.assertEqual(answer.usage.tokenizer, "cl100k_base")
         self.assertEqual([chunk.unread for chunk in answer.chunks], [False, False])
 
     def test_attribute(self) -> None:
         compressed = self.client.compress(QUESTION, CHUNKS, budget={"ratio": 0.99})
         for named in list[dict[str, Any]]([{"chunks": CHUNKS}, {"compress_id": compressed.id}]):
             found = self.client.attribute("".join(ANSWER), **named, format="markers")
-            self.assertEqual([part.supported for part in found.parts], [True, False])
+            self.assertEqual([part.verdict == "supported" for part in found.parts], [True, False])
             self.assertEqual(found.parts[0].sources[0].chunk, "fleming")
             self.assertIn("green", [lack.text for lack in found.parts[1].unsupported])
             self.assertIn("[", found.formatted["text"])

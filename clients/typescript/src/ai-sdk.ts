@@ -281,11 +281,11 @@ class Context {
 }
 
 function outcome(found: Compression): ThresherResult {
-  const { id, context, rc, answerable, usage, degraded } = found;
+  const { id, context, related, answerable, usage, degraded } = found;
   return {
     id,
     context,
-    related: rc.related,
+    related,
     answerable: answerableMetadata(answerable),
     usage,
     parts: [],

@@ -132,23 +132,28 @@ export class Selector {
 
 function compressed(answer: Compression): Outcome[] {
   let markers = 0;
-  const { related } = answer.rc;
-  return answer.chunks.map(({ index, kept, score, spans, text }) => ({
-    text,
-    score,
-    metadata: {
-      mode: "compress",
-      index,
-      id: answer.id,
-      kept,
-      marker: kept ? ++markers : null,
+  const { related } = answer;
+  return answer.chunks.map(({ id, index, kept, score, text }) => {
+    const marker = kept ? ++markers : null;
+    // A piece that an earlier chunk has, too, is in the text of that chunk, and has its marker.
+    const own = answer.citations.filter((citation) => citation.chunk === id && citation.marker === marker);
+    return {
+      text,
       score,
-      spans: spans.map(({ start, end, score }) => ({ start, end, score })),
-      related,
-      answerable: answerableMetadata(answer.answerable),
-      ...(answer.degraded === null ? {} : { degraded: answer.degraded.code }),
-    },
-  }));
+      metadata: {
+        mode: "compress",
+        index,
+        id: answer.id,
+        kept,
+        marker,
+        score,
+        spans: own.map(({ source: { start, end }, score }) => ({ start, end, score })),
+        related,
+        answerable: answerableMetadata(answer.answerable),
+        ...(answer.degraded === null ? {} : { degraded: answer.degraded.code }),
+      },
+    };
+  });
 }
 
 function reranked(answer: Reranking, passages: readonly Passage[]): Outcome[] {

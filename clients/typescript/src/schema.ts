@@ -28,7 +28,7 @@ export interface components {
             titles?: boolean | null;
             /** @description How the places are marked at which text of a chunk was left out. Default: `auto`. */
             omissions?: components["schemas"]["Omissions"] | null;
-            /** @description The tokenizer by which the budget and the usage are counted. Default: `model`. */
+            /** @description The tokenizer by which the budget and the usage are counted. Default: `o200k_base`. */
             tokenizer?: components["schemas"]["TokenizerName"] | null;
             /** @description Whether nothing is kept if no chunk is related to the question. Default: true. */
             related_only?: boolean | null;
@@ -43,8 +43,6 @@ export interface components {
             explain?: boolean | null;
             /** @description Milliseconds until the answer is due, including the time in the queue. */
             deadline_ms?: number | null;
-            /** @description What to do if there is no time to read all chunks. Default: `fail`. */
-            deadline_policy?: components["schemas"]["DeadlinePolicy"] | null;
             /** @description What to answer if the daemon fails, is overloaded or misses the deadline. Default: `fail`. */
             on_error?: components["schemas"]["OnError"] | null;
             /** @description What the answer has beside the context. */
@@ -137,7 +135,7 @@ export interface components {
          * @description The unit of text that selection keeps or drops as a whole.
          * @enum {string}
          */
-        Granularity: "chunk" | "sentence" | "token";
+        Granularity: "chunk" | "sentence" | "word";
         /**
          * @description The order of the chunks in the compressed context.
          * @enum {string}
@@ -164,15 +162,10 @@ export interface components {
          */
         OffsetUnit: "byte" | "codepoint" | "utf16";
         /**
-         * @description What a request takes if its deadline leaves no time to read all chunks.
-         * @enum {string}
-         */
-        DeadlinePolicy: "fail" | "best_effort";
-        /**
          * @description What the daemon answers when a request cannot be compressed in time or at all.
          * @enum {string}
          */
-        OnError: "fail" | "passthrough";
+        OnError: "fail" | "best_effort" | "passthrough";
         /**
          * @description What an answer has beside the context.
          * @enum {string}
@@ -241,7 +234,7 @@ export interface components {
          * @description The parts of an answer that are attributed.
          * @enum {string}
          */
-        AttributeGranularity: "token" | "sentence" | "span";
+        AttributeGranularity: "word" | "sentence" | "span";
         /** @description A half-open range of the answer. */
         Span: {
             start: number;
@@ -368,33 +361,20 @@ export interface components {
          * @enum {string}
          */
         Rank: "rc" | "bm25";
-        /** @description Body of `rerank`. Clients of Text Embeddings Inference call the documents `texts`. */
+        /** @description Body of `rerank` as Cohere, Jina and vLLM have it. */
         RerankBody: {
             /** @description The question; not blank. */
             query: string;
             /** @description The documents to rank: strings, or objects with a field `text`. */
-            documents?: components["schemas"]["Document"][] | null;
-            /** @description The texts to rank; the answer is then in the format of Text Embeddings Inference. */
-            texts?: string[] | null;
+            documents: components["schemas"]["Document"][];
             /** @description The most results; 0 or null: all. */
             top_n?: number | null;
-            /**
-             * @description The most results, as Voyage calls it; 0 or null: all. A body of `/v1/rerank` with this field or with `truncation` is answered in Voyage's
-             *     format, even if their values are null.
-             */
-            top_k?: number | null;
-            /** @description Accepted from clients of Voyage; nothing is truncated. */
-            truncation?: boolean | null;
             /** @description The fields of object documents that are read instead of `text`; each once. */
             rank_fields?: string[] | null;
-            /** @description Whether each result has its document. Default: true for `/v1/rerank`, false for `/v2/rerank` and in Voyage's format. */
+            /** @description Whether each result has its document. Default: true for version 1, false for version 2. */
             return_documents?: boolean | null;
             /** @description Whether results name the relevant sentences of their documents. */
             relevant_spans?: components["schemas"]["RelevantSpansOptions"] | null;
-            /** @description With `texts`: whether scores are the RC itself instead of a number from 0 to 1. Default: false. */
-            raw_scores?: boolean | null;
-            /** @description With `texts`: whether each result has its text. Default: false. */
-            return_text?: boolean | null;
         };
         /** @description The schema of a document. `rank_fields` decides which of its fields are read. */
         Document: string | {
@@ -411,6 +391,28 @@ export interface components {
             threshold?: number | null;
             /** @description The most sentences of one document. */
             max_spans?: number | null;
+        };
+        /** @description Body of `rerank` as Voyage has it. `truncation` is ignored: nothing is truncated. */
+        VoyageRerankBody: {
+            /** @description The question; not blank. */
+            query: string;
+            /** @description The documents to rank. */
+            documents: string[];
+            /** @description The most results; null: all. */
+            top_k?: number | null;
+            /** @description Whether each result has its document. Default: false. */
+            return_documents?: boolean | null;
+        };
+        /** @description Body of `rerank` as Text Embeddings Inference has it. */
+        TeiRerankBody: {
+            /** @description The question; not blank. */
+            query: string;
+            /** @description The texts to rank. */
+            texts: string[];
+            /** @description Whether scores are the RC itself instead of a number from 0 to 1. Default: false. */
+            raw_scores?: boolean | null;
+            /** @description Whether each result has its text. Default: false. */
+            return_text?: boolean | null;
         };
         /** @description Body of vLLM's `score`. */
         ScoreBody: {
@@ -446,23 +448,32 @@ export interface components {
             id: string | null;
             /** @description The compressed context, to send to the language model. */
             context: string;
-            /** @description One outcome for each chunk of the request. */
-            chunks: components["schemas"]["ChunkOutcome"][];
             /** @description One citation for each piece of the context. */
             citations: components["schemas"]["Citation"][];
-            /** @description Tokens before and after; null if the chunks came back whole. */
-            usage: components["schemas"]["CompressUsage"] | null;
-            /** @description The model, and the statistic by which it scored. */
-            rc: components["schemas"]["CompressRc"];
+            /** @description Whether any chunk is related to the question; null where it was not measured. */
+            related: boolean | null;
+            /**
+             * Format: float
+             * @description How near the chunks come to the question; null where it was not measured. The more, the nearer.
+             */
+            relevance: number | null;
             /** @description Whether the chunks answer the question; null where it was not measured (docs/verdicts.md). */
             answerable: components["schemas"]["Answerable"] | null;
-            /** @description The error because of which the chunks came back whole; null otherwise. */
+            /** @description Tokens before and after; null if the chunks came back uncompressed. */
+            usage: components["schemas"]["CompressUsage"] | null;
+            /** @description What the caller should know about the context; left out if there is nothing. */
+            warnings?: components["schemas"]["Warning"][];
+            /** @description The error because of which the chunks came back uncompressed; null otherwise. */
             degraded: components["schemas"]["ErrorBody"] | null;
+            /** @description One outcome for each chunk of the request. */
+            chunks: components["schemas"]["ChunkOutcome"][];
+            /** @description The question, as it was read. */
+            question: components["schemas"]["Question"];
+            /** @description The model, and the statistic by which it scored. */
+            rc: components["schemas"]["CompressRc"];
             /** @description How many blocks (cached keys of chunks) came from which tier of the cache. */
             blocks: components["schemas"]["Sources"] | null;
             timing_ms: components["schemas"]["TimingMs"];
-            /** @description What the caller should know about the context; left out if there is nothing. */
-            warnings?: components["schemas"]["Warning"][];
             /** @description The RC of every token, if the request asks for it. */
             explain?: components["schemas"]["Explanation"];
             /** @description How many chunks the lexical prefilter left, if the request names more than the model reads. */
@@ -470,6 +481,85 @@ export interface components {
             /** @description Where the keys and values of the kept chunks can be fetched, if the request asks for them. */
             kv?: components["schemas"]["KvHandle"];
         };
+        /** @description A piece of the context, and the chunk that it came from. */
+        Citation: {
+            /** @description The number of the kept chunk, from 1. */
+            marker: number;
+            /** @description The id of the chunk. */
+            chunk: string;
+            /** @description The range in the chunk. */
+            source: components["schemas"]["Range"];
+            /** @description The range in the context. */
+            output: components["schemas"]["Range"];
+            /** @description The text of the piece. */
+            text: string;
+            /**
+             * Format: float
+             * @description The score; compares within a request only. Null for a sentence that an earlier chunk has, too, and that is kept there.
+             */
+            score: number | null;
+        };
+        /** @description A half-open range in the unit that the request names. */
+        Range: {
+            start: number;
+            end: number;
+        };
+        /** @description Whether the chunks answer the question. */
+        Answerable: {
+            /**
+             * Format: float
+             * @description The probability that they do.
+             */
+            probability: number;
+            /** @description Whether it is at least `least`. */
+            answerable: boolean;
+            /**
+             * Format: float
+             * @description The probability that `missed_max` asks for.
+             */
+            least: number;
+            /** @description The id of the chunk that comes closest to an answer. */
+            chunk: string;
+            /** @description Where in the chunk. */
+            source: components["schemas"]["Range"];
+        };
+        /** @description Tokens of the context. */
+        CompressUsage: {
+            /** @description The tokenizer that counted them. */
+            tokenizer: components["schemas"]["TokenizerName"];
+            /** @description Tokens of the context if everything were kept. */
+            tokens_in: number;
+            /** @description Tokens of the context. */
+            tokens_out: number;
+            /**
+             * Format: double
+             * @description `tokens_out` divided by `tokens_in`.
+             */
+            ratio: number;
+        };
+        /** @description Something that the caller should know about the context, though it is not an error. */
+        Warning: {
+            /** @description `unrelated`, `rows_left_out`, `group_cut`, `kind_unfit`, `script_unknown`, `question_shortened` or `unread`. */
+            code: string;
+            /** @description What it means, in words. */
+            message: string;
+            /** @description The id of the chunk that it is about. */
+            chunk?: string;
+        };
+        /** @description An error: a code for programs, a message for people, and the path of the mistake. */
+        ErrorBody: {
+            /** @description The stable code, for programs. */
+            code: components["schemas"]["ErrorCode"];
+            /** @description The message, for people. */
+            message: string;
+            /** @description The path of the mistake in the request, such as `chunks[3].text`; null if the error is not about one value. */
+            param: string | null;
+        };
+        /**
+         * @description What went wrong, for programs. Codes are stable: a code is never renamed, and never moves to another status.
+         * @enum {string}
+         */
+        ErrorCode: "answer_failed" | "body_broken" | "body_timeout" | "body_too_large" | "budget_impossible" | "cancelled" | "change_log_unavailable" | "chunk_unknown" | "content_type_unsupported" | "deadline_exceeded" | "draining" | "duplicate" | "duplicate_field" | "field_empty" | "fields_conflict" | "id_unknown" | "internal" | "invalid_json" | "invalid_value" | "key_missing" | "key_revoked" | "key_unknown" | "method_not_allowed" | "missing_field" | "model_failed" | "model_mismatch" | "model_unknown" | "not_found" | "not_ready" | "origin_not_allowed" | "out_of_range" | "overloaded" | "rate_limited" | "registry_full" | "storage_failed" | "storage_full" | "too_long" | "too_many" | "unavailable" | "unknown_field" | "unknown_value" | "upstream_failed" | "upstream_loop" | "upstream_silent" | "wrong_type";
         /** @description What was kept of a chunk. */
         ChunkOutcome: {
             /** @description The id of the chunk. */
@@ -495,112 +585,27 @@ export interface components {
             score: number | null;
             /** @description The text of the chunk in the context. */
             text: string;
-            /** @description The pieces of the chunk that were kept. */
-            spans: components["schemas"]["KeptSpan"][];
             /** @description The metadata, as it was sent. */
             metadata?: unknown;
         };
         /** @description A language by its ISO 639-3 code, such as `eng` or `rus`. */
         Lang: string;
-        /** @description A piece of a chunk that was kept. */
-        KeptSpan: {
-            /** @description The start in the chunk. */
-            start: number;
-            /** @description The end in the chunk. */
-            end: number;
-            /**
-             * Format: float
-             * @description The score; compares within a request only.
-             */
-            score: number | null;
-            /** @description The range in the context. */
-            output: components["schemas"]["Range"];
-        };
-        /** @description A half-open range in the unit that the request names. */
-        Range: {
-            start: number;
-            end: number;
-        };
-        /** @description A piece of the context, and the chunk that it came from. */
-        Citation: {
-            /** @description The number of the kept chunk, from 1. */
-            marker: number;
-            /** @description The id of the chunk. */
-            chunk: string;
-            /** @description The range in the chunk. */
-            source: components["schemas"]["Range"];
-            /** @description The range in the context. */
-            output: components["schemas"]["Range"];
-            /** @description The text of the piece. */
-            text: string;
-        };
-        /** @description Tokens, counted with the tokenizer that the request names. */
-        CompressUsage: {
-            /** @description Tokens of the context if everything were kept. */
-            tokens_in: number;
-            /** @description Tokens of the context. */
-            tokens_out: number;
-            /**
-             * Format: double
-             * @description `tokens_out` divided by `tokens_in`.
-             */
-            ratio: number;
+        /** @description The question, as it was read. */
+        Question: {
+            /** @description The language as an ISO 639-3 code; null if it is unknown. */
+            lang: components["schemas"]["Lang"] | null;
+            /** @description How many turns of `messages` the question was read with; null if there are none. */
+            turns_read: number | null;
         };
         /** @description The model, and the statistic by which it scored. */
         CompressRc: {
             /** @description The name of the statistic. */
             estimator: string;
-            /**
-             * Format: float
-             * @description The mean, over the question's tokens, of their highest logit.
-             */
-            reach: number | null;
-            /** @description Whether that is high enough for the chunks to have to do with the question. */
-            related: boolean | null;
-            /** @description Why nothing is related to the question; left out if something is. */
-            reason?: string;
-            /** @description How many turns of `messages` the question was read with; left out if there are none. */
-            turns_read?: number;
-            /** @description The language of the question as an ISO 639-3 code; left out if it is unknown. */
-            lang?: components["schemas"]["Lang"];
             /** @description The name of the model; null while it is being loaded. */
             model: string | null;
             /** @description The fingerprint of the model. */
             fingerprint: string | null;
         };
-        /** @description Whether the chunks answer the question. */
-        Answerable: {
-            /**
-             * Format: float
-             * @description The probability that they do.
-             */
-            probability: number;
-            /** @description Whether it is at least `least`. */
-            answerable: boolean;
-            /**
-             * Format: float
-             * @description The probability that `missed_max` asks for.
-             */
-            least: number;
-            /** @description The id of the chunk that comes closest to an answer. */
-            chunk: string;
-            /** @description Where in the chunk. */
-            source: components["schemas"]["Range"];
-        };
-        /** @description An error: a code for programs, a message for people, and the path of the mistake. */
-        ErrorBody: {
-            /** @description The stable code, for programs. */
-            code: components["schemas"]["ErrorCode"];
-            /** @description The message, for people. */
-            message: string;
-            /** @description The path of the mistake in the request, such as `chunks[3].text`; null if the error is not about one value. */
-            param: string | null;
-        };
-        /**
-         * @description What went wrong, for programs. Codes are stable: a code is never renamed, and never moves to another status.
-         * @enum {string}
-         */
-        ErrorCode: "answer_failed" | "body_broken" | "body_timeout" | "body_too_large" | "budget_impossible" | "cancelled" | "change_log_unavailable" | "chunk_unknown" | "content_type_unsupported" | "deadline_exceeded" | "draining" | "duplicate" | "duplicate_field" | "field_empty" | "fields_conflict" | "id_unknown" | "internal" | "invalid_json" | "invalid_value" | "key_missing" | "key_revoked" | "key_unknown" | "method_not_allowed" | "missing_field" | "model_failed" | "model_mismatch" | "model_unknown" | "not_found" | "not_ready" | "origin_not_allowed" | "out_of_range" | "overloaded" | "rate_limited" | "registry_full" | "storage_failed" | "storage_full" | "too_long" | "too_many" | "unavailable" | "unknown_field" | "unknown_value" | "upstream_failed" | "upstream_loop" | "upstream_silent" | "wrong_type";
         /** @description How many blocks of a request came from each source. */
         Sources: {
             /** @description Blocks from the memory tier. */
@@ -617,15 +622,6 @@ export interface components {
         /** @description Milliseconds of each stage, and `total`. */
         TimingMs: {
             [key: string]: number;
-        };
-        /** @description Something that the caller should know about the context, though it is not an error. */
-        Warning: {
-            /** @description `rows_left_out`, `group_cut`, `kind_unfit`, `script_unknown`, `question_shortened` or `unread`. */
-            code: string;
-            /** @description What it means, in words. */
-            message: string;
-            /** @description The id of the chunk that it is about. */
-            chunk?: string;
         };
         /** @description The RC of every token. */
         Explanation: {
@@ -702,10 +698,8 @@ export interface components {
             end: number;
             /** @description The text of the part. */
             text: string;
-            /** @description What the chunks say of it; null if it makes no claim. */
+            /** @description What the chunks say of it. */
             verdict: components["schemas"]["Verdict"];
-            /** @description Whether the verdict is `supported`; null if it makes no claim. */
-            supported: boolean | null;
             /**
              * Format: float
              * @description The probability that the chunks support it. With a decoder, which is not calibrated, only a number that ranks parts.
@@ -1259,8 +1253,6 @@ export interface components {
             /** @description The metadata, as it was sent. */
             metadata?: unknown;
         };
-        /** @description Answer of `rerank`. */
-        RerankAnswer: components["schemas"]["Reranked"] | components["schemas"]["VoyageRanking"] | components["schemas"]["TeiResult"][];
         /** @description The documents, best first. */
         Reranked: {
             /** @description The id of this answer. */
@@ -1332,8 +1324,6 @@ export interface components {
             relevance_score: number;
             /** @description The text of the document that was ranked. */
             document?: string;
-            /** @description The relevant sentences of the document, best first. */
-            relevant_spans?: components["schemas"]["RelevantSpan"][];
         };
         /** @description The rank of a text. */
         TeiResult: {
@@ -1346,8 +1336,6 @@ export interface components {
             score: number;
             /** @description The text, as it was sent. */
             text?: string;
-            /** @description The relevant sentences of the document, best first. */
-            relevant_spans?: components["schemas"]["RelevantSpan"][];
         };
         /**
          * @description The error shape of `rerank` and `score`: Thresher's own, with the message also where the clients of Cohere, vLLM (`message`) and Jina
@@ -1357,13 +1345,13 @@ export interface components {
             message: string;
             detail: string;
             error: components["schemas"]["ErrorBody"];
-            /** @description The kind of the error as Text Embeddings Inference calls it, where the path is also that of its `rerank`. */
-            error_type?: string;
         };
         /** @description The error shape of Text Embeddings Inference. */
         TeiError: {
             error: string;
             error_type: string;
+            code: components["schemas"]["ErrorCode"];
+            param: string | null;
         };
         /** @description Answer of `score`. */
         ScoreAnswer: {

@@ -16,7 +16,6 @@ type OneOf<T, K extends keyof T> = Omit<T, K> & { [One in K]: { [F in One]-?: No
 
 export type AnswerFormat = Schemas["AttributeFormat"];
 export type AttributeGranularity = Schemas["AttributeGranularity"];
-export type DeadlinePolicy = Schemas["DeadlinePolicy"];
 export type Format = Schemas["Format"];
 export type Granularity = Schemas["Granularity"];
 export type Kind = Schemas["Kind"];
@@ -62,11 +61,7 @@ export interface ListRequest {
   filter?: Filter;
 }
 export type SearchRequest = Omit<Request<Schemas["SearchBody"]>, "filter"> & { filter?: Filter };
-type Rerank = Request<Schemas["RerankBody"]>;
-/** Documents to rank. The fields of other rerank APIs would change the format of the answer. */
-export type RerankRequest = Pick<Rerank, "query" | "top_n" | "rank_fields" | "return_documents" | "relevant_spans"> & {
-  documents: NonNullable<Rerank["documents"]>;
-};
+export type RerankRequest = Request<Schemas["RerankBody"]>;
 
 export type Answerable = Schemas["Answerable"];
 export type Attribution = Schemas["AttributeAnswer"];
@@ -84,6 +79,7 @@ export type KvHandle = Schemas["KvHandle"];
 export type Model = Schemas["Model"];
 export type Part = Schemas["Part"];
 export type Progress = Schemas["Progress"];
+export type Question = Schemas["Question"];
 export type Quote = Schemas["Quote"];
 export type Range = Schemas["Range"];
 export type Rc = Schemas["CompressRc"];
@@ -99,7 +95,6 @@ export type Reranking = Schemas["Reranked"] & {
 export type SearchResult = Schemas["SearchResult"];
 export type SearchResults = Schemas["SearchAnswer"];
 export type Source = Schemas["Source"];
-export type Span = Schemas["KeptSpan"];
 export type TextRange = Schemas["Passage"];
 export type Unsupported = Schemas["Unsupported"];
 export type Usage = Schemas["CompressUsage"];

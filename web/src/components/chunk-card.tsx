@@ -3,7 +3,7 @@ import { useMemo } from "preact/hooks";
 import type { Chunk, CompressedChunk, CompressionWarning, Range } from "../lib/api";
 import { type ExplainedWords, heatLevel, type LitWords, TITLE } from "../lib/explanation";
 import { score } from "../lib/format";
-import { type Fate, piecesOf, segmentsOf } from "../lib/text";
+import { type Fate, piecesOf, type ScoredRange, segmentsOf } from "../lib/text";
 import { moveFocus } from "./roving";
 
 interface Props {
@@ -13,6 +13,7 @@ interface Props {
   outcome: CompressedChunk;
   /** The number of the chunk in the context, if it is kept. */
   marker: number | null;
+  kept: readonly ScoredRange[];
   verdict: string;
   scoreBest: number;
   near: readonly Range[];
@@ -75,14 +76,14 @@ export function ChunkCard(props: Props) {
   );
 }
 
-function ChunkText({ chunk, outcome, near, explained, query, isHeated, lit, pinned, index, onHover, onPin }: Props) {
+function ChunkText({ chunk, outcome, kept, near, explained, query, isHeated, lit, pinned, index, onHover, onPin }: Props) {
   const own = explained?.chunks[index];
   const body = useMemo(() => {
     const words = own?.words ?? [];
     const firstMatched = own ? Math.min(...own.matchedBy.keys()) : -1;
     const isHot = (word: number) => isHeated && heatLevel(own?.rc[word] ?? 0, explained?.rcMax ?? 0) > 0;
     const isMarked = (word: number) => isHot(word) || Boolean(own?.matchedBy.has(word)) || Boolean(lit?.has(word));
-    return segmentsOf(chunk.text, outcome.spans, near).map((segment) => {
+    return segmentsOf(chunk.text, kept, near).map((segment) => {
       const pieces = piecesOf(segment, words, isMarked).map((piece) => {
         const text = chunk.text.slice(piece.start, piece.end);
         if (piece.word === null || !own || !explained) return text;
@@ -122,7 +123,7 @@ function ChunkText({ chunk, outcome, near, explained, query, isHeated, lit, pinn
         </span>
       );
     });
-  }, [chunk, outcome, near, own, isHeated, lit, pinned]);
+  }, [chunk, kept, near, own, isHeated, lit, pinned]);
 
   const wordOf = (event: Event): number | null => {
     const word = (event.target as Element).closest("[data-word]")?.getAttribute("data-word");

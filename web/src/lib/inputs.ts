@@ -21,11 +21,11 @@ export interface Inputs {
 
 /** The values of each option; the first one is the daemon's default. */
 export const OPTIONS = {
-  granularity: ["sentence", "chunk", "token"],
+  granularity: ["sentence", "chunk", "word"],
   order: ["input", "relevance"],
   format: ["numbered", "plain", "xml"],
   omissions: ["auto", "none", "ellipsis", "range"],
-  tokenizer: ["model", "o200k_base", "cl100k_base"],
+  tokenizer: ["o200k_base", "cl100k_base", "model"],
 } as const;
 /** The budgets of coverage that the page offers. */
 export const COVERAGES = [0.9, 0.95] as const;
@@ -40,7 +40,7 @@ export const inputs = createSessionStore<Inputs>("inputs", {
   order: "input",
   format: "numbered",
   omissions: "auto",
-  tokenizer: "model",
+  tokenizer: "o200k_base",
 });
 
 export function changeInputs(changed: Partial<Inputs>): void {

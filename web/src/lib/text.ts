@@ -67,13 +67,16 @@ export function subtract(ranges: readonly Range[], minus: readonly Range[]): Ran
 /** What happened to a segment of a chunk: it is in the context; it would be in a larger one; it is not; or it is only space between others. */
 export type Fate = "kept" | "near" | "cut" | "space";
 
-export interface Segment extends Range {
-  fate: Fate;
+export interface ScoredRange extends Range {
   score: number | null;
 }
 
+export interface Segment extends ScoredRange {
+  fate: Fate;
+}
+
 /** Divides a text into segments by its kept and its near-miss ranges. The segments cover the whole text, in order. */
-export function segmentsOf(text: string, kept: readonly (Range & { score: number | null })[], near: readonly Range[]): Segment[] {
+export function segmentsOf(text: string, kept: readonly ScoredRange[], near: readonly Range[]): Segment[] {
   const marked: Segment[] = [
     ...kept.map(({ start, end, score }) => ({ start, end, score, fate: "kept" as const })),
     ...near.map(({ start, end }) => ({ start, end, score: null, fate: "near" as const })),

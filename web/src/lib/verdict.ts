@@ -1,30 +1,49 @@
 // Says in words why a chunk or a part of an answer was judged as it was.
-import type { Answerable, CompressAnswer, CompressedChunk, Conflict, Part, Quote, Verdict } from "./api";
+import type { Answerable, CompressAnswer, CompressedChunk, Conflict, Part, Quote, Range, Verdict } from "./api";
 import { count, percent, score } from "./format";
+import type { ScoredRange } from "./text";
 
 /** The largest score of all chunks; 0 if there are none. */
 export function bestScore(chunks: readonly CompressedChunk[]): number {
   return chunks.reduce((best, chunk) => Math.max(best, chunk.score ?? 0), 0);
 }
 
-/** The share of a chunk's text that is in the context. */
-function keptShare(outcome: CompressedChunk, text: string): number {
-  const kept = outcome.spans.reduce((total, span) => total + span.end - span.start, 0);
-  return text.length === 0 ? 0 : kept / text.length;
+/** What the context has of a chunk: the number of the chunk, and ranges of its text. */
+export interface Kept {
+  marker: number;
+  ranges: ScoredRange[];
 }
 
-export function chunkVerdict(answer: CompressAnswer, outcome: CompressedChunk, text: string): string {
+/** What the context has of each chunk that is kept, by the chunk's id. A piece that stands under an earlier chunk, too, belongs to that chunk. */
+export function keptOf(answer: CompressAnswer): ReadonlyMap<string, Kept> {
+  const kept = answer.chunks.filter((chunk) => chunk.kept);
+  const byId = new Map(kept.map(({ id }, index): [string, Kept] => [id, { marker: index + 1, ranges: [] }]));
+  for (const { chunk, marker, source, score } of answer.citations) {
+    const own = byId.get(chunk);
+    if (own?.marker === marker) own.ranges.push({ ...source, score });
+  }
+  return byId;
+}
+
+/** The share of a text that ranges have. */
+function shareOf(ranges: readonly Range[], text: string): number {
+  const length = ranges.reduce((total, range) => total + range.end - range.start, 0);
+  return text.length === 0 ? 0 : length / text.length;
+}
+
+/** `ranges` are what is kept of `text`, the chunk's text. */
+export function chunkVerdict(answer: CompressAnswer, outcome: CompressedChunk, ranges: readonly Range[], text: string): string {
   if (outcome.empty) return "The chunk has no text to read.";
   if (answer.degraded) return "Returned unchanged, because the compression failed.";
   const best = bestScore(answer.chunks);
   const share = outcome.score === null || best === 0 ? null : outcome.score / best;
   const isBest = share === 1;
   if (outcome.kept) {
-    const kept = `${percent(keptShare(outcome, text))} of the text is kept.`;
+    const kept = `${percent(shareOf(ranges, text))} of the text is kept.`;
     if (share === null) return kept;
     return isBest ? `${kept} No chunk has a higher score.` : `${kept} Its score is ${percent(share)} of the best.`;
   }
-  if (answer.rc.related === false) return "Left out: nothing is related to the question.";
+  if (answer.related === false) return "Left out: nothing is related to the question.";
   if (share === null || outcome.score === null) return "Left out.";
   if (share >= 0.5) return `Left out although its score is ${percent(share)} of the best: other text came first in the budget.`;
   return `Left out: its score is ${percent(share)} of the best (${score(outcome.score)} of ${score(best)}).`;

@@ -18,7 +18,7 @@ import { useDebounced, useLatest } from "../lib/hooks";
 import { changeInputs, type Inputs, inputs, isComplete, nameOf, OPTION_NAMES, OPTIONS, requestOf } from "../lib/inputs";
 import { useStore } from "../lib/store";
 import { subtract } from "../lib/text";
-import { answerableVerdict, bestScore, chunkVerdict } from "../lib/verdict";
+import { answerableVerdict, bestScore, chunkVerdict, keptOf } from "../lib/verdict";
 
 /** Requests wait until nothing has been typed for this long. */
 const TYPING_MS = 300;
@@ -28,6 +28,8 @@ const SLIDING_MS = 80;
 const RESTING_MS = 250;
 /** More chunks than this are closed at first, because each open one takes thousands of elements. */
 const OPEN_CHUNKS_MAX = 12;
+/** The code of the warning that no chunk is related to the question. */
+const UNRELATED = "unrelated";
 
 export function CompressView() {
   const current = useStore(inputs);
@@ -159,21 +161,21 @@ function Outcome({ answer, request, inputs: sent }: OutcomeProps) {
           <code class="code">{answer.degraded.code}</code> {answer.degraded.message} The chunks came back unchanged.
         </p>
       )}
-      {rc.related === false && (
+      {answer.related === false && (
         <div class="notice" data-unrelated>
           <p>
             <b>Nothing is related to the question.</b> {answer.context === "" && "The context is empty."}
           </p>
-          <p class="small">{rc.reason}</p>
+          <p class="small">{warnings.find(({ code }) => code === UNRELATED)?.message}</p>
         </div>
       )}
-      {answer.answerable && rc.related !== false && (
+      {answer.answerable && answer.related !== false && (
         <p class="small" data-answerable={answer.answerable.answerable}>
           {answerableVerdict(answer.answerable)}
         </p>
       )}
       {warnings
-        .filter((warning) => warning.chunk === undefined)
+        .filter(({ code, chunk }) => chunk === undefined && code !== UNRELATED)
         .map((warning) => (
           <p class="notice" key={warning.code}>
             <code class="code">{warning.code}</code> {warning.message}
@@ -187,7 +189,7 @@ function Outcome({ answer, request, inputs: sent }: OutcomeProps) {
         <summary>Time per stage, and model</summary>
         <Timings timings={answer.timing_ms} />
         <p class="small muted">
-          {rc.model} scores with {rc.estimator}. {rc.reach !== null && `Reach ${score(rc.reach)}: the mean of the best match of each token of the question.`}
+          {rc.model} scores with {rc.estimator}. {answer.relevance !== null && `Relevance ${score(answer.relevance)}: how near the chunks come to the question.`}
         </p>
       </details>
     </>
@@ -236,7 +238,7 @@ function Chunks({ answer, request, inputs: sent }: OutcomeProps) {
   const pin = (target: Target) => setPinned((old) => (JSON.stringify(old) === JSON.stringify(target) ? null : target));
 
   const scoreBest = bestScore(answer.chunks);
-  const markers = new Map(answer.citations.map((citation) => [citation.chunk, citation.marker]));
+  const keptById = useMemo(() => keptOf(answer), [answer]);
   return (
     <>
       <div class="row spread chunks-head">
@@ -279,6 +281,8 @@ function Chunks({ answer, request, inputs: sent }: OutcomeProps) {
         const chunk = sent.chunks[outcome.index];
         if (!chunk) return null;
         const { index } = outcome;
+        const kept = keptById.get(outcome.id);
+        const ranges = kept?.ranges ?? NONE;
         const isOpenFirst = answer.chunks.length <= OPEN_CHUNKS_MAX || (outcome.kept && index < OPEN_CHUNKS_MAX);
         const isOpen = isToggled.get(index) ?? isOpenFirst;
         return (
@@ -288,8 +292,9 @@ function Chunks({ answer, request, inputs: sent }: OutcomeProps) {
             name={nameOf(chunk, index)}
             chunk={chunk}
             outcome={outcome}
-            marker={markers.get(outcome.id) ?? null}
-            verdict={chunkVerdict(answer, outcome, chunk.text)}
+            marker={kept?.marker ?? null}
+            kept={ranges}
+            verdict={chunkVerdict(answer, outcome, ranges, chunk.text)}
             scoreBest={scoreBest}
             near={near.get(index) ?? NONE}
             warnings={(answer.warnings ?? []).filter((warning) => warning.chunk === outcome.id)}
@@ -309,7 +314,7 @@ function Chunks({ answer, request, inputs: sent }: OutcomeProps) {
   );
 }
 
-const NONE: readonly Range[] = [];
+const NONE: readonly never[] = [];
 
 function matchLine(active: Target, words: ExplainedWords, query: string, { chunks }: Inputs): string {
   const textOf = (chunk: number, word: number) => {
@@ -351,18 +356,18 @@ function useNearMisses(
   texts: readonly string[],
 ): ReadonlyMap<number, readonly Range[]> {
   const rested = useDebounced(answer, RESTING_MS);
-  const { usage, rc } = rested;
-  const isFull = !usage || usage.tokens_out >= usage.tokens_in || rc.related === false;
+  const { usage, related } = rested;
+  const isFull = !usage || usage.tokens_out >= usage.tokens_in || related === false;
   const tokens = usage ? Math.min(usage.tokens_in, Math.max(usage.tokens_out + 40, Math.ceil(usage.tokens_out * 1.5))) : 0;
   const key = useMemo(() => (isFull ? null : JSON.stringify([request, tokens])), [isFull, request, tokens]);
   const larger = useLatest(key, (signal) => compress({ ...request, budget: { tokens } }, signal));
   return useMemo(() => {
     if (isFull || !larger.value || larger.valueKey !== key || rested !== answer) return new Map();
-    const wider = new Map(larger.value.chunks.map((chunk) => [chunk.index, chunk.spans]));
+    const [kept, wider] = [keptOf(answer), keptOf(larger.value)];
     const isText = (index: number) => (range: Range) => texts[index]?.slice(range.start, range.end).trim() !== "";
     return new Map(
       answer.chunks
-        .map(({ index, spans }) => [index, subtract(wider.get(index) ?? [], spans).filter(isText(index))] as const)
+        .map(({ id, index }) => [index, subtract(wider.get(id)?.ranges ?? NONE, kept.get(id)?.ranges ?? NONE).filter(isText(index))] as const)
         .filter(([, ranges]) => ranges.length > 0),
     );
   }, [isFull, larger.value, larger.valueKey, key, rested, answer, texts]);

@@ -37,7 +37,7 @@ class CompressionWarning(Extensible):
     """Something that the caller should know about the context, though it is not an error."""
 
     code: str
-    """`rows_left_out`, `group_cut`, `kind_unfit`, `script_unknown`, `question_shortened` or `unread`."""
+    """`unrelated`, `rows_left_out`, `group_cut`, `kind_unfit`, `script_unknown`, `question_shortened` or `unread`."""
     message: str
     """What it means, in words."""
     chunk: str | None = None
@@ -133,6 +133,16 @@ class Progress(Extensible):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Question(Extensible):
+    """The question, as it was read."""
+
+    lang: Lang | None
+    """The language as an ISO 639-3 code; null if it is unknown."""
+    turns_read: int | None
+    """How many turns of `messages` the question was read with; null if there are none."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class QuotePassage(Extensible):
     """A passage of a chunk that a quotation repeats."""
 
@@ -167,20 +177,10 @@ class Rc(Extensible):
 
     estimator: str
     """The name of the statistic."""
-    reach: float | None
-    """The mean, over the question's tokens, of their highest logit."""
-    related: bool | None
-    """Whether that is high enough for the chunks to have to do with the question."""
     model: str | None
     """The name of the model; null while it is being loaded."""
     fingerprint: str | None
     """The fingerprint of the model."""
-    reason: str | None = None
-    """Why nothing is related to the question; left out if something is."""
-    turns_read: int | None = None
-    """How many turns of `messages` the question was read with; left out if there are none."""
-    lang: Lang | None = None
-    """The language of the question as an ISO 639-3 code; left out if it is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,20 +257,6 @@ class SearchResult(Extensible):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span(Extensible):
-    """A piece of a chunk that was kept."""
-
-    start: int
-    """The start in the chunk."""
-    end: int
-    """The end in the chunk."""
-    score: float | None
-    """The score; compares within a request only."""
-    output: Range
-    """The range in the context."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class TextRange(Extensible):
     """A range of a chunk's text, and its text."""
 
@@ -281,6 +267,10 @@ class TextRange(Extensible):
 
 TimingMs: TypeAlias = Mapping[str, float]
 """Milliseconds of each stage, and `total`."""
+
+
+Tokenizer: TypeAlias = Literal["model", "o200k_base", "cl100k_base"]
+"""The tokenizer that counts the tokens of budgets and usage."""
 
 
 UnsupportedKind: TypeAlias = Literal["number", "name", "negation", "negation_dropped", "word"]
@@ -301,8 +291,10 @@ class UnsupportedSpan(Extensible):
 
 @dataclass(frozen=True, kw_only=True)
 class Usage(Extensible):
-    """Tokens, counted with the tokenizer that the request names."""
+    """Tokens of the context."""
 
+    tokenizer: Tokenizer
+    """The tokenizer that counted them."""
     tokens_in: int
     """Tokens of the context if everything were kept."""
     tokens_out: int
@@ -379,6 +371,8 @@ class Citation(Extensible):
     """The range in the context."""
     text: str
     """The text of the piece."""
+    score: float | None
+    """The score; compares within a request only. Null for a sentence that an earlier chunk has, too, and that is kept there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -395,8 +389,6 @@ class CompressedChunk(Extensible):
     """The score; compares within a request only."""
     text: str
     """The text of the chunk in the context."""
-    spans: tuple[Span, ...]
-    """The pieces of the chunk that were kept."""
     title: str | None = None
     """The title of the chunk."""
     empty: bool = False
@@ -510,18 +502,24 @@ class Compression(Extensible):
     """The name of this compression, which `compress_id` of an attribution takes; null if the daemon does not remember it."""
     context: str
     """The compressed context, to send to the language model."""
-    chunks: tuple[CompressedChunk, ...]
-    """One outcome for each chunk of the request."""
     citations: tuple[Citation, ...]
     """One citation for each piece of the context."""
-    usage: Usage | None
-    """Tokens before and after; null if the chunks came back whole."""
-    rc: Rc
-    """The model, and the statistic by which it scored."""
+    related: bool | None
+    """Whether any chunk is related to the question; null where it was not measured."""
+    relevance: float | None
+    """How near the chunks come to the question; null where it was not measured. The more, the nearer."""
     answerable: Answerable | None
     """Whether the chunks answer the question; null where it was not measured (docs/verdicts.md)."""
+    usage: Usage | None
+    """Tokens before and after; null if the chunks came back uncompressed."""
     degraded: ErrorInfo | None
-    """The error because of which the chunks came back whole; null otherwise."""
+    """The error because of which the chunks came back uncompressed; null otherwise."""
+    chunks: tuple[CompressedChunk, ...]
+    """One outcome for each chunk of the request."""
+    question: Question
+    """The question, as it was read."""
+    rc: Rc
+    """The model, and the statistic by which it scored."""
     blocks: Mapping[str, int] | None
     """How many blocks (cached keys of chunks) came from which tier of the cache."""
     timing_ms: TimingMs
@@ -544,9 +542,7 @@ class Part(Extensible):
     text: str
     """The text of the part."""
     verdict: Verdict
-    """What the chunks say of it; null if it makes no claim."""
-    supported: bool | None
-    """Whether the verdict is `supported`; null if it makes no claim."""
+    """What the chunks say of it."""
     support: float | None
     """The probability that the chunks support it. With a decoder, which is not calibrated, only a number that ranks parts."""
     unsupported: tuple[UnsupportedSpan, ...]

@@ -6,11 +6,10 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from urllib.parse import quote
 
 import httpx
-from typing_extensions import Unpack
 
 from ._decode import DecodeError, decode
 from ._requests import AttributeOptions, CompressOptions, RegisterOptions, RerankOptions, SearchOptions
@@ -29,6 +28,9 @@ from .types import (
     RerankingAnswerable,
     SearchResults,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 T = TypeVar("T")
 

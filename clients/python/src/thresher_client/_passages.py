@@ -7,6 +7,7 @@ This module knows no framework. An adapter converts its documents to passages, a
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -141,18 +142,24 @@ class Options:
                 )
                 for result in answer.results
             ]
+        # A piece that an earlier chunk has, too, is in the text of that chunk, and has its marker.
+        spans = defaultdict[tuple[str, int | None], list[dict[str, Any]]](list)
+        for piece in answer.citations:
+            span = {"start": piece.source.start, "end": piece.source.end, "score": piece.score}
+            spans[piece.chunk, piece.marker].append(span)
         markers = iter(range(1, len(answer.chunks) + 1))
         outcomes = []
         for chunk in answer.chunks:
+            marker = next(markers) if chunk.kept else None
             metadata = {
                 "mode": "compress",
                 "id": answer.id,
                 "index": chunk.index,
                 "kept": chunk.kept,
-                "marker": next(markers) if chunk.kept else None,
+                "marker": marker,
                 "score": chunk.score,
-                "spans": [{"start": span.start, "end": span.end, "score": span.score} for span in chunk.spans],
-                "related": answer.rc.related,
+                "spans": spans[chunk.id, marker],
+                "related": answer.related,
                 "answerable": _answerable(answer.answerable),
             }
             if answer.degraded is not None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Iterable
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
-from typing_extensions import Required, TypedDict
+if TYPE_CHECKING:
+    from typing_extensions import Required
 
 AnswerFormat: TypeAlias = Literal["native", "anthropic_document", "anthropic_search_result", "openai_responses", "openai_chat", "markers", "json"]
 """The formats in which an attribution can be repeated."""
 
 
-AttributeGranularity: TypeAlias = Literal["token", "sentence", "span"]
+AttributeGranularity: TypeAlias = Literal["word", "sentence", "span"]
 """The parts of an answer that are attributed."""
 
 
@@ -29,15 +30,11 @@ class CoverageBudget(TypedDict, total=False):
     """As little as holds the needed evidence with at least this probability."""
 
 
-DeadlinePolicy: TypeAlias = Literal["fail", "best_effort"]
-"""What a request takes if its deadline leaves no time to read all chunks."""
-
-
 Format: TypeAlias = Literal["numbered", "plain", "xml"]
 """How the chunks are written into the compressed context."""
 
 
-Granularity: TypeAlias = Literal["chunk", "sentence", "token"]
+Granularity: TypeAlias = Literal["chunk", "sentence", "word"]
 """The unit of text that selection keeps or drops as a whole."""
 
 
@@ -57,7 +54,7 @@ Omissions: TypeAlias = Literal["auto", "none", "ellipsis", "range"]
 """How the places are marked at which text of a chunk was left out."""
 
 
-OnError: TypeAlias = Literal["fail", "passthrough"]
+OnError: TypeAlias = Literal["fail", "best_effort", "passthrough"]
 """What the daemon answers when a request cannot be compressed in time or at all."""
 
 
@@ -97,14 +94,14 @@ class RelevantSpansOptions(TypedDict, total=False):
 
 
 class RerankOptions(TypedDict, total=False):
-    """Options: fields of the body of `rerank`. Clients of Text Embeddings Inference call the documents `texts`."""
+    """Options: fields of the body of `rerank` as Cohere, Jina and vLLM have it."""
 
     top_n: int | None
     """The most results; 0 or null: all."""
     rank_fields: Iterable[str] | None
     """The fields of object documents that are read instead of `text`; each once."""
     return_documents: bool | None
-    """Whether each result has its document. Default: true for `/v1/rerank`, false for `/v2/rerank` and in Voyage's format."""
+    """Whether each result has its document. Default: true for version 1, false for version 2."""
     relevant_spans: RelevantSpansOptions | None
     """Whether results name the relevant sentences of their documents."""
 
@@ -222,7 +219,7 @@ class CompressOptions(TypedDict, total=False):
     omissions: Omissions | None
     """How the places are marked at which text of a chunk was left out. Default: `auto`."""
     tokenizer: Tokenizer | None
-    """The tokenizer by which the budget and the usage are counted. Default: `model`."""
+    """The tokenizer by which the budget and the usage are counted. Default: `o200k_base`."""
     related_only: bool | None
     """Whether nothing is kept if no chunk is related to the question. Default: true."""
     missed_max: float | None
@@ -233,8 +230,6 @@ class CompressOptions(TypedDict, total=False):
     """Whether the answer has the RC of every token, and where each token of the question found it. Default: false."""
     deadline_ms: int | None
     """Milliseconds until the answer is due, including the time in the queue."""
-    deadline_policy: DeadlinePolicy | None
-    """What to do if there is no time to read all chunks. Default: `fail`."""
     on_error: OnError | None
     """What to answer if the daemon fails, is overloaded or misses the deadline. Default: `fail`."""
     include: Iterable[Include] | None

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
-from typing_extensions import Unpack
 
 from .. import _calls
 from .._calls import Call
@@ -36,6 +35,9 @@ from ..types import (
 )
 from .io import Deltas, OpenStream, open_stream, send
 from .retries import run_with_retries
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 T = TypeVar("T")
 
