@@ -234,7 +234,7 @@ class OpenAI(Case):
         client = openai.OpenAI(api_key="k", base_url=daemon.url + "/v1", max_retries=0)
         messages = [*self.messages(), {"role": "user", "content": "This message is new."}]
         raw = client.chat.completions.with_raw_response.create(model="gpt-5", messages=messages)
-        self.assertEqual(raw.headers["x-thresher"], "whole")
+        self.assertEqual(raw.headers["x-thresher"], "uncompressed")
         self.assertEqual(self.sent()["messages"], messages)
         self.assertIsNone(raw.parse().choices[0].message.annotations)
 

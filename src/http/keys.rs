@@ -69,6 +69,7 @@ fn error_response(error: ApiError, path: Option<&str>) -> Response {
     match path.map(route_of) {
         Some("/v1/messages") => error.dialect_response(Dialect::Messages),
         Some("/v1/chat/completions" | "/v1/responses") => error.dialect_response(Dialect::Chat),
+        Some("/rerank" | "/tei/rerank") => error.tei_response(),
         _ => error.rerank_response(),
     }
 }

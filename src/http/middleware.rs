@@ -323,7 +323,7 @@ async fn rewrite(
                 Err(error) => (request.uncompressed(), reason.or(Some(error.code.as_str()))),
             },
         };
-        let outcome = if rewritten.is_shorter() { "compressed" } else { "whole" };
+        let outcome = if rewritten.is_shorter() { "compressed" } else { "uncompressed" };
         let mut edits = rewritten.edits();
         let body = request.located();
         edits.remove_field(body, "thresher");

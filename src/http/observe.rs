@@ -100,7 +100,7 @@ pub fn savings(labels: &SavingsLabels, counts: &Counts, money: Option<Money>) {
         Treatment::Shadow => "shadow",
         Treatment::HoldOut => "held_out",
         Treatment::Compress if counts.requests_shortened > 0 => "compressed",
-        Treatment::Compress => "whole",
+        Treatment::Compress => "uncompressed",
     };
     let route = ledger::route(exchange.dialect);
     let (tenant, model) = (|| tenant.clone(), || model.clone());
@@ -150,7 +150,7 @@ pub fn coverage(tenant: &str, coverage: &Coverage) {
     }
 }
 
-/// Metrics of a request to the middleware: `compressed`, `whole` or `shadow`, and tokens before and after.
+/// Metrics of a request to the middleware: `compressed`, `uncompressed` or `shadow`, and tokens before and after.
 pub fn middleware(outcome: &'static str, tokens: Option<(usize, usize)>) {
     counter!("middleware_requests_total", "outcome" => outcome).increment(1);
     if let Some((before, after)) = tokens {

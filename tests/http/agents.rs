@@ -90,7 +90,7 @@ async fn results_that_an_agent_needs_whole_are_left_alone() {
         let messages = called(name, result);
         let response = send(daemon, &messages).await;
         assert_eq!(bodies.pop() == body_of(&messages), is_whole, "{name} {result}");
-        let expect = if is_whole { "whole" } else { "compressed" };
+        let expect = if is_whole { "uncompressed" } else { "compressed" };
         assert_eq!(response.header("x-thresher"), Some(expect), "{name}");
     };
     for name in ["search", "retrieve", "file_search"] {
@@ -320,7 +320,7 @@ async fn a_text_has_a_mark_only_if_its_original_is_stored_and_it_is_shorter_with
     let response = send(&daemon, &messages).await;
     assert_eq!(bodies.pop(), body_of(&messages));
     let found = (response.header("x-thresher"), response.header("x-thresher-reason"));
-    assert_eq!(found, (Some("whole"), Some("nothing_shortened")));
+    assert_eq!(found, (Some("uncompressed"), Some("nothing_shortened")));
     let tokens = ["x-thresher-tokens-before", "x-thresher-tokens-after"].map(|name| response.header(name));
     assert_eq!(tokens[0], tokens[1]);
 }

@@ -117,7 +117,7 @@ async fn a_request_that_cannot_be_compressed_is_passed_on_unchanged() {
     let settings = settings(format!("http://{}", upstream.listen(200, answer()).await));
     let check = async |name: &str, daemon: &Daemon, reason: &str| {
         let response = send_chat(daemon, &chat()).await;
-        assert_eq!((response.status, response.header("x-thresher")), (200, Some("whole")), "{name}");
+        assert_eq!((response.status, response.header("x-thresher")), (200, Some("uncompressed")), "{name}");
         assert_eq!(response.header("x-thresher-reason"), Some(reason), "{name}");
         assert_eq!(upstream.last_body(), chat(), "{name}");
     };
@@ -143,7 +143,7 @@ async fn the_chunks_of_a_request_that_cannot_be_compressed_are_passed_on_whole()
     let settings = settings(format!("http://{}", upstream.listen(200, answer()).await));
     let daemon = in_front(&settings, false, 1).await;
     let body = json!({"model": "m-1", "messages": [{"role": "user", "content": "Q"}], "thresher": {"chunks": [DOCUMENT]}});
-    assert_eq!(send_chat(&daemon, &body).await.header("x-thresher"), Some("whole"));
+    assert_eq!(send_chat(&daemon, &body).await.header("x-thresher"), Some("uncompressed"));
     let context = format!("<context>\n[1] {DOCUMENT}\n</context>");
     assert_eq!(
         upstream.last_body(),
@@ -289,20 +289,20 @@ async fn a_request_asks_with_a_header_a_budget_a_question_or_chunks() {
         assert_eq!(found, (200, Some(expect)), "{header} {field}: {}", response.body);
         assert_eq!(upstream.last_body() != chat(), expect == "compressed", "{header} {field}");
     };
-    check("", Value::Null, "whole").await;
-    check("", json!({"cite": true}), "whole").await;
+    check("", Value::Null, "uncompressed").await;
+    check("", json!({"cite": true}), "uncompressed").await;
     for word in ["true", "1", "yes", "on", "True", "YES"] {
         check(&format!("x-thresher-compress: {word}"), Value::Null, "compressed").await;
     }
     for word in ["false", "0", "no", "off"] {
-        check(&format!("x-thresher-compress: {word}"), Value::Null, "whole").await;
+        check(&format!("x-thresher-compress: {word}"), Value::Null, "uncompressed").await;
     }
     check("", json!({"budget": {"tokens": 12}}), "compressed").await;
     check("", json!({"budget": {"ratio": 0.3}}), "compressed").await;
     check("", json!({"query": "Which ships are slow?"}), "compressed").await;
     assert!(upstream.last_body().to_string().contains("Ships are slow"), "{}", upstream.last_body());
-    check("", json!({"compress": false, "budget": {"tokens": 12}}), "whole").await;
-    check("x-thresher-compress: 0", json!({"budget": {"tokens": 12}}), "whole").await;
+    check("", json!({"compress": false, "budget": {"tokens": 12}}), "uncompressed").await;
+    check("x-thresher-compress: 0", json!({"budget": {"tokens": 12}}), "uncompressed").await;
     check("x-thresher-compress: 0", json!({"compress": true}), "compressed").await;
     let blank = json!({"model": "m-1", "messages": [], "thresher": {"query": " "}});
     let blank = send_chat(&daemon, &blank).await;
@@ -319,7 +319,7 @@ async fn a_request_is_called_compressed_only_if_something_is_shorter() {
     let response = send_chat(&daemon, &body).await;
     let found = ["x-thresher", "x-thresher-reason", "x-thresher-tokens-before", "x-thresher-tokens-after"]
         .map(|name| response.header(name).unwrap_or("-").to_owned());
-    assert_eq!((&*found[0], &*found[1]), ("whole", "nothing_shortened"), "{found:?}");
+    assert_eq!((&*found[0], &*found[1]), ("uncompressed", "nothing_shortened"), "{found:?}");
     assert_eq!(found[2], found[3]);
     assert_eq!(upstream.last_body(), body);
     // All of an added chunk is inserted: the request is longer, and nothing of it is left out.
@@ -413,7 +413,7 @@ async fn registered_chunks_can_be_named_in_the_field_thresher() {
     let sent = upstream.last_body()["messages"][0]["content"].as_str().expect("text").to_owned();
     assert!(sent.contains("The tide is at noon.") && !sent.contains("Ropes"), "{sent}");
     let whole = ask(json!({"chunk_ids": ["a"], "compress": false})).await;
-    assert_eq!(whole.header("x-thresher"), Some("whole"));
+    assert_eq!(whole.header("x-thresher"), Some("uncompressed"));
     assert!(upstream.last_body()["messages"][0]["content"].as_str().expect("text").contains(DOCUMENT));
     let check = async |field: Value, expect: &str| {
         let response = ask(field.clone()).await;
@@ -716,7 +716,7 @@ async fn a_client_gets_the_allowed_headers_of_a_response() {
         let mut expect = [&always[..], more].concat();
         expect.sort_unstable();
         assert_eq!(names, expect);
-        assert_eq!(response.header("x-thresher"), Some("whole"), "the daemon sets this header itself");
+        assert_eq!(response.header("x-thresher"), Some("uncompressed"), "the daemon sets this header itself");
         assert_eq!(response.header("x-upstream-request-id"), Some("r2"));
     };
     check(&[], &[]).await;
@@ -792,7 +792,7 @@ async fn a_conversation_beyond_its_limits_is_passed_on_whole_with_a_reason() {
     let check = async |name: &str, settings: &MiddlewareSettings, body: &Value, reason: Option<&str>| {
         let response = send_chat(&in_front(settings, true, 1).await, body).await;
         let says = (response.status, response.header("x-thresher"), response.header("x-thresher-reason"));
-        let outcome = if reason.is_some() { "whole" } else { "compressed" };
+        let outcome = if reason.is_some() { "uncompressed" } else { "compressed" };
         assert_eq!(says, (200, Some(outcome), reason), "{name}: {}", response.body);
         if reason.is_some() {
             assert_eq!(upstream.last_body(), *body, "{name}");
@@ -980,7 +980,7 @@ async fn a_long_prompt_is_filled_to_about_the_least_length_and_a_short_one_is_wh
     assert!((1_000..1_100).contains(&tokens), "{tokens}");
     assert!(content.contains("Tide at noon."), "{content}");
     let (outcome, reason, _, is_whole) = send(40).await;
-    assert_eq!((&*outcome, &*reason, is_whole), ("whole", "prompt_tokens_min", true));
+    assert_eq!((&*outcome, &*reason, is_whole), ("uncompressed", "prompt_tokens_min", true));
 }
 
 /// What a provider charges for the requests of a conversation, in tokens at the price of input. A prefix that

@@ -299,7 +299,7 @@ async fn a_conversation_is_whole_or_compressed_for_its_whole_life() {
                 response.header("x-thresher").map(str::to_owned),
                 response.header("x-thresher-reason").map(str::to_owned),
             ));
-            let is_whole = found[0].0.as_deref() == Some("whole");
+            let is_whole = found[0].0.as_deref() == Some("uncompressed");
             if is_whole {
                 assert_eq!(upstream.last_body(), body.to_string());
             }
@@ -310,7 +310,7 @@ async fn a_conversation_is_whole_or_compressed_for_its_whole_life() {
             );
         }
         let expect = match found[0].0.as_deref() {
-            Some("whole") => (Some("whole".to_owned()), Some("held_out".to_owned())),
+            Some("uncompressed") => (Some("uncompressed".to_owned()), Some("held_out".to_owned())),
             _ => (Some("compressed".to_owned()), None),
         };
         assert!(found.iter().all(|one| *one == expect), "{found:?}");

@@ -196,7 +196,7 @@ fn send(
     let response = client.block_on(caller.send(request))?;
     let outcome = response.headers.get("x-thresher").and_then(|value| value.to_str().ok());
     let expected = match contender {
-        Contender::Whole => Some("whole"),
+        Contender::Whole => Some("uncompressed"),
         Contender::Compressed => Some("compressed"),
         _ => None,
     };

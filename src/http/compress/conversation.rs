@@ -151,7 +151,7 @@ impl ConversationRequest {
             rewritten.shortened.iter().map(|string| Hash::compute(&string.original).to_string()).collect();
         traces::tokens(tokens.before, tokens.after);
         observe::middleware(
-            if hashes.is_empty() { "whole" } else { "compressed" },
+            if hashes.is_empty() { "uncompressed" } else { "compressed" },
             Some((tokens.before, tokens.after)),
         );
         service.usage().add(counts);

@@ -13,7 +13,7 @@ const TOKENS_AFTER: &str = "x-thresher-tokens-after";
 
 /// The values of the response headers about compression.
 pub struct CompressionReport {
-    /// `compressed`, `whole` or `shadow`.
+    /// `compressed`, `uncompressed` or `shadow`.
     pub outcome: &'static str,
     /// Why the request is whole although it was to be compressed.
     pub reason: Option<&'static str>,

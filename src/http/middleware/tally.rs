@@ -113,7 +113,7 @@ impl ModelRequest {
     ) -> Option<Tally> {
         let treatment = self.treatment?;
         // A conversation whose earlier turns were compressed belongs to no arm once it goes whole.
-        let is_clean = treatment == Treatment::Compress || report.outcome == "whole";
+        let is_clean = treatment == Treatment::Compress || report.outcome == "uncompressed";
         let is_compared = service.savings().settings().holdout > 0.0 && self.is_comparable && is_clean;
         Some(Tally {
             scope: service.clone(),
