@@ -15,7 +15,7 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-# The features of the two regressions, as verdict.rs names them.
+# The fields of `Evidence` (evidence.rs) that the two regressions read.
 PARAPHRASED = [
     "similarity_mean", "numbers_found", "numbers_excluded", "numbers_missing", "denials_found", "denials_missing", "contrastive",
     "contrast_excluded", "contrast_found", "paraphrased", "gap", "conflict_beside", "replaced",
@@ -33,7 +33,8 @@ def read(argument):
     report = json.load(open(path, encoding="utf-8"))
     judged = report.get("judged")
     rows = judged["rows"] if judged else report["spans"]
-    return [(report["data"], row["features"], row["truth"], float(weight)) for row in rows if row["features"]]
+    rows = [row for row in rows if row["evidence"] and row["evidence"]["similarity_mean"] is not None]
+    return [(report["data"], row["evidence"], row["truth"], float(weight)) for row in rows]
 
 
 def is_copied(features):

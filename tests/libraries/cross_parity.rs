@@ -12,7 +12,7 @@ use thresher_core::model::contract::{Contract, Family, VerdictWeights, Weights};
 use thresher_core::model::cross::CrossEncoder;
 use thresher_core::model::ort::{CrossRuntime, LoadedModel};
 use thresher_core::pipeline::PipelineError;
-use thresher_core::pipeline::attribute::Verdict;
+use thresher_core::pipeline::attribute::{Evidence, Verdict};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_export::{ExportOptions, export};
 
@@ -150,17 +150,18 @@ fn a_verdict_weighs_both_opinions() {
     assert_eq!(plain.parts.len(), 2);
     let model = loaded(&dir);
     for (plain, judged) in plain.parts.iter().zip(&judged.parts) {
-        assert_eq!(plain.second_opinion, None);
-        let opinion = judged.second_opinion.expect("both judges have said something");
+        let (without, with) = (plain.evidence.unwrap(), judged.evidence.unwrap());
+        assert_eq!(without.second_opinion, None);
+        let opinion = with.second_opinion.expect("both judges have said something");
         let own = plain.support.unwrap().clamp(1e-3, 1.0 - 1e-3);
         assert!((opinion.own - (own / (1.0 - own)).ln()).abs() < 1e-4, "{opinion:?}, {own}");
         let expect = 1.0 / (1.0 + (-(opinion.own + opinion.model) / 2.0).exp());
         assert!((judged.support.unwrap() - expect).abs() < 1e-5, "{judged:?}");
-        assert_eq!((plain.features, plain.bytes), (judged.features, judged.bytes));
+        assert_eq!((Evidence { second_opinion: None, ..with }, judged.bytes), (without, plain.bytes));
         assert_eq!(judged.verdict == Verdict::Supported, expect >= 0.5, "{judged:?}");
     }
     // The first part has one sentence as its evidence.
-    let first = judged.parts[0].second_opinion.unwrap();
+    let first = judged.parts[0].evidence.unwrap().second_opinion.unwrap();
     let alone =
         model.support("The harbour bridge opened in 1931.", "The bridge opened in 1931.", &|| true).unwrap();
     assert_eq!(first.model, alone.log_odds);

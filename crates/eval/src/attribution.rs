@@ -117,7 +117,7 @@ struct AttributionSamples {
     unsupported: Vec<f64>,
     /// Support of perturbed spans, with the kind of perturbation.
     perturbed: Vec<(Kind, f64)>,
-    /// All of them, with the features.
+    /// All of them, with the evidence.
     judged: Vec<Judged>,
     /// 1 if support falls more without the best chunk than without another one, else 0.
     faithful: Vec<f64>,

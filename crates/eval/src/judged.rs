@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use thresher_core::domain::{ByteRange, Chunk, Granularity};
 use thresher_core::kv::codec::Codec;
 use thresher_core::pipeline::Pipeline;
-use thresher_core::pipeline::attribute::{Candidates, Feature, Features, PartOutcome};
+use thresher_core::pipeline::attribute::{Candidates, Evidence, PartOutcome};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
 
@@ -57,34 +57,23 @@ pub struct AnswerableRow {
     pub answerable: bool,
 }
 
-/// The names of the two opinions among the features of a row that a cross-encoder has judged, too.
-pub const OWN_LOG_ODDS: &str = "own_log_odds";
-pub const MODEL_LOG_ODDS: &str = "model_log_odds";
-
 /// A row or a span that is true or false, and what Thresher says of it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub struct Judged {
     pub value: f64,
     pub truth: bool,
-    /// What the value was computed from, by name.
-    pub features: Vec<(&'static str, f32)>,
+    /// What the value was computed from, if it is the support of a part.
+    pub evidence: Option<Evidence>,
 }
 
 impl Judged {
     /// The judgement on a claim.
     pub fn of_part(part: &PartOutcome, truth: bool) -> Self {
-        let support = part.support.unwrap_or(0.0);
-        let of = |features: Features| Feature::ALL.iter().map(|&f| (f.name(), features.get(f))).collect();
-        let mut features: Vec<_> = part.features.map(of).unwrap_or_default();
-        let opinions = part.second_opinion.map(|o| [(OWN_LOG_ODDS, o.own), (MODEL_LOG_ODDS, o.model)]);
-        features.extend(opinions.into_iter().flatten());
-        Self { value: f64::from(support), truth, features }
+        Self { value: f64::from(part.support.unwrap_or(0.0)), truth, evidence: part.evidence }
     }
 
     pub fn json(&self) -> Value {
-        let features: Map<String, Value> =
-            self.features.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
-        json!({"value": self.value, "truth": self.truth, "features": features})
+        json!({"value": self.value, "truth": self.truth, "evidence": self.evidence})
     }
 }
 
@@ -149,7 +138,7 @@ pub fn questions(
         Ok(ranked.answerable.map(|found| Judged {
             value: f64::from(found.probability),
             truth: row.answerable,
-            features: Vec::new(),
+            evidence: None,
         }))
     })
 }
@@ -255,7 +244,7 @@ mod tests {
     use super::*;
 
     fn judged((value, truth): (f64, bool)) -> Judged {
-        Judged { value, truth, features: Vec::new() }
+        Judged { value, truth, evidence: None }
     }
 
     #[test]

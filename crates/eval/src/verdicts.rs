@@ -74,7 +74,7 @@ pub fn fit(path: &Path, pipeline: &Pipeline, progress: &dyn Fn(usize, usize)) ->
         let rows = opinions.iter().enumerate().map(|(row, opinions)| Judged {
             value: 1.0 / (1.0 + (-values(row)).exp()),
             truth: opinions.truth,
-            features: Vec::new(),
+            evidence: None,
         });
         JudgedReport::summarize("claims", rows.collect())
     };
@@ -95,10 +95,8 @@ pub fn fit(path: &Path, pipeline: &Pipeline, progress: &dyn Fn(usize, usize)) ->
 
 impl Opinions {
     fn read(row: &Judged) -> Option<Self> {
-        let of = |name: &str| {
-            row.features.iter().find(|(found, _)| *found == name).map(|(_, value)| f64::from(*value))
-        };
-        Some(Self { own: of(judged::OWN_LOG_ODDS)?, model: of(judged::MODEL_LOG_ODDS)?, truth: row.truth })
+        let opinion = row.evidence?.second_opinion?;
+        Some(Self { own: opinion.own.into(), model: opinion.model.into(), truth: row.truth })
     }
 
     fn weighed(&self, fitted: &Fitted) -> f64 {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! chunks ─▶ blocks ─▶ Candidates ─┐
-//! answer ─▶ sentences ────────────┴─▶ SentenceScores ─▶ Trace of each word ─▶ support, citations ─▶ PartOutcome
+//! answer ─▶ sentences ────────────┴─▶ SentenceScores ─▶ Trace of each word ─▶ citations, Evidence ─▶ verdict ─▶ PartOutcome
 //! ```
 //!
 //! Each sentence of the answer is scored by itself, as a question would be. The evidence of a token for a
@@ -12,11 +12,14 @@
 
 mod candidates;
 mod cite;
-mod judge;
+mod conflicts;
+mod evidence;
+mod negations;
+mod overlap;
+mod part;
 mod quotes;
 mod second_opinion;
 mod sentence_scores;
-mod support;
 mod trace;
 mod verdict;
 
@@ -28,13 +31,12 @@ use rayon::prelude::*;
 
 pub use self::candidates::Candidates;
 pub use self::cite::{PartOutcome, Source};
-pub use self::judge::{Conflict, ConflictKind};
+pub use self::evidence::{Conflict, ConflictKind, Evidence, UnsupportedKind, UnsupportedSpan};
 pub use self::quotes::{Passage, QuoteOutcome, QuoteVerdict};
 use self::second_opinion::Question;
 pub use self::second_opinion::SecondOpinion;
 use self::sentence_scores::{AnswerSentence, SentenceScores};
-pub use self::support::{UnsupportedKind, UnsupportedSpan};
-pub use self::verdict::{Feature, Features, SUPPORT_MIN, Verdict};
+pub use self::verdict::Verdict;
 use super::cancel::Cancel;
 use super::clock::{Clock, Timings};
 use super::validate::{self, InvalidRequest};

@@ -39,8 +39,6 @@ pub struct Candidates {
     chunk_terms: Vec<Vec<u32>>,
     /// `[unit]`: the ids of the terms in the unit, ascending and distinct.
     unit_terms: Vec<Vec<u32>>,
-    /// `[unit]`: whether the unit contains a negation.
-    negated: Vec<bool>,
     /// `[unit]`: the words of the unit, computed at the first use.
     words: Vec<OnceLock<Vec<Term>>>,
 }
@@ -95,7 +93,6 @@ impl Candidates {
             chunk_frequency: Vec::new(),
             chunk_terms: Vec::new(),
             unit_terms: Vec::new(),
-            negated: terms.iter().map(|terms| terms.iter().any(Term::is_negation)).collect(),
             words: terms.iter().map(|_| OnceLock::new()).collect(),
         };
         candidates.index(terms);
@@ -202,11 +199,6 @@ impl Candidates {
     /// Returns whether two units consist of the same terms. A unit without terms equals no unit.
     pub(super) fn have_equal_terms(&self, one: usize, other: usize) -> bool {
         !self.unit_terms[one].is_empty() && self.unit_terms[one] == self.unit_terms[other]
-    }
-
-    /// Returns whether a unit contains a negation.
-    pub(super) fn is_negated(&self, unit: usize) -> bool {
-        self.negated[unit]
     }
 
     /// Returns the units of a chunk that can be cited: all but its title.

@@ -6,12 +6,12 @@ use std::collections::HashSet;
 use ndarray::{Array2, Axis};
 
 use super::candidates::Candidates;
-use super::judge::{self, Conflict};
-use super::second_opinion::{Question, SecondOpinion};
+use super::evidence::{self, Conflict, Evidence, Gathered, UnsupportedSpan};
+use super::part::Part;
+use super::second_opinion::Question;
 use super::sentence_scores::SentenceScores;
-use super::support::{self, UnsupportedSpan};
 use super::trace;
-use super::verdict::{self, Features, Verdict};
+use super::verdict::{self, Judgement, Verdict};
 use crate::domain::{ByteRange, TokenSpan};
 use crate::pipeline::PipelineError;
 use crate::pipeline::cancel::Cancel;
@@ -39,8 +39,8 @@ pub struct PartOutcome {
     pub bytes: ByteRange,
     /// What the sources say of the part.
     pub verdict: Verdict,
-    /// How far the sources support the part, from 0 to 1; `None` if it makes no claim. A probability if there are
-    /// `features`; otherwise the value of [`Feature::Evidence`](super::Feature::Evidence), which only ranks parts.
+    /// How far the sources support the part, from 0 to 1; `None` if it makes no claim. A probability if the evidence has a
+    /// `similarity_mean`; otherwise [`Evidence::evidence`], which only ranks parts.
     pub support: Option<f32>,
     /// What the sources do not support, as byte ranges of the answer.
     pub unsupported: Vec<UnsupportedSpan>,
@@ -48,11 +48,8 @@ pub struct PartOutcome {
     pub sources: Vec<Source>,
     /// What the sources say that excludes the part, in the order of the answer.
     pub conflicts: Vec<Conflict>,
-    /// What the support was computed from; `None` if the model's logits have no fixed scale, or if the part has no
-    /// source.
-    pub features: Option<Features>,
-    /// What the support was computed from with a cross-encoder; `None` without one, or without `features`.
-    pub second_opinion: Option<SecondOpinion>,
+    /// What verdict and support were computed from; `None` if it makes no claim.
+    pub evidence: Option<Evidence>,
 }
 
 /// A chunk that a part of the answer may have come from.
@@ -85,8 +82,7 @@ impl PartOutcome {
             unsupported: Vec::new(),
             sources: Vec::new(),
             conflicts: Vec::new(),
-            features: None,
-            second_opinion: None,
+            evidence: None,
         }
     }
 
@@ -109,7 +105,7 @@ struct TokenWeights(Vec<Vec<f32>>);
 
 impl TokenWeights {
     /// Returns the weights for a part, or `None` if the part overlaps no token. Tokens outside of the part
-    /// count with [`support::context_weight`].
+    /// count with [`evidence::context_weight`].
     fn of(scores: &[SentenceScores], part: ByteRange) -> Option<Self> {
         let all = scores.iter().flat_map(|scores| &scores.tokens);
         let inside: Vec<bool> = all.map(|token| token.overlaps(part)).collect();
@@ -118,7 +114,7 @@ impl TokenWeights {
         let relative_weight = |token: usize| {
             // Tokens between the part's first and last token count as tokens of the part.
             let distance = first.saturating_sub(token) + token.saturating_sub(last);
-            if distance == 0 { 1.0 } else { support::context_weight(distance) }
+            if distance == 0 { 1.0 } else { evidence::context_weight(distance) }
         };
         let mut token = 0;
         let sentence_weights = |scores: &SentenceScores| {
@@ -149,22 +145,22 @@ pub(super) fn attribute(
     let Some(weights) = TokenWeights::of(scores, part) else {
         return Ok(PartOutcome::without_claim(part));
     };
-    let evidence = weighted_evidence(scores, &weights);
-    let chunk_scores = chunk_scores(candidates, &evidence);
+    let chunk_evidence = weighted_evidence(scores, &weights);
+    let chunk_scores = chunk_scores(candidates, &chunk_evidence);
     // `[chunk]`: the score of each chunk by itself, without coverage.
-    let plain_scores = rc::mean_over_queries(evidence.view());
+    let plain_scores = rc::mean_over_queries(chunk_evidence.view());
     let mut order: Vec<usize> = (0..chunk_scores.len()).collect();
     order.sort_by(|&a, &b| chunk_scores[b].total_cmp(&chunk_scores[a]));
     let best = order.iter().copied().find(|&chunk| candidates.sentences(chunk).next().is_some());
     let cited = cited_chunks(candidates, scores, part, best);
     let unit_of = |chunk: usize| best_unit(candidates, scores, &weights, chunk);
-    let cited_units: Vec<(usize, usize)> =
-        cited.iter().filter_map(|&chunk| Some((chunk, unit_of(chunk)?))).collect();
+    let cited_units: Vec<usize> = cited.iter().filter_map(|&chunk| unit_of(chunk)).collect();
     let (mut sources, mut ties) = (Vec::new(), 0);
     for (rank, chunk) in order.into_iter().filter(|&chunk| chunk_scores[chunk] > 0.0).enumerate() {
         let Some(unit) = unit_of(chunk) else { continue };
         let is_cited = cited.contains(&chunk);
-        let says_the_same = |&(other, other_unit): &(usize, usize)| {
+        let says_the_same = |&other_unit: &usize| {
+            let other = candidates.units[other_unit].chunk;
             let (a, b) = (plain_scores[other], plain_scores[chunk]);
             let is_tied = a.min(b) >= TIED_SHARE_MIN * a.max(b);
             other != chunk && (is_tied || candidates.have_equal_terms(unit, other_unit))
@@ -178,41 +174,24 @@ pub(super) fn attribute(
         let (sentence, score) = (candidates.units[unit].bytes, chunk_scores[chunk]);
         sources.push(Source { chunk, score, cited: is_cited || tied, tied, sentence, run });
     }
-    let Some(support) = support::of(candidates, scores, part, &cited_units) else {
+    let Some(compared) = Part::align(candidates, scores, part, &cited_units) else {
         return Ok(PartOutcome::without_claim(part));
     };
-    let judgement = judge::judge(candidates, scores, part, &cited_units, &support);
-    let has_citation = sources.iter().any(Source::is_citation);
-    let (value, second_opinion) = match &judgement {
-        // Without a source to cite, nothing is supported.
-        _ if !has_citation => (0.0, None),
-        Some(judgement) => {
-            let probability = verdict::probability(judgement, &support);
-            question.support(candidates, judgement, probability, cancel)?
-        }
-        None => (support.value(), None),
-    };
-    let verdict = match Verdict::of(value, &support, judgement.as_ref()) {
-        verdict if verdict.is_cited() && !has_citation => Verdict::NotFound,
-        verdict => verdict,
-    };
+    let is_citable = sources.iter().any(Source::is_citation);
+    let Gathered { mut evidence, unsupported, mut conflicts, .. } = Gathered::gather(&compared, is_citable);
+    if is_citable && compared.is_aligned() {
+        let own = verdict::measure_support(&evidence);
+        evidence.second_opinion = question.ask(&compared, own, cancel)?;
+    }
+    let Judgement { verdict, support } = verdict::judge(&evidence);
     if !verdict.is_cited() {
         sources.iter_mut().for_each(|source| (source.cited, source.tied) = (false, false));
     }
-    let features = judgement.as_ref().map(|judgement| judgement.features);
-    let conflicts =
-        judgement.filter(|_| verdict == Verdict::Contradicted).map_or_else(Vec::new, |j| j.conflicts);
-    let (support, unsupported) = (Some(value), support.unsupported);
-    Ok(PartOutcome {
-        bytes: part,
-        verdict,
-        support,
-        unsupported,
-        sources,
-        conflicts,
-        features,
-        second_opinion,
-    })
+    if verdict != Verdict::Contradicted {
+        conflicts.clear();
+    }
+    let (support, evidence) = (Some(support), Some(evidence));
+    Ok(PartOutcome { bytes: part, verdict, support, unsupported, sources, conflicts, evidence })
 }
 
 /// Returns the evidence of the tokens of all sentences for each chunk, `[token, chunk]`, scaled so that the

@@ -1,9 +1,11 @@
-//! The second opinion: asks a cross-encoder, if the settings name one, whether the sentences that a part was compared with
-//! support it, and combines its answer with the probability that was computed without it.
+//! The second opinion: asks a cross-encoder, if the settings name one, whether the units that a part was compared with
+//! support it.
 
-use super::candidates::Candidates;
-use super::judge::Judgement;
+use serde::Serialize;
+
+use super::part::Part;
 use crate::model::ModelError;
+use crate::model::contract::VerdictWeights;
 use crate::model::cross::CrossEncoder;
 use crate::pipeline::PipelineError;
 use crate::pipeline::cancel::Cancel;
@@ -19,28 +21,28 @@ pub(super) struct Question<'a> {
     pub model: Option<&'a dyn CrossEncoder>,
 }
 
-/// What two judges say of a part, as log-odds that the sources support it.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// How probable it is that the sources support a part, with the model and without it, as log-odds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct SecondOpinion {
+    /// The log-odds without the cross-encoder.
     pub own: f32,
-    /// What the cross-encoder says.
+    /// The log-odds of the cross-encoder alone.
     pub model: f32,
+    /// How the two are combined.
+    pub weights: VerdictWeights,
 }
 
 impl Question<'_> {
-    /// Returns the probability that the sources support the part, and what it was computed from. `own` is the probability
-    /// without the model, which is returned if there is no model.
-    pub(super) fn support(
+    /// Asks the model about a part. `own` is the probability without it. Returns `None` if there is no model.
+    pub fn ask(
         &self,
-        candidates: &Candidates,
-        judgement: &Judgement,
+        part: &Part,
         own: f32,
         cancel: &Cancel,
-    ) -> Result<(f32, Option<SecondOpinion>), PipelineError> {
-        let Some(model) = self.model else { return Ok((own, None)) };
+    ) -> Result<Option<SecondOpinion>, PipelineError> {
+        let Some(model) = self.model else { return Ok(None) };
         cancel.check()?;
-        let said = model.support(&evidence(candidates, &judgement.units), self.claim, &|| cancel.go_on());
-        let said = match said {
+        let said = match model.support(&part.text_of_units(), self.claim, &|| cancel.go_on()) {
             // It says whether the deadline has passed or the caller no longer waits.
             Err(ModelError::Cancelled) => {
                 return Err(cancel.check().err().unwrap_or(PipelineError::Cancelled));
@@ -48,19 +50,8 @@ impl Question<'_> {
             said => said?,
         };
         cancel.spend(said.tokens);
-        let opinion = SecondOpinion { own: log_odds(own), model: said.log_odds };
-        let weights = model.weights();
-        let combined = weights.bias + weights.own * opinion.own + weights.model * opinion.model;
-        Ok((1.0 / (1.0 + (-combined).exp()), Some(opinion)))
+        Ok(Some(SecondOpinion { own: log_odds(own), model: said.log_odds, weights: model.weights() }))
     }
-}
-
-/// Returns the sentences in the order of the chunks, each chunk's own text in its order.
-fn evidence(candidates: &Candidates, units: &[usize]) -> String {
-    let mut units: Vec<_> = units.iter().map(|&unit| &candidates.units[unit]).collect();
-    units.sort_by_key(|unit| (unit.chunk, unit.bytes.start));
-    let texts = units.iter().map(|unit| unit.bytes.of(&candidates.chunks[unit.chunk].text).trim());
-    texts.collect::<Vec<_>>().join(" ")
 }
 
 fn log_odds(probability: f32) -> f32 {

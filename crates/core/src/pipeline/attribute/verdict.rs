@@ -1,19 +1,19 @@
-//! Verdicts: computes from features how probable it is that the sources support a part, and says what they do with
-//! it. `docs/verdicts.md` describes the features, the data and the method by which the weights were fitted.
+//! Verdicts: decides from the evidence on a part how probable it is that the sources support it, and what they do with
+//! it. `docs/verdicts.md` describes the evidence, the data and the method by which the weights were fitted.
 
 use schemars::JsonSchema;
 
-use super::judge::{ConflictKind, Judgement};
-use super::support::Support;
+use super::evidence::Evidence;
+use super::second_opinion::SecondOpinion;
 
 /// The support from which on a part counts as supported, if the sources have its numbers.
-pub const SUPPORT_MIN: f32 = 0.5;
+const SUPPORT_MIN: f32 = 0.5;
 
 /// The share of a part's words, by weight, that the sources must have if they support a part of it, or contradict it.
 /// With less, they do not speak of it.
 const SHARED_MIN: f32 = 0.5;
 
-/// The values of [`Feature::Copied`] and [`Feature::Gathered`] from which on a part is taken to repeat its sources, so
+/// The values of [`Evidence::copied`] and [`Evidence::gathered`] from which on a part is taken to repeat its sources, so
 /// that a word that they do not have was changed. Below both, it tells in other words what they say.
 const COPIED_MIN: f32 = 0.6;
 const GATHERED_MIN: f32 = 0.75;
@@ -53,201 +53,230 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Returns the verdict on a part with this probability of support.
-    pub(super) fn of(probability: f32, support: &Support, judgement: Option<&Judgement>) -> Self {
-        let (shared, is_probable) = (support.mean, probability >= SUPPORT_MIN);
-        // However probable: nobody would call a sentence supported beside a number that no source has, or one that denies what the
-        // sources say.
-        let lacks_number = judgement.is_some_and(|judgement| {
-            let of = |feature| judgement.features.get(feature);
-            let lacks =
-                support.number_missing && of(Feature::NumbersMissing) + of(Feature::NumbersExcluded) > 0.0;
-            lacks || judgement.has_other_number
-        });
-        let is_contradicted = |judgement: &Judgement| {
-            !judgement.conflicts.is_empty() && judgement.features.get(Feature::ConflictBeside) >= SHARED_MIN
-        };
-        if is_probable && !lacks_number && !support.negation_differs {
-            Self::Supported
-        } else if judgement.is_some_and(is_contradicted) {
-            Self::Contradicted
-        } else if is_probable
-            || shared >= SHARED_MIN
-            || judgement.is_some_and(|judgement| judgement.has_addition || judgement.has_half_of_few)
-        {
-            Self::Partly
-        } else {
-            Self::NotFound
-        }
-    }
-
     /// Returns whether the sources of a part with this verdict are cited.
     pub(super) fn is_cited(self) -> bool {
         matches!(self, Self::Supported | Self::Partly)
     }
 }
 
-macro_rules! features {
-    ($($(#[doc = $doc:literal])+ $feature:ident = $name:literal,)+) => {
-        /// What the support of a part is computed from.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum Feature {
-            $($(#[doc = $doc])+ $feature,)+
-        }
+/// What the evidence on a part amounts to.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Judgement {
+    pub verdict: Verdict,
+    /// See [`PartOutcome::support`](super::PartOutcome::support).
+    pub support: f32,
+}
 
-        impl Feature {
-            /// All features.
-            pub const ALL: &[Self] = &[$(Self::$feature,)+];
-
-            /// Returns the name of the feature in reports.
-            pub fn name(self) -> &'static str {
-                match self { $(Self::$feature => $name,)+ }
-            }
+/// Judges a part by the evidence on it.
+pub(super) fn judge(evidence: &Evidence) -> Judgement {
+    let support = match evidence.second_opinion {
+        Some(SecondOpinion { own, model, weights }) => {
+            sigmoid(weights.bias + weights.own * own + weights.model * model)
         }
+        None => measure_support(evidence),
     };
-}
-
-features! {
-    /// The mean over the part's words of their similarity to the most similar word of the sources. Function words
-    /// count less.
-    SimilarityMean = "similarity_mean",
-    /// The number of the part's numbers that the sources have.
-    NumbersFound = "numbers_found",
-    /// The number of the part's numbers of which the sources have another one instead.
-    NumbersExcluded = "numbers_excluded",
-    /// The number of the part's other numbers.
-    NumbersMissing = "numbers_missing",
-    /// The number of the part's denials that the sources have.
-    DenialsFound = "denials_found",
-    /// The number of the part's other denials.
-    DenialsMissing = "denials_missing",
-    /// 1 if the sources have a word such as `although` and the part has none.
-    Contrastive = "contrastive",
-    /// 1 if the sources have a word that excludes a word of the part.
-    ContrastExcluded = "contrast_excluded",
-    /// 1 if the sources have the same thing of one kind, such as the same month.
-    ContrastFound = "contrast_found",
-    /// The number of the part's words that the sources have in other words.
-    Paraphrased = "paraphrased",
-    /// The mean evidence of the part's words (`docs/attribution.md`).
-    EvidenceMean = "evidence_mean",
-    /// The least evidence of a rare word of the part.
-    EvidenceLeast = "evidence_least",
-    /// The mean and the least evidence together, reduced for missing numbers and names and for a differing negation.
-    Evidence = "evidence",
-    /// The share of the pairs of neighbouring words of the part that are neighbours in the sources.
-    Copied = "copied",
-    /// 1 if something that excludes a word of the part stands in the place of that word: beside a word that stands
-    /// beside it in the part, too.
-    Replaced = "replaced",
-    /// The share of the pairs of content words of the part, without one between, that are near each other in a source.
-    Gathered = "gathered",
-    /// The share of the part's content words in the longest row of them without evidence.
-    Gap = "gap",
-    /// The mean evidence of the content words that nothing excludes, if something excludes others; else 0.
-    ConflictBeside = "conflict_beside",
-}
-
-/// `[feature]`: the features of one part.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Features([f32; Feature::ALL.len()]);
-
-impl Features {
-    /// Returns the value of a feature.
-    pub fn get(&self, feature: Feature) -> f32 {
-        self.0[feature as usize]
-    }
-
-    pub(super) fn set(&mut self, feature: Feature, value: f32) {
-        self.0[feature as usize] = value;
-    }
-}
-
-/// Returns the probability that the sources support a part.
-pub(super) fn probability(judgement: &Judgement, support: &Support) -> f32 {
-    let features = &judgement.features;
-    let is_copied = features.get(Feature::Copied) >= COPIED_MIN;
-    let is_gathered = features.get(Feature::Gathered) >= GATHERED_MIN;
-    let probability = if is_copied {
-        COPIED.probability(features)
-    } else if is_gathered && is_complete(features) {
-        // The same words in another order, such as in the passive.
-        COPIED.probability(features).max(PARAPHRASED.probability(features))
-    } else if is_gathered {
-        COPIED.probability(features)
+    let is_probable = support >= SUPPORT_MIN;
+    // However probable: nobody would call a sentence supported beside a number that no source has, or one that denies what the
+    // sources say.
+    let lacks_number = evidence.number_missing && evidence.numbers_missing + evidence.numbers_excluded > 0.0;
+    let is_excluded = lacks_number || evidence.has_other_number || evidence.negation_differs;
+    let verdict = if is_probable && !is_excluded {
+        Verdict::Supported
+    } else if evidence.has_conflict && evidence.conflict_beside >= SHARED_MIN {
+        Verdict::Contradicted
+    } else if evidence.is_citable
+        && (is_probable
+            || evidence.evidence_mean >= SHARED_MIN
+            || evidence.has_addition
+            || evidence.has_half_of_few)
+    {
+        Verdict::Partly
     } else {
-        PARAPHRASED.probability(features)
+        Verdict::NotFound
     };
-    let roles_differ = judgement.conflicts.iter().any(|conflict| conflict.kind == ConflictKind::Roles);
-    let factor = if roles_differ {
+    Judgement { verdict, support }
+}
+
+/// Returns the probability that the sources support a part, without a second opinion. If the evidence has no `similarity_mean`, it is
+/// not a probability and only ranks parts. Without a source to cite, nothing is supported.
+pub(super) fn measure_support(evidence: &Evidence) -> f32 {
+    let Some(similarity_mean) = evidence.similarity_mean else {
+        return if evidence.is_citable { evidence.evidence } else { 0.0 };
+    };
+    let is_copied = evidence.copied >= COPIED_MIN;
+    let is_gathered = evidence.gathered >= GATHERED_MIN;
+    let (copied, paraphrased) =
+        (log_odds_if_copied(evidence), log_odds_if_paraphrased(evidence, similarity_mean));
+    let log_odds = if is_copied {
+        copied
+    } else if is_gathered && is_complete(evidence) {
+        // The same words in another order, such as in the passive.
+        copied.max(paraphrased)
+    } else if is_gathered {
+        copied
+    } else {
+        paraphrased
+    };
+    let factor = if !evidence.is_citable {
+        0.0
+    } else if evidence.roles_differ {
         ROLES_FACTOR
-    } else if judgement.is_denied_form {
+    } else if evidence.is_denied_form {
         DENIED_FORM_FACTOR
-    } else if support.negation_differs || judgement.has_other_number {
+    } else if evidence.negation_differs || evidence.has_other_number {
         DENIAL_FACTOR
-    } else if judgement.has_addition {
+    } else if evidence.has_addition {
         ADDITION_FACTOR
     } else {
         1.0
     };
-    factor * probability
+    factor * sigmoid(log_odds)
+}
+
+fn sigmoid(log_odds: f32) -> f32 {
+    1.0 / (1.0 + (-log_odds).exp())
 }
 
 /// Returns whether the sources have every word of a part, and nothing that excludes one.
-fn is_complete(features: &Features) -> bool {
-    const NONE_OF: [Feature; 6] = [
-        Feature::Gap,
-        Feature::ConflictBeside,
-        Feature::ContrastExcluded,
-        Feature::NumbersExcluded,
-        Feature::NumbersMissing,
-        Feature::DenialsMissing,
+fn is_complete(evidence: &Evidence) -> bool {
+    let lacking = [
+        evidence.gap,
+        evidence.conflict_beside,
+        evidence.contrast_excluded,
+        evidence.numbers_excluded,
+        evidence.numbers_missing,
+        evidence.denials_missing,
     ];
-    features.get(Feature::EvidenceLeast) >= COMPLETE_EVIDENCE_MIN
-        && NONE_OF.iter().all(|&feature| features.get(feature) == 0.0)
+    evidence.evidence_least >= COMPLETE_EVIDENCE_MIN && lacking == [0.0; 6]
 }
 
-impl Weights {
-    fn probability(&self, features: &Features) -> f32 {
-        let sum: f32 = self.of.iter().map(|&(feature, weight)| weight * features.get(feature)).sum();
-        1.0 / (1.0 + (-(self.bias + sum)).exp())
+/// Returns the log-odds that the sources support a part that tells in other words what they say. The weights are fitted by
+/// `models/train/verdict.py`.
+fn log_odds_if_paraphrased(evidence: &Evidence, similarity_mean: f32) -> f32 {
+    let sum = 3.736 * similarity_mean + 0.567 * evidence.numbers_found
+        - 0.395 * evidence.numbers_excluded
+        - 0.168 * evidence.numbers_missing
+        + 1.048 * evidence.denials_found
+        - 0.409 * evidence.denials_missing
+        - 0.703 * evidence.contrastive
+        - 1.114 * evidence.contrast_excluded
+        + 0.546 * evidence.contrast_found
+        + 0.272 * evidence.paraphrased
+        - 0.643 * evidence.gap
+        - 0.668 * evidence.conflict_beside
+        - 0.654 * evidence.replaced;
+    sum - 1.697
+}
+
+/// Returns the log-odds that the sources support a part that repeats them, with weights of the same origin.
+fn log_odds_if_copied(evidence: &Evidence) -> f32 {
+    let sum = 1.496 * evidence.evidence + 3.209 * evidence.evidence_least - 2.347 * evidence.conflict_beside
+        + 6.506 * evidence.copied
+        - 1.387 * evidence.gap;
+    sum - 8.512
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::contract::VerdictWeights;
+
+    /// The evidence on a part that repeats a sentence word by word.
+    fn copied() -> Evidence {
+        Evidence {
+            is_citable: true,
+            evidence_mean: 1.0,
+            evidence_least: 1.0,
+            evidence: 1.0,
+            similarity_mean: Some(1.0),
+            copied: 1.0,
+            gathered: 1.0,
+            ..Evidence::default()
+        }
+    }
+
+    /// The evidence on a part that says in other words what a sentence says.
+    fn paraphrased() -> Evidence {
+        Evidence {
+            evidence_mean: 0.6,
+            evidence_least: 0.3,
+            evidence: 0.4,
+            similarity_mean: Some(0.75),
+            paraphrased: 2.0,
+            copied: 0.1,
+            gathered: 0.3,
+            ..copied()
+        }
+    }
+
+    /// The evidence on a part of which a sentence has nothing.
+    fn absent() -> Evidence {
+        Evidence {
+            evidence_mean: 0.1,
+            evidence_least: 0.0,
+            evidence: 0.05,
+            similarity_mean: Some(0.2),
+            gap: 1.0,
+            copied: 0.0,
+            gathered: 0.0,
+            ..copied()
+        }
+    }
+
+    #[test]
+    fn verdicts_follow_from_the_evidence() {
+        use Verdict::{Contradicted, NotFound, Partly, Supported};
+        let check = |name: &str, evidence: Evidence, expect: Verdict| {
+            let found = judge(&evidence);
+            assert_eq!(found.verdict, expect, "{name}: {found:?}");
+        };
+        let conflict = |of: Evidence| Evidence { has_conflict: true, conflict_beside: 1.0, ..of };
+        let (copied, other, absent) = (copied(), paraphrased(), absent());
+        check("repeated word by word", copied, Supported);
+        check("said in other words", other, Supported);
+        check("about something else", absent, NotFound);
+        check("nothing to cite", Evidence { is_citable: false, ..copied }, NotFound);
+        let number = Evidence { number_missing: true, ..copied };
+        check("a number in words", Evidence { numbers_found: 1.0, ..number }, Supported);
+        check("a number that no source has", Evidence { numbers_missing: 1.0, ..number }, Partly);
+        check("a number of another unit", Evidence { numbers_excluded: 1.0, ..copied }, Supported);
+        check("a number differs", conflict(Evidence { numbers_excluded: 1.0, ..number }), Contradicted);
+        check(
+            "another thing's number",
+            conflict(Evidence { has_other_number: true, ..copied }),
+            Contradicted,
+        );
+        check("a weekday differs", conflict(Evidence { contrast_excluded: 1.0, ..other }), Contradicted);
+        check("a conflict beside nothing", Evidence { has_conflict: true, ..absent }, NotFound);
+        let negated = Evidence { negation_differs: true, ..copied };
+        check("a negation differs", conflict(negated), Contradicted);
+        check("a negation differs, without a place", negated, Partly);
+        check("unpaid for paid", conflict(Evidence { is_denied_form: true, ..copied }), Contradicted);
+        check("exchanged roles", conflict(Evidence { roles_differ: true, ..copied }), Contradicted);
+        check("an addition", Evidence { gap: 0.4, copied: 0.9, has_addition: true, ..copied }, Partly);
+        check("one word of two", Evidence { has_half_of_few: true, ..absent }, Partly);
+        let decoder = Evidence { similarity_mean: None, ..copied };
+        check("a decoder", decoder, Supported);
+        check("a decoder, without a rare word", Evidence { evidence: 0.3, ..decoder }, Partly);
+        let weights = VerdictWeights { bias: 0.0, own: 0.5, model: 0.5 };
+        let opinion = |own: f32, model: f32| Some(SecondOpinion { own, model, weights });
+        check("a cross-encoder denies", Evidence { second_opinion: opinion(1.0, -3.0), ..copied }, Partly);
+        check(
+            "a cross-encoder confirms",
+            Evidence { second_opinion: opinion(-1.0, 3.0), ..absent },
+            Supported,
+        );
+    }
+
+    #[test]
+    fn the_same_words_in_another_order_take_the_better_regression() {
+        let reordered = Evidence { copied: 0.2, ..copied() };
+        let (copied, paraphrased) =
+            (log_odds_if_copied(&reordered), log_odds_if_paraphrased(&reordered, 1.0));
+        assert!(copied < 0.0 && paraphrased > 0.0, "{copied}, {paraphrased}");
+        assert_eq!(measure_support(&reordered), sigmoid(paraphrased));
+        // With a word that no source has, it is a changed copy.
+        let changed = Evidence { evidence_least: 0.5, ..reordered };
+        assert_eq!(measure_support(&changed), sigmoid(log_odds_if_copied(&changed)));
     }
 }
-
-/// A logistic regression: the logit of the probability is the bias plus the weighted features.
-struct Weights {
-    bias: f32,
-    of: &'static [(Feature, f32)],
-}
-
-/// The weights for parts that tell in other words what their sources say.
-const PARAPHRASED: Weights = Weights {
-    bias: -1.697,
-    of: &[
-        (Feature::SimilarityMean, 3.736),
-        (Feature::NumbersFound, 0.567),
-        (Feature::NumbersExcluded, -0.395),
-        (Feature::NumbersMissing, -0.168),
-        (Feature::DenialsFound, 1.048),
-        (Feature::DenialsMissing, -0.409),
-        (Feature::Contrastive, -0.703),
-        (Feature::ContrastExcluded, -1.114),
-        (Feature::ContrastFound, 0.546),
-        (Feature::Paraphrased, 0.272),
-        (Feature::Gap, -0.643),
-        (Feature::ConflictBeside, -0.668),
-        (Feature::Replaced, -0.654),
-    ],
-};
-
-/// The weights for parts that repeat their sources.
-const COPIED: Weights = Weights {
-    bias: -8.512,
-    of: &[
-        (Feature::Evidence, 1.496),
-        (Feature::EvidenceLeast, 3.209),
-        (Feature::ConflictBeside, -2.347),
-        (Feature::Copied, 6.506),
-        (Feature::Gap, -1.387),
-    ],
-};
