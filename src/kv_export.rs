@@ -208,7 +208,7 @@ impl KvExportFile {
         let of_head = |head: usize| match &self.kept {
             None => (0..self.tokens()).collect(),
             Some(kept) => {
-                let is_kept = kept.of(layer, head);
+                let is_kept = kept.head(layer, head);
                 let tokens = is_kept.iter().enumerate().filter(|(_, is_kept)| **is_kept);
                 (0..prefix).chain(tokens.map(|(token, _)| prefix + token)).collect()
             }

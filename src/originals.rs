@@ -149,7 +149,7 @@ impl Originals {
     }
 
     /// Returns the part of the store that belongs to `tenant`.
-    pub fn of(&self, tenant: &str) -> TenantOriginals {
+    pub fn tenant(&self, tenant: &str) -> TenantOriginals {
         TenantOriginals { store: self.clone(), tenant: tenant.into() }
     }
 
@@ -426,21 +426,21 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         {
             let store = store(dir.path(), 1 << 20);
-            store.of("a").put(&[(b"k", b"first"), (b"l", b"other")]).expect("keeps");
-            store.of("a").put(&[(b"k", b"second")]).expect("keeps");
+            store.tenant("a").put(&[(b"k", b"first"), (b"l", b"other")]).expect("keeps");
+            store.tenant("a").put(&[(b"k", b"second")]).expect("keeps");
             let other = self::store(dir.path(), 1 << 20);
             assert!(other.open().is_err_and(|error| error.to_string().contains("originals.redb")));
         }
         let store = store(dir.path(), 1 << 20);
-        assert_eq!(store.of("a").get(b"k").expect("reads").as_deref(), Some(&b"second"[..]));
-        assert_eq!(store.of("b").get(b"k").expect("reads"), None);
-        assert_eq!(store.of("").get(b"k").expect("reads"), None);
+        assert_eq!(store.tenant("a").get(b"k").expect("reads").as_deref(), Some(&b"second"[..]));
+        assert_eq!(store.tenant("b").get(b"k").expect("reads"), None);
+        assert_eq!(store.tenant("").get(b"k").expect("reads"), None);
     }
 
     #[test]
     fn each_tenant_has_its_own_room_and_drops_its_oldest_values() {
         let store = store(Path::new(""), 10 * (100 + ENTRY_BYTES as u64));
-        let (a, b) = (store.of("a"), store.of("b"));
+        let (a, b) = (store.tenant("a"), store.tenant("b"));
         b.put(&[(b"0", &[7; 100])]).expect("keeps");
         for key in 0..100_u8 {
             a.put(&[(&[key], &[key; 100])]).expect("keeps");
@@ -458,7 +458,7 @@ mod tests {
 
     #[test]
     fn absent_entries_are_stored_only_if_their_keys_have_no_value() {
-        let a = store(Path::new(""), 1 << 20).of("a");
+        let a = store(Path::new(""), 1 << 20).tenant("a");
         let put = |entries: &[Entry], absent: &[Entry], counter: u8| {
             let change = |before: Option<&[u8]>| vec![before.map_or(0, |before| before[0]) + counter];
             a.put_and_change(entries, absent, b"sum", change).expect("keeps");

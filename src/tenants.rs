@@ -103,13 +103,13 @@ impl Tenants {
     }
 
     /// Returns the state of a tenant, or `None` if it has not been opened.
-    pub fn of(&self, tenant: &Tenant) -> Option<Arc<TenantState>> {
+    pub fn get(&self, tenant: &Tenant) -> Option<Arc<TenantState>> {
         self.0.read().by_tenant.get(tenant).cloned()
     }
 
     /// Returns the state of the default tenant.
     pub fn default_tenant(&self) -> Arc<TenantState> {
-        self.of(&Tenant::default()).expect("the default tenant always has a state")
+        self.get(&Tenant::default()).expect("the default tenant always has a state")
     }
 
     /// Opens the default tenant's registry. If there is a shared tier, call it within a Tokio runtime.
@@ -126,7 +126,7 @@ impl Tenants {
     /// among `tenants`. A registry that cannot be opened is logged, and requests that need it get an error; other tenants are not affected.
     pub fn open(&self, tenants: &BTreeSet<Tenant>) {
         let _one_at_a_time = lock(&self.0.opening);
-        let new: Vec<&Tenant> = tenants.iter().filter(|tenant| self.of(tenant).is_none()).collect();
+        let new: Vec<&Tenant> = tenants.iter().filter(|tenant| self.get(tenant).is_none()).collect();
         self.0.evict(tenants, new.len());
         for tenant in new {
             let started = Instant::now();

@@ -336,7 +336,7 @@ impl CompressAnswer {
             let chunk = &request.chunks[outcome.index];
             for span in &outcome.spans {
                 let (source, out) = (sources[outcome.index].range(span.source), output.range(span.output));
-                let text = span.source.of(&chunk.text).to_owned();
+                let text = span.source.slice(&chunk.text).to_owned();
                 let chunk = chunk.id.clone();
                 citations.push(CitationAnswer {
                     marker,
@@ -350,7 +350,7 @@ impl CompressAnswer {
             for repeat in &outcome.repeats {
                 let (source, out) =
                     (sources[outcome.index].range(repeat.source), output.range(repeat.output));
-                let text = repeat.source.of(&chunk.text).to_owned();
+                let text = repeat.source.slice(&chunk.text).to_owned();
                 let marker = marker_at(&compressed.chunks, repeat.output);
                 let chunk = chunk.id.clone();
                 citations.push(CitationAnswer { marker, chunk, source, output: out, text, score: None });

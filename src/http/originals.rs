@@ -195,7 +195,7 @@ async fn original(service: Scope, name: String, query: Option<String>) -> Result
         let map = OffsetMap::new(text, OffsetUnit::Codepoint);
         let span = |span: &KeptSpan| {
             let range = map.from_bytes(span.source);
-            RelevantAnswer::new(range.start, range.end, span.source.of(text).to_owned(), span.score)
+            RelevantAnswer::new(range.start, range.end, span.source.slice(text).to_owned(), span.score)
         };
         let relevant = compressed.chunks.iter().flat_map(|chunk| &chunk.spans).map(span).collect();
         Ok(OriginalAnswer { hash: name, original_content: text.clone(), relevant: Some(relevant) })

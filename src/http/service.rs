@@ -195,7 +195,7 @@ impl Scope {
 
     /// The original texts of the tenant.
     pub fn originals(&self) -> TenantOriginals {
-        self.service.data.originals.of(self.tenant().name())
+        self.service.data.originals.tenant(self.tenant().name())
     }
 
     /// The caller.
@@ -236,7 +236,7 @@ impl FromRequestParts<Service> for Scope {
             return Err(ApiError::internal());
         };
         let tenant_state =
-            service.data.tenants.of(caller.tenant()).ok_or_else(ApiError::registry_not_ready)?;
+            service.data.tenants.get(caller.tenant()).ok_or_else(ApiError::registry_not_ready)?;
         let body_memory = Arc::new(BodyMemory::new(service.bodies.clone()));
         let ServeLimits { deadline_default, deadline_max, .. } = service.limits;
         let executor = Executor {

@@ -65,13 +65,13 @@ pub fn cite(dialect: Dialect, text: &AnswerText, spans: &[CitedSpan], edits: &mu
         }
         (Dialect::Messages, [first, rest @ ..]) if spans.iter().any(|span| !span.citations.is_empty()) => {
             if !rest.is_empty() {
-                edits.set_field(text.object, "text", &Value::from(first.bytes.of(&text.text)).to_string());
+                edits.set_field(text.object, "text", &Value::from(first.bytes.slice(&text.text)).to_string());
             }
             if !first.citations.is_empty() {
                 edits.append(text.object, "citations", &first.citations);
             }
             let block = |span: &CitedSpan| {
-                format!(",{}", anthropic::block(span.bytes.of(&text.text), span.citations.clone()))
+                format!(",{}", anthropic::block(span.bytes.slice(&text.text), span.citations.clone()))
             };
             let end = text.object.range().end;
             edits.replace(end..end, rest.iter().map(block).collect::<String>());

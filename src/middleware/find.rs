@@ -301,7 +301,7 @@ fn asked_text(user_text: &str) -> Option<String> {
 fn last_sentence(message: &Message) -> Option<Arc<str>> {
     let text = message.parts.iter().rev().find(|part| !part.text.trim().is_empty())?.text.trim();
     let far = &text[text.ceil_char_boundary(text.len().saturating_sub(STATED_BYTES_MAX))..];
-    let last = text::sentences(far).last().map_or(far, |sentence| sentence.of(far));
+    let last = text::sentences(far).last().map_or(far, |sentence| sentence.slice(far));
     Some(Arc::from(last.trim()))
 }
 

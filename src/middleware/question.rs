@@ -109,7 +109,7 @@ pub fn asked(text: &str) -> Asked {
         return if agrees { Asked::Agreed } else { Asked::Whole };
     }
     let sentences: Vec<Vec<String>> =
-        text::sentences(text).into_iter().map(|sentence| self::words(sentence.of(text))).collect();
+        text::sentences(text).into_iter().map(|sentence| self::words(sentence.slice(text))).collect();
     let has_question = || {
         let is_question = |sentence: &Vec<String>| {
             sentence.iter().take(2).any(|word| is_in(ASKING, word)) && !is_generic(sentence)
@@ -146,7 +146,11 @@ fn is_in(list: &str, word: &str) -> bool {
 
 fn words(text: &str) -> Vec<String> {
     let bare = |word: &str| word.trim_matches(|c: char| !c.is_alphanumeric()).to_lowercase();
-    text::words(text).into_iter().map(|range| bare(range.of(text))).filter(|word| !word.is_empty()).collect()
+    text::words(text)
+        .into_iter()
+        .map(|range| bare(range.slice(text)))
+        .filter(|word| !word.is_empty())
+        .collect()
 }
 
 /// Returns what a person wrote of the text of a message: without the elements that clients insert, and only the content of

@@ -171,8 +171,8 @@ impl Counts {
         let saved = Usage { input, cached_read, cached_write, output: 0 };
         Money {
             currency: price.currency.clone(),
-            saved: price.of(saved),
-            billed: price.of(self.billed),
+            saved: price.cost(saved),
+            billed: price.cost(self.billed),
             share: None,
         }
         .with_share()
@@ -201,7 +201,7 @@ impl Money {
 
 impl Price {
     /// Returns what tokens cost.
-    pub fn of(&self, usage: Usage) -> f64 {
+    pub fn cost(&self, usage: Usage) -> f64 {
         let parts = [
             (usage.input, self.input),
             (usage.cached_read, self.cached_read),

@@ -89,7 +89,7 @@ impl Ledger {
             Treatment::Shadow => None,
         };
         if let Some(((arm, conversation), usage)) = arm.zip(exchange.conversation).zip(exchange.usage) {
-            let cost = price.map(|price| (price.of(usage), &*price.currency));
+            let cost = price.map(|price| (price.cost(usage), &*price.currency));
             state.arms.add(arm, conversation, usage, cost);
         }
         counts

@@ -49,7 +49,7 @@ fn a_store_whose_disk_was_full_writes_again_without_a_restart() {
     let (recorder, metrics) = recorder();
     metrics::with_local_recorder(&recorder, || {
         let store = store(&dir);
-        let tenant = store.of("a");
+        let tenant = store.tenant("a");
         let put = |number: u64| tenant.put(&[(&number.to_le_bytes(), &value(number))]);
         let get = |number: u64| tenant.get(&number.to_le_bytes());
         (0..20).for_each(|number| put(number).expect("the disk has space"));
@@ -82,7 +82,7 @@ fn a_store_whose_disk_was_full_writes_again_without_a_restart() {
     });
     // Refused writes have not damaged the file: it opens, and the committed values are there.
     let reopened = store(&dir);
-    assert!(reopened.of("a").get(&0_u64.to_le_bytes()).expect("it reads") == Some(value(0)));
+    assert!(reopened.tenant("a").get(&0_u64.to_le_bytes()).expect("it reads") == Some(value(0)));
 }
 
 /// Writes values one after the other, and prints the number of each value that was acknowledged.
@@ -90,7 +90,7 @@ fn a_store_whose_disk_was_full_writes_again_without_a_restart() {
 #[ignore = "a child process that another test starts"]
 fn child() {
     let Some(dir) = std::env::var_os(DIR) else { return };
-    let tenant = store(Path::new(&dir)).of("a");
+    let tenant = store(Path::new(&dir)).tenant("a");
     let first = (0_u64..).find(|number| tenant.get(&number.to_le_bytes()).expect("it reads").is_none());
     for number in first.expect("a number").. {
         let (key, value) = (number.to_le_bytes(), value(number));
@@ -119,7 +119,7 @@ fn acknowledged_values_survive_a_kill() {
         acknowledged = acknowledged.max(numbers.last().unwrap_or(first) + 1);
         child.wait().expect("a child");
 
-        let tenant = store(&dir).of("a");
+        let tenant = store(&dir).tenant("a");
         let get = |key: &[u8]| tenant.get(key).unwrap_or_else(|error| panic!("after kill {kill}: {error}"));
         let mut number = 0_u64;
         while let Some(found) = get(&number.to_le_bytes()) {

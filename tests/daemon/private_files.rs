@@ -63,7 +63,7 @@ fn child() {
     }
     let originals =
         Originals::at(&OriginalSettings { dir: dir.join("originals"), ..OriginalSettings::default() });
-    originals.of("acme").put(&[(b"key", b"text")]).expect("kept");
+    originals.tenant("acme").put(&[(b"key", b"text")]).expect("kept");
     SigningKey::at(&dir.join("receipts/key.pem")).expect("a key");
     let name = format!("key-{number}");
     let issued = NewKey { name, ..NewKey::default() }.issue().expect("a key");

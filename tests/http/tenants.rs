@@ -304,15 +304,15 @@ async fn tenants_without_a_key_are_closed_to_make_space_for_others() {
     let tenant = |name: &str| Tenant::new(name).expect("a name");
     let named = |names: &[&str]| names.iter().map(|name| tenant(name)).collect();
     tenants.open(&named(&["b", "d"]));
-    assert!(tenants.of(&tenant("a")).is_some(), "three tenants fit");
+    assert!(tenants.get(&tenant("a")).is_some(), "three tenants fit");
     tenants.open(&named(&["b", "d", "e"]));
-    assert!(tenants.of(&tenant("a")).is_none());
+    assert!(tenants.get(&tenant("a")).is_none());
     for there in ["", "b", "d", "e"] {
-        assert!(tenants.of(&tenant(there)).is_some(), "{there}");
+        assert!(tenants.get(&tenant(there)).is_some(), "{there}");
     }
     tenants.open(&named(&["a", "b"]));
     eventually("the registry of a is open again", async || {
-        let tenant = tenants.of(&tenant("a")).expect("tenant a is open again");
+        let tenant = tenants.get(&tenant("a")).expect("tenant a is open again");
         tenant.registry().is_ok_and(|registry| registry.progress().registered == 2)
     })
     .await;

@@ -233,8 +233,8 @@ fn answered(mut request: CompressRequest) -> Result<(CompressRequest, Compressed
 ///    documented.
 fn text_is_the_callers(request: &CompressRequest, found: &Compressed) -> Result<(), TestCaseError> {
     for span in found.chunks.iter().flat_map(|outcome| &outcome.spans) {
-        let source = span.source.of(&request.chunks[span.chunk].text);
-        prop_assert_eq!(source, span.output.of(&found.context));
+        let source = span.source.slice(&request.chunks[span.chunk].text);
+        prop_assert_eq!(source, span.output.slice(&found.context));
     }
     for outcome in &found.chunks {
         let text = &request.chunks[outcome.index].text;
@@ -292,7 +292,7 @@ fn rewritten(request: &CompressRequest, found: &Compressed) -> String {
                     _ => body.extend([separator, "…", separator]),
                 }
             }
-            body.push_str(span.of(&chunk.text));
+            body.push_str(span.slice(&chunk.text));
         }
         let title = chunk.title.as_ref().map_or(String::new(), |t| format!(" title=\"{}\"", escaped(t)));
         match request.format {
@@ -554,12 +554,12 @@ proptest! {
         for outcome in &found.chunks {
             let text = &request.chunks[outcome.index].text;
             if outcome.repeats.is_empty() {
-                let kept: String = outcome.spans.iter().map(|span| span.source.of(text)).collect();
+                let kept: String = outcome.spans.iter().map(|span| span.source.slice(text)).collect();
                 prop_assert_eq!(kept.trim(), text.trim());
             } else {
                 // What another chunk says is kept there.
                 for repeat in &outcome.repeats {
-                    prop_assert_eq!(repeat.output.of(&found.context), repeat.source.of(text));
+                    prop_assert_eq!(repeat.output.slice(&found.context), repeat.source.slice(text));
                 }
             }
         }
@@ -624,7 +624,7 @@ proptest! {
         prop_assert!(found.usage.is_none() && found.relevance.is_none());
         for (index, (outcome, chunk)) in found.chunks.iter().zip(&request.chunks).enumerate() {
             prop_assert_eq!(outcome.index, index);
-            let whole: Vec<_> = outcome.spans.iter().map(|span| span.source.of(&chunk.text)).collect();
+            let whole: Vec<_> = outcome.spans.iter().map(|span| span.source.slice(&chunk.text)).collect();
             prop_assert_eq!(whole.concat(), &*chunk.text);
             prop_assert_eq!(outcome.empty, chunk.text.trim().is_empty());
         }

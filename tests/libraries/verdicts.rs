@@ -74,8 +74,8 @@ fn quotations_are_checked_word_by_word() {
         let attributed = pipeline.attribute(&request(answer, &chunks), &Cancel::default()).unwrap();
         let [quote] = &*attributed.quotes else { panic!("{answer}: {:?}", attributed.quotes) };
         let passages =
-            quote.passages.iter().map(|passage| passage.bytes.of(&chunks[passage.chunk])).collect();
-        let altered = quote.altered.iter().map(|bytes| bytes.of(answer)).collect();
+            quote.passages.iter().map(|passage| passage.bytes.slice(&chunks[passage.chunk])).collect();
+        let altered = quote.altered.iter().map(|bytes| bytes.slice(answer)).collect();
         assert_eq!((quote.verdict, passages, altered), expect, "{answer}");
     };
     let whole = "the dam was built on weak ground";

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize, Serializer};
 ///
 /// let text = "Größe matters. So does speed.";
 /// let sentence = ByteRange::new(0, 16);
-/// assert_eq!(sentence.of(text), "Größe matters.");
+/// assert_eq!(sentence.slice(text), "Größe matters.");
 /// assert_eq!(sentence.len(), 16, "ö and ß have two bytes each");
 /// assert!(!sentence.overlaps(ByteRange::new(16, 31)), "neighbouring ranges share no byte");
 /// ```
@@ -74,7 +74,7 @@ impl ByteRange {
     ///
     /// # Panics
     /// When an end of the range lies beyond `text` or inside a character.
-    pub fn of(self, text: &str) -> &str {
+    pub fn slice(self, text: &str) -> &str {
         &text[self.start..self.end]
     }
 }

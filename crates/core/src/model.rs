@@ -154,7 +154,7 @@ impl KeyMask {
     }
 
     /// Returns the mask of one key head, `[token]`.
-    pub fn of(&self, layer: usize, kv_head: usize) -> ArrayView1<'_, bool> {
+    pub fn head(&self, layer: usize, kv_head: usize) -> ArrayView1<'_, bool> {
         self.0.slice(s![layer, kv_head, ..])
     }
 

@@ -78,7 +78,7 @@ pub const RULES_VERSION: u32 = 6;
 /// ```
 /// let text = "Dr. Smith paid $3.5 million. Was he happy?";
 /// let ranges = thresher_core::text::sentences(text);
-/// let found: Vec<&str> = ranges.into_iter().map(|range| range.of(text)).collect();
+/// let found: Vec<&str> = ranges.into_iter().map(|range| range.slice(text)).collect();
 /// assert_eq!(found, ["Dr. Smith paid $3.5 million.", "Was he happy?"]);
 /// ```
 pub fn sentences(text: &str) -> Vec<ByteRange> {
@@ -102,7 +102,7 @@ pub fn sentences_within(text: &str, bytes_max: usize) -> Vec<ByteRange> {
 fn sentences_of(text: &str, group: LineGroup) -> Vec<ByteRange> {
     let ends = match group.kind {
         GroupKind::Whole => vec![group.range.len()],
-        GroupKind::Prose => stops::ends(group.range.of(text)),
+        GroupKind::Prose => stops::ends(group.range.slice(text)),
     };
     let mut found: Vec<ByteRange> = Vec::with_capacity(ends.len());
     let (mut start, mut last_has_words) = (group.range.start, true);
@@ -110,7 +110,7 @@ fn sentences_of(text: &str, group: LineGroup) -> Vec<ByteRange> {
         let untrimmed = ByteRange::new(start, group.range.start + end);
         start = untrimmed.end;
         let Some(sentence) = trimmed(text, untrimmed) else { continue };
-        let has_words = sentence.of(text).contains(char::is_alphanumeric);
+        let has_words = sentence.slice(text).contains(char::is_alphanumeric);
         match found.last_mut() {
             Some(last) if !has_words || !last_has_words => {
                 last.end = sentence.end;
@@ -127,7 +127,7 @@ fn sentences_of(text: &str, group: LineGroup) -> Vec<ByteRange> {
 
 /// Returns `range` without the whitespace at its ends, or `None` when nothing is left.
 fn trimmed(text: &str, range: ByteRange) -> Option<ByteRange> {
-    let inside = range.of(text);
+    let inside = range.slice(text);
     let start = range.start + (inside.len() - inside.trim_start().len());
     let len = inside.trim().len();
     (len > 0).then(|| ByteRange::new(start, start + len))
@@ -142,7 +142,7 @@ static WORD_SEGMENTER: LazyLock<WordSegmenterBorrowed<'static>> =
 ///
 /// ```
 /// let text = "The tide, it rises!";
-/// let found: Vec<&str> = thresher_core::text::words(text).into_iter().map(|range| range.of(text)).collect();
+/// let found: Vec<&str> = thresher_core::text::words(text).into_iter().map(|range| range.slice(text)).collect();
 /// assert_eq!(found, ["The", "tide,", "it", "rises!"]);
 /// ```
 pub fn words(text: &str) -> Vec<ByteRange> {
@@ -152,11 +152,11 @@ pub fn words(text: &str) -> Vec<ByteRange> {
     for end in WORD_SEGMENTER.segment_str(text).skip(1) {
         let segment = ByteRange::new(start, end);
         start = end;
-        if segment.of(text).trim().is_empty() {
+        if segment.slice(text).trim().is_empty() {
             last_is_word = false;
             continue;
         }
-        let is_word = segment.of(text).contains(char::is_alphanumeric);
+        let is_word = segment.slice(text).contains(char::is_alphanumeric);
         match words.last_mut() {
             Some(last) if last.end == segment.start && !(is_word && last_is_word) => last.end = segment.end,
             _ => words.push(segment),

@@ -148,7 +148,7 @@ impl AttributionSamples {
                 let best = outcome.sources.first().map(|source| source.chunk);
                 self.correct.push(f64::from(u8::from(best == Some(chunk))));
             }
-            let words = text::terms(bytes.of(&row.answer), &[]).len();
+            let words = text::terms(bytes.slice(&row.answer), &[]).len();
             match (span.supported, span.chunk) {
                 (Some(false), _) => {
                     self.unsupported.push(support);

@@ -141,7 +141,7 @@ impl Need {
         };
         let has_answer = |chunk: usize| {
             let has = |span: &ByteRange| {
-                let text = span.of(&chunks[chunk].text).to_lowercase();
+                let text = span.slice(&chunks[chunk].text).to_lowercase();
                 self.answers.iter().any(|answer| text.contains(answer))
             };
             joined(chunk).iter().any(has)

@@ -194,7 +194,7 @@ impl HeadScores {
             let (_, reading, rc) = match read.take().filter(|(of, ..)| *of == sentences) {
                 Some(same) => read.insert(same),
                 None => {
-                    let request = attribution::request(sentences.of(&row.answer), &row.chunks);
+                    let request = attribution::request(sentences.slice(&row.answer), &row.chunks);
                     let reading = pipeline.read(&request, &Cancel::default(), &mut Clock::start())?;
                     let rc = rc_of_heads(&reading);
                     read.insert((sentences, reading, rc))
@@ -345,7 +345,7 @@ mod tests {
         let check = |span: &str, expect: &str| {
             let start = answer.find(span).expect("a part of the answer");
             let found = sentences_of(answer, ByteRange::new(start, start + span.len()));
-            assert_eq!(found.of(answer), expect, "{span}");
+            assert_eq!(found.slice(answer), expect, "{span}");
         };
         check("moon", "The moon pulls it.");
         check("it. It falls", "The moon pulls it. It falls at night.");

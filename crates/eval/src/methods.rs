@@ -135,7 +135,7 @@ impl SpanMethod for Bm25 {
     }
 
     fn scores(&self, part: AnswerPart<'_>, _reading: &Reading, texts: &[String]) -> Result<Vec<f32>> {
-        bm25(part.bytes.of(part.answer), texts)
+        bm25(part.bytes.slice(part.answer), texts)
     }
 }
 
@@ -152,7 +152,7 @@ impl SpanMethod for LongestCommonRun {
     }
 
     fn scores(&self, part: AnswerPart<'_>, _reading: &Reading, texts: &[String]) -> Result<Vec<f32>> {
-        let part_words = words(part.bytes.of(part.answer));
+        let part_words = words(part.bytes.slice(part.answer));
         Ok(texts.iter().map(|text| longest_common_run(&part_words, &words(text)) as f32).collect())
     }
 }

@@ -92,7 +92,7 @@ fn number(
     let digits: Vec<ByteRange> = span_terms
         .iter()
         .flat_map(|term| {
-            let found = term.bytes.of(answer).char_indices().filter(|(_, c)| c.is_ascii_digit());
+            let found = term.bytes.slice(answer).char_indices().filter(|(_, c)| c.is_ascii_digit());
             found
                 .map(|(at, _)| ByteRange::new(term.bytes.start + at, term.bytes.start + at + 1))
                 .collect::<Vec<_>>()
@@ -107,7 +107,7 @@ fn number(
         };
         let term = span_terms.iter().find(|t| t.bytes.start <= at.start && at.end <= t.bytes.end)?;
         let start = at.start - term.bytes.start;
-        let word = term.bytes.of(answer);
+        let word = term.bytes.slice(answer);
         let new = format!("{}{other}{}", &word[..start], &word[start + 1..]);
         if new != word && !rows[row].chunks.iter().any(|chunk| chunk.full_text().contains(&new)) {
             return Some((at, other));
@@ -146,7 +146,7 @@ fn name(
 }
 
 fn names_of(text: &str) -> impl Iterator<Item = String> + '_ {
-    names(text).into_iter().map(|name| name.of(text).to_owned())
+    names(text).into_iter().map(|name| name.slice(text).to_owned())
 }
 
 /// Returns the byte ranges of names: runs of capitalised words that follow a lower-case word or a comma.
@@ -154,7 +154,7 @@ fn names(text: &str) -> Vec<ByteRange> {
     let mut found: Vec<ByteRange> = Vec::new();
     let mut open = false;
     for term in text::terms(text, &[]) {
-        let capital = term.bytes.of(text).starts_with(char::is_uppercase);
+        let capital = term.bytes.slice(text).starts_with(char::is_uppercase);
         let behind = text[..term.bytes.start].strip_suffix(' ').and_then(|before| before.chars().next_back());
         match found.last_mut() {
             Some(last) if open && capital && last.end + 1 == term.bytes.start && behind.is_some() => {
@@ -188,7 +188,7 @@ fn other_answer(rows: &[AttributionRow], row: usize, rng: &mut SplitMix64) -> Op
         if other == row || sentences.is_empty() {
             continue;
         }
-        let sentence = sentences[rng.below(sentences.len())].of(&rows[other].answer);
+        let sentence = sentences[rng.below(sentences.len())].slice(&rows[other].answer);
         if text::terms(sentence, &[]).len() > WORDS_MIN {
             let span = ByteRange::new(0, sentence.len());
             return Some(PerturbedAnswer { kind: Kind::OtherAnswer, answer: sentence.to_owned(), span });
@@ -205,7 +205,7 @@ mod tests {
     fn names_inside_sentences_are_found() {
         let text =
             "In 1998 the city of New York and, Mary Ann says, The Hague met. Later Paris won. He saw Rome";
-        let found: Vec<&str> = names(text).into_iter().map(|name| name.of(text)).collect();
+        let found: Vec<&str> = names(text).into_iter().map(|name| name.slice(text)).collect();
         assert_eq!(found, ["New York", "Mary Ann", "Hague", "Paris", "Rome"]);
     }
 
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(found[2].answer, "It was not built in Paris in 1998.");
         assert_eq!(found[3].answer, "Quite another sentence about nothing.");
         for perturbed in &found {
-            assert_eq!(perturbed.span.of(&perturbed.answer), perturbed.answer, "{:?}", perturbed.kind);
+            assert_eq!(perturbed.span.slice(&perturbed.answer), perturbed.answer, "{:?}", perturbed.kind);
         }
     }
 }

@@ -247,7 +247,7 @@ fn request(row: &SelectionRow) -> CompressRequest {
 /// Returns the texts of the chunks and units of a request that lexical methods read.
 pub fn texts(chunks: &[LabelledChunk], request: &CompressRequest, reading: &Reading) -> Texts {
     let unit = |unit: &thresher_core::pipeline::units::Unit| {
-        unit.bytes.of(&request.chunks[unit.chunk].text).to_owned()
+        unit.bytes.slice(&request.chunks[unit.chunk].text).to_owned()
     };
     Texts {
         chunks: chunks.iter().map(LabelledChunk::full_text).collect(),

@@ -226,10 +226,10 @@ impl QuoteAnswer {
             index: context.index(chunk),
             passage: SourceText {
                 range: chunks.range(chunk, bytes),
-                text: bytes.of(&context.chunks[chunk].text).to_owned(),
+                text: bytes.slice(&context.chunks[chunk].text).to_owned(),
             },
         };
-        let text = |bytes: ByteRange| bytes.of(context.answer).to_owned();
+        let text = |bytes: ByteRange| bytes.slice(context.answer).to_owned();
         let altered = |&bytes: &ByteRange| AlteredAnswer { range: answer.range(bytes), text: text(bytes) };
         let quote = |quote: &QuoteOutcome| Self {
             range: answer.range(quote.bytes),
@@ -272,25 +272,25 @@ impl PartAnswer {
     fn new(context: &CitationContext, part: &PartOutcome, answer: &Offsets, chunks: &ChunkOffsets) -> Self {
         let unsupported = |unsupported: &UnsupportedSpan| UnsupportedAnswer {
             range: answer.range(unsupported.bytes),
-            text: unsupported.bytes.of(context.answer).to_owned(),
+            text: unsupported.bytes.slice(context.answer).to_owned(),
             reason: unsupported.kind,
         };
         let conflict = |conflict: &Conflict| ConflictAnswer {
             range: answer.range(conflict.bytes),
-            text: conflict.bytes.of(context.answer).to_owned(),
+            text: conflict.bytes.slice(context.answer).to_owned(),
             reason: conflict.kind,
             chunk: context.chunks[conflict.chunk].id.clone(),
             index: context.index(conflict.chunk),
             source: SourceText {
                 range: chunks.range(conflict.chunk, conflict.source),
-                text: conflict.source.of(&context.chunks[conflict.chunk].text).to_owned(),
+                text: conflict.source.slice(&context.chunks[conflict.chunk].text).to_owned(),
             },
         };
         let source = |source: &Source| {
             let chunk = context.chunk(source);
             let passage = |bytes: ByteRange| SourceText {
                 range: chunks.range(source.chunk, bytes),
-                text: bytes.of(&chunk.text).to_owned(),
+                text: bytes.slice(&chunk.text).to_owned(),
             };
             SourceAnswer {
                 chunk: chunk.id.clone(),
@@ -304,7 +304,7 @@ impl PartAnswer {
         };
         Self {
             range: answer.range(part.bytes),
-            text: part.bytes.of(context.answer).to_owned(),
+            text: part.bytes.slice(context.answer).to_owned(),
             verdict: part.verdict,
             support: part.support,
             unsupported: part.unsupported.iter().map(unsupported).collect(),

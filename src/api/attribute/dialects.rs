@@ -102,7 +102,7 @@ impl<'a> CitationContext<'a> {
 
     /// The cited sentence, as it stands in the chunk.
     fn cited_text(&self, source: &Source) -> &str {
-        source.sentence.of(&self.chunk(source).text)
+        source.sentence.slice(&self.chunk(source).text)
     }
 }
 
@@ -183,7 +183,7 @@ pub mod anthropic {
         citation: fn(&CitationContext, &Source) -> Value,
     ) -> Value {
         let spans = spans(context, parts, citation).into_iter();
-        spans.map(|CitedSpan { bytes, citations }| block(bytes.of(context.answer), citations)).collect()
+        spans.map(|CitedSpan { bytes, citations }| block(bytes.slice(context.answer), citations)).collect()
     }
 
     /// A text block; its citations are null if there are none.
@@ -206,8 +206,8 @@ pub mod anthropic {
             let gap = ByteRange::new(at, part.bytes.start);
             let start = match spans.last_mut() {
                 _ if gap.is_empty() => part.bytes.start,
-                None if gap.of(answer).trim().is_empty() => gap.start,
-                Some(last) if gap.of(answer).trim().is_empty() => {
+                None if gap.slice(answer).trim().is_empty() => gap.start,
+                Some(last) if gap.slice(answer).trim().is_empty() => {
                     last.bytes.end = gap.end;
                     part.bytes.start
                 }
@@ -222,7 +222,7 @@ pub mod anthropic {
         }
         let rest = ByteRange::new(at, answer.len());
         match spans.last_mut() {
-            Some(last) if rest.of(answer).trim().is_empty() => last.bytes.end = rest.end,
+            Some(last) if rest.slice(answer).trim().is_empty() => last.bytes.end = rest.end,
             _ if rest.is_empty() => {}
             _ => spans.push(CitedSpan { bytes: rest, citations: Vec::new() }),
         }

@@ -196,7 +196,7 @@ mod tests {
         let found = values(answer, 4).ok();
         let found: Option<Vec<(&str, &str)>> = found
             .as_ref()
-            .map(|values| values.iter().map(|value| (&*value.pointer, value.bytes.of(answer))).collect());
+            .map(|values| values.iter().map(|value| (&*value.pointer, value.bytes.slice(answer))).collect());
         assert_eq!(found.as_deref(), expect, "{name}");
     }
 

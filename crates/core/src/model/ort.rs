@@ -263,7 +263,7 @@ impl RowLengths {
     const OF_LONGEST: Self = Self { multiple_of: NonZeroUsize::MIN, tokens_max: usize::MAX };
 
     /// Returns the length of the rows of a batch whose longest window has `longest` tokens.
-    fn of(self, longest: usize) -> usize {
+    fn padded(self, longest: usize) -> usize {
         longest.next_multiple_of(self.multiple_of.get()).min(self.tokens_max.max(longest))
     }
 }
@@ -313,7 +313,7 @@ impl SpecialTokens {
     }
 
     fn row_length(&self, windows: &[&[u32]]) -> usize {
-        self.rows.of(self.count() + windows.iter().map(|window| window.len()).max().unwrap_or(0))
+        self.rows.padded(self.count() + windows.iter().map(|window| window.len()).max().unwrap_or(0))
     }
 
     /// Returns 1 for each token of the rows of [`Self::input_ids`] that is part of a passage's window, and 0

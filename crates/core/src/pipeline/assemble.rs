@@ -138,7 +138,7 @@ fn write_spans(out: &mut String, gaps: Gaps, spans: &[ByteRange], mut wrote: imp
             Some(last) => gaps.write_between(out, last, *span),
         }
         let start = out.len();
-        out.push_str(span.of(gaps.text));
+        out.push_str(span.slice(gaps.text));
         wrote(ByteRange::new(start, out.len()));
         last = Some(*span);
     }
@@ -179,10 +179,10 @@ impl<'a> Gaps<'a> {
             return self.write_json_gap(out, last, next);
         }
         let gap = ByteRange::new(last.end, next.start);
-        let separator = separator(gap.of(self.text));
+        let separator = separator(gap.slice(self.text));
         match self.mark(gap) {
             Some(mark) => out.extend([separator, &mark, separator]),
-            None if gap.of(self.text).trim().is_empty() => out.push_str(separator),
+            None if gap.slice(self.text).trim().is_empty() => out.push_str(separator),
             // Without a mark, a new line says that something else begins.
             None => out.push('\n'),
         }
@@ -222,7 +222,7 @@ impl<'a> Gaps<'a> {
         let Self { text, layout, omissions, comment_marker: marker } = self;
         let is_json = layout.kind == Kind::Json || layout.kind == Kind::Log && text.starts_with('{');
         let counts = match omissions {
-            _ if is_json || gap.of(text).trim().is_empty() => return None,
+            _ if is_json || gap.slice(text).trim().is_empty() => return None,
             Omissions::None => return None,
             Omissions::Auto if !has_lines(layout.kind) => {
                 // A list of which some items are missing says how many.
@@ -236,8 +236,8 @@ impl<'a> Gaps<'a> {
             Omissions::Ellipsis => false,
             Omissions::Auto | Omissions::Range => true,
         };
-        let lines = gap.of(text).lines().filter(|line| !line.trim().is_empty()).count();
-        let is_lines = gap.of(text).contains('\n');
+        let lines = gap.slice(text).lines().filter(|line| !line.trim().is_empty()).count();
+        let is_lines = gap.slice(text).contains('\n');
         let what = match lines {
             _ if !counts || !is_lines => "…".to_owned(),
             1 => "… 1 line".to_owned(),
@@ -263,7 +263,7 @@ impl Gaps<'_> {
         if self.layout.pieces.is_empty() {
             return 0;
         }
-        let lines = gap.of(self.text).lines().map(str::trim).filter(|line| !line.is_empty());
+        let lines = gap.slice(self.text).lines().map(str::trim).filter(|line| !line.is_empty());
         lines.take_while(|line| text::is_list_item(line)).count()
     }
 }
@@ -339,7 +339,7 @@ mod tests {
         let found = context(&chunks, &[], kept.iter_mut().map(Vec::as_mut_slice), style);
         assert_eq!(found, expect, "{name}");
         for span in kept.iter().flatten() {
-            assert_eq!(span.source.of(&chunks[span.chunk].text), span.output.of(&found), "{name}");
+            assert_eq!(span.source.slice(&chunks[span.chunk].text), span.output.slice(&found), "{name}");
         }
     }
 
@@ -477,7 +477,7 @@ mod tests {
                 }
                 let context = joined(&text, &spans, &layout, omissions);
                 if omissions == Omissions::None {
-                    let parts: Vec<&str> = spans.iter().map(|span| span.of(&text)).collect();
+                    let parts: Vec<&str> = spans.iter().map(|span| span.slice(&text)).collect();
                     proptest::prop_assert_eq!(context, parts.join("\n"));
                     continue;
                 }

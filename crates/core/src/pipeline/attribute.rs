@@ -137,7 +137,7 @@ impl Pipeline {
             if is_no_claim(&request.parts, &group.text, part) {
                 return Ok(group.in_answer(PartOutcome::without_claim(part)));
             }
-            let part = (part, part.of(&group.text));
+            let part = (part, part.slice(&group.text));
             let outcome =
                 self.attribute_part(candidates, &scores, part.0, part.1, request.sources_max, cancel)?;
             Ok(group.in_answer(outcome))
@@ -167,7 +167,7 @@ impl Pipeline {
             if is_no_claim(kind, answer, part) {
                 Ok(PartOutcome::without_claim(part))
             } else {
-                self.attribute_part(candidates, &scores, part, part.of(answer), sources_max, cancel)
+                self.attribute_part(candidates, &scores, part, part.slice(answer), sources_max, cancel)
             }
         };
         parts.into_iter().map(attribute).collect()
@@ -217,7 +217,7 @@ impl Pipeline {
         cancel: &Cancel,
     ) -> Result<SentenceScores, PipelineError> {
         cancel.check()?;
-        let text = bytes.of(answer);
+        let text = bytes.slice(answer);
         let tokens = self.tokenizer.encode(text)?;
         cancel.spend(tokens.ids.len());
         let sentence = AnswerSentence { text, start: bytes.start, tokens, cuts };
@@ -336,7 +336,7 @@ impl<'a> SentenceGroup<'a> {
 /// Returns whether a part is a sentence that says nothing a source could say. What a request chooses is always compared, and so is an
 /// answer of a few words in bold.
 fn is_no_claim(parts: &Parts, answer: &str, part: ByteRange) -> bool {
-    let sentence = part.of(answer).trim();
+    let sentence = part.slice(answer).trim();
     let is_answer = sentence.starts_with("**") && !sentence.contains(':') && sentence == answer.trim();
     matches!(parts, Parts::Sentences) && !is_answer && text::needs_no_evidence(sentence)
 }

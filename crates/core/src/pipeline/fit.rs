@@ -249,7 +249,7 @@ impl Fitter<'_> {
 
     /// Returns `[unit]`, the number of tokens of each unit by itself.
     fn unit_costs(&self) -> Result<Vec<usize>, PipelineError> {
-        let text = |unit: &Unit| unit.bytes.of(&self.request.chunks[unit.chunk].text);
+        let text = |unit: &Unit| unit.bytes.slice(&self.request.chunks[unit.chunk].text);
         match self.request.tokenizer {
             TokenizerName::Model => Ok(self.units.iter().map(|unit| unit.tokens.len()).collect()),
             _ => self.units.par_iter().with_min_len(64).map(|unit| self.cost(text(unit))).collect(),
@@ -348,12 +348,12 @@ impl Fitter<'_> {
             tokens += mark_tokens * (spans[chunk].len() - 1);
             for span in &spans[chunk] {
                 // Divided words have fewer tokens in the block than in the context.
-                let is_divided = span.source.of(text).contains(['-'])
-                    && crate::text::joined_words(span.source.of(text)).text.len() < span.source.len();
+                let is_divided = span.source.slice(text).contains(['-'])
+                    && crate::text::joined_words(span.source.slice(text)).text.len() < span.source.len();
                 tokens += if is_between_blanks(text, span.source) && !is_divided {
                     span.tokens.len()
                 } else {
-                    counter.count(span.source.of(text))?
+                    counter.count(span.source.slice(text))?
                 };
             }
         }

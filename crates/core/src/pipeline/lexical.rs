@@ -86,7 +86,7 @@ impl LexicalRc {
             is_name(query) && (!outlines.is_prose() || texts.any(|text| is_mostly_unknown(text, tokenizer)));
         // The model may have one token for a whole run of such characters, and each becomes several words.
         limits.check_query(unknown_unspaced_chars(query, tokenizer))?;
-        let words = words(query, |word| is_unknown(word) || scores_names && is_name(word.bytes.of(query)));
+        let words = words(query, |word| is_unknown(word) || scores_names && is_name(word.bytes.slice(query)));
         if words.is_empty() {
             return Ok(None);
         }
@@ -95,10 +95,10 @@ impl LexicalRc {
             words.iter().filter(|word| is_unknown(word)).map(|word| word.bytes).collect();
         let head = LexicalHead::new(words);
         let model_scores = |bytes: ByteRange| {
-            let is_word = bytes.of(query).contains(char::is_alphanumeric);
+            let is_word = bytes.slice(query).contains(char::is_alphanumeric);
             of_unknown.is_empty() || is_word && !of_unknown.iter().any(|word| word.overlaps(bytes))
         };
-        let text = |chunk: usize, bytes: ByteRange| bytes.of(&chunks[chunk].text);
+        let text = |chunk: usize, bytes: ByteRange| bytes.slice(&chunks[chunk].text);
         let titled: Vec<_> =
             chunks.iter().map(|chunk| [chunk.title.as_deref().unwrap_or_default(), &*chunk.text]).collect();
         let none = || Array2::zeros((head.words.len(), 0));

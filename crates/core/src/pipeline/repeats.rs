@@ -74,13 +74,13 @@ impl Repeats {
 
 /// Returns where the text of a unit stands in a unit that repeats it or that it is a part of.
 pub fn place(chunks: &[Arc<Chunk>], unit: &Unit, other: &Unit) -> Option<ByteRange> {
-    let text = unit.bytes.of(&chunks[unit.chunk].text);
-    let at = other.bytes.of(&chunks[other.chunk].text).find(text)?;
+    let text = unit.bytes.slice(&chunks[unit.chunk].text);
+    let at = other.bytes.slice(&chunks[other.chunk].text).find(text)?;
     Some(ByteRange::new(other.bytes.start + at, other.bytes.start + at + text.len()))
 }
 
 fn text_of<'a>(chunks: &'a [Arc<Chunk>], unit: &Unit) -> &'a str {
-    unit.bytes.of(&chunks[unit.chunk].text)
+    unit.bytes.slice(&chunks[unit.chunk].text)
 }
 
 /// How many windows in a row can have the same sentence cut at their edges.
@@ -237,7 +237,7 @@ mod tests {
             }
         }
         let repeats = Repeats::find(&chunks, &units);
-        let text = |unit: usize| units[unit].bytes.of(&chunks[units[unit].chunk].text);
+        let text = |unit: usize| units[unit].bytes.slice(&chunks[units[unit].chunk].text);
         let found: Vec<_> =
             (0..units.len()).filter_map(|unit| Some((text(unit), text(repeats.first(unit)?)))).collect();
         assert_eq!(found, expect, "{name}");

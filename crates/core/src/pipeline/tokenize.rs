@@ -110,7 +110,7 @@ pub fn shortened(
     }
     let sentences = text::sentences(query);
     let asks = |sentence: &ByteRange| {
-        sentence.of(query).trim_end_matches(['"', '”', ')']).ends_with(['?', '？', '؟'])
+        sentence.slice(query).trim_end_matches(['"', '”', ')']).ends_with(['?', '？', '؟'])
     };
     let mut order: Vec<usize> = (0..sentences.len()).rev().collect();
     order.sort_by_key(|&sentence| !asks(&sentences[sentence]));
@@ -124,7 +124,8 @@ pub fn shortened(
         }
         (kept[sentence], used) = (true, used + cost);
     }
-    let parts = sentences.iter().zip(kept).filter(|(_, kept)| *kept).map(|(sentence, _)| sentence.of(query));
+    let parts =
+        sentences.iter().zip(kept).filter(|(_, kept)| *kept).map(|(sentence, _)| sentence.slice(query));
     let parts = parts.collect::<Vec<_>>().join(" ");
     let short = if parts.is_empty() {
         query[tokens.offsets[found - (tokens_max * 3 / 4).max(1)].start..].to_owned()

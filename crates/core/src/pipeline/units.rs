@@ -151,7 +151,7 @@ pub fn split_units(
         let layout = Layout::with_sentences(&chunk.text, chunk.kind, &sentences);
         outlines.has_structure |= layout.kind != Kind::Prose;
         outlines.has_items |=
-            layout.pieces.iter().any(|piece| text::is_list_item(piece.bytes.of(&chunk.text)));
+            layout.pieces.iter().any(|piece| text::is_list_item(piece.bytes.slice(&chunk.text)));
         outlines.has_rows |= layout.pieces.iter().any(|piece| piece.is_row);
         let layout = match granularity {
             Granularity::Sentence => layout,
@@ -200,7 +200,7 @@ fn words_by_sentence(chunk: &Chunk, block: &Block) -> Vec<(Sentence, Vec<(ByteRa
             let bytes = word.shifted(sentence.bytes.start);
             (bytes, tokens_under(&offsets, block.title_tokens(), bytes))
         };
-        (sentence, text::words(sentence.bytes.of(&chunk.text)).into_iter().map(word).collect())
+        (sentence, text::words(sentence.bytes.slice(&chunk.text)).into_iter().map(word).collect())
     };
     block.sentences().map(with_words).collect()
 }

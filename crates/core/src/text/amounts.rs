@@ -149,7 +149,7 @@ fn amount(text: &str, terms: &[Term], at: usize) -> Option<Amount> {
             let scaled = format!("{:.9e}", value * factor).parse().ok()?;
             Amount::exact(Measure::Unit(base), scaled)
         }
-        None if term.bytes.len() == 4 && term.bytes.of(text) == term.folded && YEARS.contains(&value) => {
+        None if term.bytes.len() == 4 && term.bytes.slice(text) == term.folded && YEARS.contains(&value) => {
             Amount::exact(Measure::Year, value)
         }
         None => Amount::exact(Measure::Count, value),

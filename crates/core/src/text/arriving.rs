@@ -49,7 +49,7 @@ impl Arriving {
     pub fn finish(&mut self) -> Vec<ByteRange> {
         let rest = ByteRange::new(self.decided, self.text.len());
         self.decided = self.text.len();
-        sentences(rest.of(&self.text)).into_iter().map(|sentence| sentence.shifted(rest.start)).collect()
+        sentences(rest.slice(&self.text)).into_iter().map(|sentence| sentence.shifted(rest.start)).collect()
     }
 
     fn next(&mut self) -> Option<ByteRange> {
@@ -94,7 +94,7 @@ fn prefix_bytes(step: usize) -> usize {
 /// }
 /// found.extend(arriving.finish());
 /// assert_eq!(found, arrived(text));
-/// assert_eq!(found[0].of(text), "The tide rises at noon.");
+/// assert_eq!(found[0].slice(text), "The tide rises at noon.");
 /// ```
 pub fn arrived(text: &str) -> Vec<ByteRange> {
     let mut arriving = Arriving::default();

@@ -39,7 +39,7 @@ fn parts(text: &str, phrase: ByteRange, bytes_max: usize) -> Vec<ByteRange> {
     let mut rest = Some(phrase);
     // Each cut advances by at least a quarter of `bytes_max`, so the time is linear.
     while let Some(range) = rest.filter(|range| range.len() > bytes_max) {
-        let cut = range.start + first_cut(range.of(text), bytes_max);
+        let cut = range.start + first_cut(range.slice(text), bytes_max);
         parts.extend(trimmed(text, ByteRange::new(range.start, cut)));
         rest = trimmed(text, ByteRange::new(cut, range.end));
     }
@@ -76,7 +76,7 @@ fn first_cut(text: &str, bytes_max: usize) -> usize {
 /// the phrase before the space is long enough and enough text follows. Any other text is returned as one
 /// phrase.
 fn phrases(text: &str, sentence: ByteRange) -> Vec<ByteRange> {
-    let inside = sentence.of(text);
+    let inside = sentence.slice(text);
     if inside.len() <= 2 * PHRASE_CHARS_MIN
         || !inside.chars().take(2 * PHRASE_CHARS_MIN).any(is_script_without_stops)
     {
@@ -89,7 +89,7 @@ fn phrases(text: &str, sentence: ByteRange) -> Vec<ByteRange> {
         let may_cut = before.is_whitespace() && is_script_without_stops(c);
         if may_cut && chars >= PHRASE_CHARS_MIN && left >= PHRASE_CHARS_MIN / 2 {
             let phrase = ByteRange::new(start, sentence.start + at);
-            if phrase.of(text).trim_end().ends_with(is_script_without_stops) {
+            if phrase.slice(text).trim_end().ends_with(is_script_without_stops) {
                 phrases.extend(trimmed(text, phrase));
                 (start, chars) = (sentence.start + at, 0);
             }

@@ -72,14 +72,14 @@ fn read(text: &str, terms: &[Term]) -> Option<Time> {
     if text[..first.bytes.start].ends_with([':', '.', ',', '/']) {
         return None;
     }
-    let written = first.bytes.of(text);
+    let written = first.bytes.slice(text);
     let (hours, minutes, mut count) = match written.split_once(['.', 'h']) {
         Some((hours, minutes)) => (digits(hours, 1..=2)?, Some(digits(minutes, 2..=2)?), 1),
         None => (digits(written, 1..=2)?, None, 1),
     };
     let after_colon = |at: usize| {
         let (before, term) = (terms.get(at - 1)?, terms.get(at)?);
-        (&text[before.bytes.end..term.bytes.start] == ":").then(|| term.bytes.of(text))
+        (&text[before.bytes.end..term.bytes.start] == ":").then(|| term.bytes.slice(text))
     };
     let (mut is_time, mut seconds) = (written.contains('h') && minutes.is_some(), None);
     let minutes = match minutes {

@@ -91,7 +91,7 @@ fn characters_together_max(script: Script) -> usize {
 pub fn gram_words(text: &str) -> Vec<GramWord> {
     let mut found = Vec::new();
     for run in runs(text) {
-        let chars = comparable(run.bytes.of(text));
+        let chars = comparable(run.bytes.slice(text));
         let mut push =
             |grams: Vec<Gram>| found.push(GramWord { bytes: run.bytes, script: run.script, grams });
         if by_characters(run.script) {
@@ -171,7 +171,7 @@ mod tests {
     fn check(name: &str, text: &str, expect: &[(&str, Script, usize)]) {
         let found = gram_words(text);
         let found: Vec<_> =
-            found.iter().map(|word| (word.bytes.of(text), word.script, word.grams.len())).collect();
+            found.iter().map(|word| (word.bytes.slice(text), word.script, word.grams.len())).collect();
         assert_eq!(found, expect, "{name}");
     }
 

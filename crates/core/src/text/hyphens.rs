@@ -85,7 +85,7 @@ mod tests {
         assert_eq!(joined.text, "a decommissioned mill, transported");
         let check = |part: &str, expect: &str| {
             let at = joined.text.find(part).expect("a part");
-            assert_eq!(joined.original(ByteRange::new(at, at + part.len())).of(text), expect);
+            assert_eq!(joined.original(ByteRange::new(at, at + part.len())).slice(text), expect);
         };
         check("decom", "decom");
         check("missioned", "missioned");

@@ -33,7 +33,7 @@ const SEPARATORS: [char; 5] = [':', '-', '_', '#', ' '];
 /// use thresher_core::text::markers;
 ///
 /// let text = "It is 330 m tall [1][doc-2] (Eiffel et al., 1889).";
-/// let found: Vec<&str> = markers(text).into_iter().map(|range| range.of(text)).collect();
+/// let found: Vec<&str> = markers(text).into_iter().map(|range| range.slice(text)).collect();
 /// assert_eq!(found, ["[1]", "[doc-2]", "(Eiffel et al., 1889)"]);
 /// ```
 pub fn markers(text: &str) -> Vec<ByteRange> {
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn markers_refer_to_sources_or_number_items() {
         let check = |text: &str, expect: &[&str]| {
-            let found: Vec<&str> = markers(text).into_iter().map(|marker| marker.of(text)).collect();
+            let found: Vec<&str> = markers(text).into_iter().map(|marker| marker.slice(text)).collect();
             assert_eq!(found, expect, "{text}");
         };
         check("It is tall [1][2, 3].", &["[1]", "[2, 3]"]);

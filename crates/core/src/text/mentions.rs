@@ -90,7 +90,7 @@ pub(super) fn is_whole(text: &str, bytes: ByteRange) -> bool {
             continues(before) && continues(after)
         })
     };
-    let found = bytes.of(text);
+    let found = bytes.slice(text);
     let starts_inside = is_one_word(text[..bytes.start].chars().next_back(), found.chars().next());
     let ends_inside = is_one_word(found.chars().next_back(), text[bytes.end..].chars().next());
     !starts_inside && !ends_inside

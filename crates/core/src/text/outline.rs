@@ -143,7 +143,7 @@ fn outline(text: &str, kind: Kind, sentences: &Sentences) -> Option<Vec<Piece>> 
         bonds::bind(&mut pieces, text, kind);
     }
     for piece in &mut pieces.list {
-        piece.is_frame |= is_encoded(piece.bytes.of(text));
+        piece.is_frame |= is_encoded(piece.bytes.slice(text));
     }
     let stands_alone = |piece: &Piece| piece.requires.is_empty() && !piece.is_frame;
     let is_bound = kind != Kind::Prose || !pieces.list.iter().all(stands_alone);
@@ -225,8 +225,8 @@ impl Pieces {
         sentences: &Sentences,
     ) -> std::ops::Range<usize> {
         let first = self.list.len();
-        for sentence in sentences(part.of(text)) {
-            if !sentence.of(part.of(text)).trim().is_empty() {
+        for sentence in sentences(part.slice(text)) {
+            if !sentence.slice(part.slice(text)).trim().is_empty() {
                 self.push(sentence.shifted(part.start), requires);
             }
         }

@@ -24,13 +24,14 @@ const QUESTIONS_MAX: usize = 8;
 /// use thresher_core::text::questions;
 ///
 /// let text = "When does the pool open, and what does a ticket cost?";
-/// let found: Vec<&str> = questions(text).into_iter().map(|range| range.of(text)).collect();
+/// let found: Vec<&str> = questions(text).into_iter().map(|range| range.slice(text)).collect();
 /// assert_eq!(found, ["When does the pool open", "what does a ticket cost?"]);
 /// ```
 pub fn questions(text: &str) -> Vec<ByteRange> {
     let mut found = Vec::new();
-    for sentence in sentences(text).into_iter().filter(|sentence| sentence.of(text).ends_with(['?', '？'])) {
-        let (part, mut start) = (sentence.of(text), 0);
+    for sentence in sentences(text).into_iter().filter(|sentence| sentence.slice(text).ends_with(['?', '？']))
+    {
+        let (part, mut start) = (sentence.slice(text), 0);
         for at in 0..part.len() {
             let Some(rest) = part.get(at..).filter(|_| at > start) else { continue };
             let Some(separator) = SEPARATORS.iter().find(|separator| rest.starts_with(**separator)) else {
@@ -50,7 +51,7 @@ pub fn questions(text: &str) -> Vec<ByteRange> {
         }
         found.push(ByteRange::new(start, part.len()).shifted(sentence.start));
     }
-    found.retain(|range| has_words(range.of(text)));
+    found.retain(|range| has_words(range.slice(text)));
     found.truncate(QUESTIONS_MAX);
     found
 }
@@ -91,7 +92,7 @@ mod tests {
             ("Is it open, and why?", &["Is it open, and why?"]),
             ("opening hours", &[]),
         ] {
-            let found: Vec<&str> = questions(text).into_iter().map(|range| range.of(text)).collect();
+            let found: Vec<&str> = questions(text).into_iter().map(|range| range.slice(text)).collect();
             assert_eq!(found, expect, "{text}");
         }
     }

@@ -21,7 +21,7 @@ const PAIRS: [(char, &[char]); 7] = [
 /// use thresher_core::text::quotations;
 ///
 /// let text = "She said “it is done” and left, 5\" tall.";
-/// let found: Vec<&str> = quotations(text).into_iter().map(|range| range.of(text)).collect();
+/// let found: Vec<&str> = quotations(text).into_iter().map(|range| range.slice(text)).collect();
 /// assert_eq!(found, ["it is done"]);
 /// ```
 pub fn quotations(text: &str) -> Vec<ByteRange> {
@@ -57,7 +57,7 @@ mod tests {
     #[test]
     fn quotations_are_between_marks_of_one_pair() {
         let check = |text: &str, expect: &[&str]| {
-            let found: Vec<&str> = quotations(text).into_iter().map(|range| range.of(text)).collect();
+            let found: Vec<&str> = quotations(text).into_iter().map(|range| range.slice(text)).collect();
             assert_eq!(found, expect, "{text}");
         };
         check("He said \"one\", then \"two\".", &["one", "two"]);

@@ -27,7 +27,7 @@ pub fn with_spelling_of(query: &str, texts: &[&str], is_known: impl Fn(&str) -> 
             && !texts.iter().any(|text| text.contains(word))
     };
     let suspects: Vec<_> =
-        terms(query, &[]).into_iter().filter(|term| is_suspect(term.bytes.of(query))).collect();
+        terms(query, &[]).into_iter().filter(|term| is_suspect(term.bytes.slice(query))).collect();
     if suspects.is_empty() {
         return None;
     }
@@ -40,7 +40,7 @@ pub fn with_spelling_of(query: &str, texts: &[&str], is_known: impl Fn(&str) -> 
     let mut out = query.to_owned();
     let mut is_changed = false;
     for term in suspects.iter().rev() {
-        let word = term.bytes.of(query);
+        let word = term.bytes.slice(query);
         // The texts can have the word with a capital.
         if of_texts.contains(word) {
             continue;

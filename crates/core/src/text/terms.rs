@@ -47,11 +47,11 @@ pub fn terms(text: &str, cuts: &[usize]) -> Vec<Term> {
             let is_cut = cuts
                 .get(cuts.partition_point(|&cut| cut < between.start))
                 .is_some_and(|&cut| cut <= between.end);
-            SPACES.contains(&between.of(text)) && !is_cut
+            SPACES.contains(&between.slice(text)) && !is_cut
         };
         !between.is_some_and(is_close)
     };
-    let spelled = numbers::spelled((0..words.len()).map(|at| (words[at].of(text), is_apart(at))));
+    let spelled = numbers::spelled((0..words.len()).map(|at| (words[at].slice(text), is_apart(at))));
     let mut spelled = spelled.into_iter().peekable();
     let (mut found, mut at) = (Vec::new(), 0);
     while let Some(&word) = words.get(at) {
@@ -83,14 +83,14 @@ fn words(text: &str, cuts: &[usize]) -> Vec<ByteRange> {
         let inside = cuts[first..].iter().copied().take_while(|&cut| cut < end);
         let mut from = start;
         for to in inside.chain([end]) {
-            let part = ByteRange::new(from, to).of(text).trim_matches('_');
+            let part = ByteRange::new(from, to).slice(text).trim_matches('_');
             let at = part.as_ptr() as usize - text.as_ptr() as usize;
             let unit = numbers::unit_at(part);
             for (first, last) in
                 unit.map_or(vec![(0, part.len())], |unit| vec![(0, unit), (unit, part.len())])
             {
                 let word = ByteRange::new(at + first, at + last);
-                if word.of(text).contains(char::is_alphanumeric) {
+                if word.slice(text).contains(char::is_alphanumeric) {
                     found.push(word);
                 }
             }
@@ -126,7 +126,7 @@ fn push(found: &mut Vec<Term>, text: &str, cuts: &[usize], bytes: ByteRange) {
             folded => numbers::value(folded),
         };
         let between = &text[number.bytes.end..bytes.start];
-        let word = bytes.of(text);
+        let word = bytes.slice(text);
         let product = value.filter(|_| !is_cut).and_then(|value| match between {
             "" => numbers::times_suffix(&value, word),
             between if SPACES.contains(&between) => numbers::times_word(&value, &word.to_lowercase()),
@@ -139,7 +139,7 @@ fn push(found: &mut Vec<Term>, text: &str, cuts: &[usize], bytes: ByteRange) {
         }
     }
     let bytes = with_sign(text, cuts, bytes);
-    let mut folded = folded(bytes.of(text));
+    let mut folded = folded(bytes.slice(text));
     let compound = text[bytes.end..].strip_prefix('-').unwrap_or_default();
     if compound.starts_with(char::is_alphabetic) {
         match &*folded {
@@ -160,7 +160,7 @@ fn push(found: &mut Vec<Term>, text: &str, cuts: &[usize], bytes: ByteRange) {
 fn with_sign(text: &str, cuts: &[usize], bytes: ByteRange) -> ByteRange {
     let before = &text[..bytes.start];
     let Some(rest) = before.strip_suffix(['-', '\u{2212}']) else { return bytes };
-    let is_sign = bytes.of(text).starts_with(|c: char| c.is_ascii_digit())
+    let is_sign = bytes.slice(text).starts_with(|c: char| c.is_ascii_digit())
         && !rest.ends_with(|c: char| c.is_alphanumeric() || matches!(c, '-' | '\u{2212}' | '.'))
         && cuts.binary_search(&bytes.start).is_err();
     if is_sign { ByteRange::new(rest.len(), bytes.end) } else { bytes }

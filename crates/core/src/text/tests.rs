@@ -8,7 +8,7 @@ use super::{sentences, sentences_within, words};
 
 #[track_caller]
 fn check(case: &str, text: &str, expected: &[&str]) {
-    let found: Vec<&str> = sentences(text).into_iter().map(|range| range.of(text)).collect();
+    let found: Vec<&str> = sentences(text).into_iter().map(|range| range.slice(text)).collect();
     assert_eq!(found, expected, "{case}");
 }
 
@@ -363,7 +363,7 @@ fn long_code_is_cut_at_blank_lines() {
 fn long_sentences_are_divided() {
     let check = |case: &str, text: &str, bytes_max, expected: &[&str]| {
         let found: Vec<&str> =
-            sentences_within(text, bytes_max).into_iter().map(|range| range.of(text)).collect();
+            sentences_within(text, bytes_max).into_iter().map(|range| range.slice(text)).collect();
         assert_eq!(found, expected, "{case}");
     };
     check("at a clause", "alpha beta, gamma delta epsilon", 16, &["alpha beta,", "gamma delta", "epsilon"]);
@@ -378,7 +378,7 @@ fn long_sentences_are_divided() {
 
 #[track_caller]
 fn check_words(case: &str, text: &str, expected: &[&str]) {
-    let found: Vec<&str> = words(text).into_iter().map(|range| range.of(text)).collect();
+    let found: Vec<&str> = words(text).into_iter().map(|range| range.slice(text)).collect();
     assert_eq!(found, expected, "{case}");
 }
 
@@ -422,7 +422,7 @@ fn check_properties(text: &str, bytes_max: usize) -> Result<(), TestCaseError> {
     let mut last = 0;
     for range in sentences_within(text, bytes_max) {
         prop_assert!(range.start >= last && !range.is_empty(), "order in {:?}", text);
-        let (between, inside) = (&text[last..range.start], range.of(text));
+        let (between, inside) = (&text[last..range.start], range.slice(text));
         prop_assert!(between.chars().all(char::is_whitespace), "lost {:?} of {:?}", between, text);
         prop_assert_eq!(inside, inside.trim());
         prop_assert!(

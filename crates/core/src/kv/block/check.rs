@@ -217,10 +217,10 @@ mod tests {
                 bytes[at] = byte;
             }
             if let Ok(block) = Block::parse(bytes.into()) && block.check(TEXT).is_ok() {
-                block.offsets().iter().for_each(|offset| drop(offset.of(TEXT).to_owned()));
+                block.offsets().iter().for_each(|offset| drop(offset.slice(TEXT).to_owned()));
                 let mut before = TokenSpan { start: 0, end: 0 };
                 for Sentence { bytes, tokens } in block.sentences() {
-                    assert!(!bytes.of(TEXT).is_empty());
+                    assert!(!bytes.slice(TEXT).is_empty());
                     assert!(before.start <= tokens.start && before.end <= tokens.end && tokens.end <= block.tokens());
                     before = tokens;
                 }

@@ -184,7 +184,7 @@ fn mask_per_head(
             let Some(kept) = sequence.kept else { continue };
             // The special tokens come before the tokens of `kept`, and every head attends to them.
             let first = past - kept.tokens();
-            let kept = kept.of(layer, head / (heads / kv_heads));
+            let kept = kept.head(layer, head / (heads / kv_heads));
             for mut row in rows.rows_mut() {
                 let past = row.slice_mut(s![first..past]);
                 Zip::from(past).and(kept).for_each(|bias, &is_kept| {

@@ -226,7 +226,7 @@ fn terms_of(unit: &Unit, chunk: &Chunk) -> Vec<Term> {
     if unit.bytes.is_empty() {
         text::terms(chunk.title.as_deref().unwrap_or_default(), &[])
     } else {
-        text::terms(unit.bytes.of(&chunk.text), &[])
+        text::terms(unit.bytes.slice(&chunk.text), &[])
     }
 }
 

@@ -106,7 +106,7 @@ struct TokenWeights(Vec<Vec<f32>>);
 impl TokenWeights {
     /// Returns the weights for a part, or `None` if the part overlaps no token. Tokens outside of the part
     /// count with [`evidence::context_weight`].
-    fn of(scores: &[SentenceScores], part: ByteRange) -> Option<Self> {
+    fn weigh(scores: &[SentenceScores], part: ByteRange) -> Option<Self> {
         let all = scores.iter().flat_map(|scores| &scores.tokens);
         let inside: Vec<bool> = all.map(|token| token.overlaps(part)).collect();
         let first = inside.iter().position(|&inside| inside)?;
@@ -142,7 +142,7 @@ pub(super) fn attribute(
     sources_max: usize,
     cancel: &Cancel,
 ) -> Result<PartOutcome, PipelineError> {
-    let Some(weights) = TokenWeights::of(scores, part) else {
+    let Some(weights) = TokenWeights::weigh(scores, part) else {
         return Ok(PartOutcome::without_claim(part));
     };
     let chunk_evidence = weighted_evidence(scores, &weights);
@@ -368,7 +368,7 @@ mod tests {
             let in_part = |term: &Term| term.folded == "cristo";
             let (terms, unit) = (text::terms(text, &[]), ByteRange::new(0, text.len()));
             let found = whole_words(text, &terms, ByteRange::new(from, to), unit, in_part);
-            assert_eq!(found.of(text), expect, "{name}");
+            assert_eq!(found.slice(text), expect, "{name}");
         };
         check("inside a word", (6, 8), "Sangre");
         check("a space at the end", (4, 11), "Sangre");

@@ -135,7 +135,8 @@ impl<'a> Part<'a> {
     pub fn text_of_units(&self) -> String {
         let mut units: Vec<_> = self.units.iter().map(|&unit| &self.candidates.units[unit]).collect();
         units.sort_by_key(|unit| (unit.chunk, unit.bytes.start));
-        let texts = units.iter().map(|unit| unit.bytes.of(&self.candidates.chunks[unit.chunk].text).trim());
+        let texts =
+            units.iter().map(|unit| unit.bytes.slice(&self.candidates.chunks[unit.chunk].text).trim());
         texts.collect::<Vec<_>>().join(" ")
     }
 
@@ -146,7 +147,7 @@ impl<'a> Part<'a> {
 
     /// Returns a unit's word as its chunk has it.
     pub fn text_of(&self, word: UnitWord) -> &'a str {
-        self.source_bytes(word).of(&self.candidates.chunks[self.chunk_of(word)].text)
+        self.source_bytes(word).slice(&self.candidates.chunks[self.chunk_of(word)].text)
     }
 
     pub fn chunk_of(&self, word: UnitWord) -> usize {

@@ -137,7 +137,8 @@ fn markers_after(after: &str) -> Vec<usize> {
     let line = &line[..line.floor_char_boundary(MARKER_BYTES_MAX)];
     let mut numbers = Vec::new();
     let mut end = None;
-    for marker in text::markers(line).into_iter().filter(|marker| marker.of(line).starts_with(['[', '【'])) {
+    for marker in text::markers(line).into_iter().filter(|marker| marker.slice(line).starts_with(['[', '【']))
+    {
         let between = &line[end.unwrap_or(0)..marker.start];
         let ends_sentence = |at: usize| between[at..].chars().any(char::is_alphanumeric);
         let is_next = match end {
@@ -150,7 +151,7 @@ fn markers_after(after: &str) -> Vec<usize> {
         }
         end = Some(marker.end);
         // `【2†source】` and `【4:0†source】` name one source.
-        let name = marker.of(line).split(['†', ':']).next().unwrap_or_default();
+        let name = marker.slice(line).split(['†', ':']).next().unwrap_or_default();
         let digits = name.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
         numbers.extend(digits.filter_map(|digits| digits.parse::<usize>().ok()));
     }
@@ -236,7 +237,7 @@ impl<'a> Passages<'a> {
         named: Option<&[usize]>,
         cancel: &Cancel,
     ) -> Result<Option<QuoteOutcome>, PipelineError> {
-        let quoted = bytes.of(answer);
+        let quoted = bytes.slice(answer);
         let terms = text::terms(quoted, &[]);
         if terms.len() < WORDS_MIN {
             return Ok(None);

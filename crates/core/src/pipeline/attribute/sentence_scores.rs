@@ -300,7 +300,7 @@ fn answer_terms(
             term_of_token.get_or_insert(terms.len());
         }
         let id = candidates.term(&term.folded);
-        let is_capitalized = term.bytes.of(sentence).starts_with(char::is_uppercase);
+        let is_capitalized = term.bytes.slice(sentence).starts_with(char::is_uppercase);
         let factor = if term.is_function_word() { FUNCTION_WORD_FACTOR } else { 1.0 };
         terms.push(AnswerTerm {
             bytes: term.bytes.shifted(start),
@@ -310,7 +310,7 @@ fn answer_terms(
                 .number_key()
                 .filter(|_| term.has_unit())
                 .map(|key| [candidates.term(&key), candidates.term(&term.key_without_unit())]),
-            contrasts: text::contrasts(&term, term.bytes.of(sentence)),
+            contrasts: text::contrasts(&term, term.bytes.slice(sentence)),
             is_unit: term.is_unit
                 && terms.last().is_some_and(|before: &AnswerTerm| before.amount_ids.is_some()),
             weight: candidates.rarity(id) * factor,

@@ -160,11 +160,11 @@ fn parts<'a>(pieces: &Pieces, text: &'a str) -> Vec<Part<'a>> {
         // What stands further right in a line is no deeper than what the line begins with.
         let indent = match found.last() {
             Some(before) if !begins_line => before.indent,
-            _ => blanks + (piece.bytes.len() - piece.bytes.of(text).trim_start().len()),
+            _ => blanks + (piece.bytes.len() - piece.bytes.slice(text).trim_start().len()),
         };
         let after = pieces.list.get(at + 1).map_or(text.len(), |next| next.bytes.start.max(piece.bytes.end));
         found.push(Part {
-            text: piece.bytes.of(text),
+            text: piece.bytes.slice(text),
             begins_line,
             begins_paragraph: at == 0 || gap.matches('\n').count() > 1,
             indent,

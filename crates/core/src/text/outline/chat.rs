@@ -65,7 +65,7 @@ fn write(pieces: &mut Pieces, text: &str, turn: &Turn, sentences: &Sentences) ->
     if turn.bytes.len() > TURN_BYTES_WHOLE {
         let said_at = turn.bytes.end - turn.said.len();
         let said = super::line::trimmed(text, said_at, turn.bytes.end);
-        if sentences(said.of(text)).len() > 1 {
+        if sentences(said.slice(text)).len() > 1 {
             let name = super::line::trimmed(text, turn.bytes.start, said.start);
             let requires = Vec::from_iter((!name.is_empty()).then(|| pieces.frame(name, &[])));
             return pieces.prose(text, said, &requires, sentences);
@@ -113,7 +113,7 @@ mod tests {
         let said = "This is said at some length. ".repeat(20);
         let text = format!("Ann: {said}\nBob: b\nAnn: c\nBob: d");
         let pieces = super::super::tests::pieces(&text, Kind::Chat);
-        assert!(pieces[0].is_frame && pieces[0].bytes.of(&text) == "Ann:");
+        assert!(pieces[0].is_frame && pieces[0].bytes.slice(&text) == "Ann:");
         assert!(pieces[1..21].iter().all(|piece| piece.requires == [0]));
     }
 }

@@ -189,7 +189,7 @@ impl Writer<'_> {
         let (first, last) = (lines.clone().find(visible)?, lines.rev().find(visible)?);
         let lines: [Line; 2] = [self.sources[first].line, self.sources[last].line];
         let bytes = span(&lines);
-        debug_assert!(!bytes.of(self.text).trim().is_empty());
+        debug_assert!(!bytes.slice(self.text).trim().is_empty());
         Some(bytes)
     }
 }

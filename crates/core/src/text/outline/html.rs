@@ -145,7 +145,7 @@ impl Writer<'_, '_> {
 
     /// A title and a description are of use; other elements without elements inside are not.
     fn alone(&mut self, node: &Node) {
-        let text = node.range.of(self.text);
+        let text = node.range.slice(self.text);
         let is_of_use = node.name.eq_ignore_ascii_case("title")
             || node.name.eq_ignore_ascii_case("textarea")
             || node.name.eq_ignore_ascii_case("meta") && text.contains("description");

@@ -228,7 +228,7 @@ fn identities(text: &str, nodes: &Nodes, first: usize, end: usize) -> Vec<usize>
         let is_short = matches!(node.form, Form::Scalar) && node.end - node.start <= IDENTITY_BYTES_MAX;
         if is_short && !node.key.is_empty() {
             short = short.or(Some(index));
-            if IDENTITY_KEYS.iter().any(|name| name.eq_ignore_ascii_case(node.key.of(text))) {
+            if IDENTITY_KEYS.iter().any(|name| name.eq_ignore_ascii_case(node.key.slice(text))) {
                 named.push(index);
             }
         }

@@ -144,7 +144,7 @@ fn goes_on(lines: &[Line], at: usize, diagnostic: Option<usize>) -> bool {
 fn notes(pieces: &mut Pieces, text: &str) {
     let mut error = None;
     for piece in 0..pieces.len() {
-        let first = pieces.list[piece].bytes.of(text).lines().next().unwrap_or_default();
+        let first = pieces.list[piece].bytes.slice(text).lines().next().unwrap_or_default();
         if first.contains(": note:") {
             error.into_iter().for_each(|error| pieces.require(piece, error));
         } else if is_diagnostic(first) {

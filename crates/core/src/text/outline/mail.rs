@@ -275,7 +275,7 @@ impl Writer<'_, '_> {
         let origin = self.origins.get(depth).cloned().unwrap_or_default();
         let answered = self.above.filter(|(above, _)| *above > depth).map(|(_, piece)| piece);
         for piece in first..self.pieces.len() {
-            let says = self.pieces.list[piece].bytes.of(self.text);
+            let says = self.pieces.list[piece].bytes.slice(self.text);
             let date = origin.date.filter(|_| is_relative(says));
             origin
                 .sender
@@ -292,7 +292,7 @@ impl Writer<'_, '_> {
         }
         self.says.resize(self.says.len().max(depth + 1), 0..0);
         for piece in first..self.pieces.len() {
-            let text = self.pieces.list[piece].bytes.of(self.text);
+            let text = self.pieces.list[piece].bytes.slice(self.text);
             if depth > 0 && text.contains('?') {
                 self.questions.push((piece, depth));
             }

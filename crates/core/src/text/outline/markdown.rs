@@ -135,8 +135,11 @@ impl Writer<'_, '_> {
         };
         let requires = self.requires(above);
         let piece = self.pieces.len();
-        let parts =
-            if bytes.len() > ITEM_BYTES_WHOLE { (self.sentences)(bytes.of(self.text)) } else { Vec::new() };
+        let parts = if bytes.len() > ITEM_BYTES_WHOLE {
+            (self.sentences)(bytes.slice(self.text))
+        } else {
+            Vec::new()
+        };
         if parts.len() > 1 {
             self.pieces.prose(self.text, bytes, &requires, self.sentences);
             for later in piece + 1..self.pieces.len() {
@@ -145,7 +148,7 @@ impl Writer<'_, '_> {
         } else {
             self.pieces.push(bytes, &requires);
         }
-        let leads = bytes.of(self.text).ends_with(':') || bytes.len() <= HEADING_BYTES_SHORT;
+        let leads = bytes.slice(self.text).ends_with(':') || bytes.len() <= HEADING_BYTES_SHORT;
         self.items.push(Item { indent, piece, leads });
     }
 
@@ -157,7 +160,7 @@ impl Writer<'_, '_> {
         }
         let requires = self.requires(item);
         let pieces = self.pieces.prose(self.text, bytes, &requires, self.sentences);
-        if bytes.of(self.text).ends_with(':') {
+        if bytes.slice(self.text).ends_with(':') {
             self.lead = pieces.last();
         }
     }

@@ -266,7 +266,7 @@ impl Page<'_, '_> {
         if let Some(first) = (from..to).find(|&line| self.kinds[line] != LineKind::Blank) {
             let added = self.pieces.prose(self.text, self.range(first, to), &[], self.sentences);
             self.heading = None;
-            let texts = |piece: &usize| self.pieces.list[*piece].bytes.of(self.text);
+            let texts = |piece: &usize| self.pieces.list[*piece].bytes.slice(self.text);
             let caption = added.clone().rev().find(|piece| is_caption(texts(piece)));
             if caption.is_some() || added.clone().any(|piece| texts(&piece).ends_with('.')) {
                 self.begins_table = true;
@@ -291,7 +291,7 @@ impl Page<'_, '_> {
         self.begins_table = false;
         // Not a row that a question compares with all others: "total" and "average" are names of rows here.
         let row = self.pieces.push(self.range(first, end), &requires);
-        let label = self.pieces.list[row].bytes.of(self.text).to_lowercase();
+        let label = self.pieces.list[row].bytes.slice(self.text).to_lowercase();
         if TOTALS.iter().any(|name| label.starts_with(name)) {
             self.heading = None;
         }

@@ -46,7 +46,7 @@ pub(super) fn outline(text: &str) -> Pieces {
     while at < blocks.len() {
         if !has_time(blocks[at]) {
             let range = span(blocks[at]);
-            if ["WEBVTT", "STYLE", "REGION"].iter().any(|name| range.of(text).starts_with(name)) {
+            if ["WEBVTT", "STYLE", "REGION"].iter().any(|name| range.slice(text).starts_with(name)) {
                 pieces.frame(range, &[])
             } else {
                 pieces.push(range, &[])
@@ -68,7 +68,7 @@ pub(super) fn outline(text: &str) -> Pieces {
             blocks[first].iter().skip_while(|line| !is_time(line.text)).nth(1).map_or("", |line| line.text);
         let above = piece.checked_sub(1).filter(|&above| !pieces.list[above].is_frame);
         let asks = |at: usize| {
-            pieces.list[at].bytes.of(text).trim_end_matches(['"', '”', '\'', '’', '»']).ends_with('?')
+            pieces.list[at].bytes.slice(text).trim_end_matches(['"', '”', '\'', '’', '»']).ends_with('?')
         };
         let is_answer = above.is_some_and(asks);
         let refers = is_answer || bonds::is_dependent(said.trim_start_matches(['-', ' ']));

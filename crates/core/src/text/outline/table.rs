@@ -78,7 +78,7 @@ fn rows(
             pieces.frame(bytes, &[]);
         } else if form == Form::Columns && at > 0 && cells.continues(lines[at - 1].text, line.text) {
             extend(pieces, bytes);
-        } else if form != Form::Columns && cells.is_group(bytes.of(text)) {
+        } else if form != Form::Columns && cells.is_group(bytes.slice(text)) {
             group = Some(pieces.push(bytes, &base));
         } else {
             let all: Vec<usize> = base.iter().copied().chain(group).collect();

@@ -34,7 +34,7 @@ pub(super) fn pieces(text: &str, kind: Kind) -> Vec<Piece> {
         );
         check_gap(end, piece.bytes.start);
         end = piece.bytes.end;
-        assert!(!piece.bytes.of(text).trim().is_empty(), "{kind:?}: piece {index} is blank: {text:?}");
+        assert!(!piece.bytes.slice(text).trim().is_empty(), "{kind:?}: piece {index} is blank: {text:?}");
         let others = piece.requires.iter().chain(&piece.related).chain(&piece.introduces);
         assert!(others.clone().all(|&other| other < pieces.len() && other != index), "{kind:?}: {text:?}");
     }
@@ -59,7 +59,7 @@ pub(super) fn check(name: &str, kind: Kind, text: &str, expect: &[&str]) {
         let introduces = piece.introduces.map(|other| format!(">{other}"));
         let requires: Vec<String> = requires.iter().map(usize::to_string).chain(introduces).collect();
         let space = if requires.is_empty() { "" } else { " " };
-        format!("{mark}{}{space}{}", requires.join(","), piece.bytes.of(text).replace('\n', "/"))
+        format!("{mark}{}{space}{}", requires.join(","), piece.bytes.slice(text).replace('\n', "/"))
     });
     assert_eq!(shown.collect::<Vec<_>>(), expect, "{name}");
 }
@@ -94,7 +94,7 @@ fn written(text: &str, pieces: &[Piece], kept: &[usize]) -> String {
                 out.push_str(if is_apart { "" } else { "\n" });
             }
         }
-        out.push_str(piece.bytes.of(text));
+        out.push_str(piece.bytes.slice(text));
         before = Some(index);
     }
     out

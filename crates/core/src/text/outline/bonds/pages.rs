@@ -27,9 +27,9 @@ pub(super) fn contents(pieces: &mut Pieces, text: &str) {
         "índice",
         "indice",
     ];
-    let line = |piece: &Piece| piece.bytes.of(text).trim_matches(['#', '*', ' ', ':']).to_lowercase();
+    let line = |piece: &Piece| piece.bytes.slice(text).trim_matches(['#', '*', ' ', ':']).to_lowercase();
     let page = |piece: &Piece| {
-        let line = piece.bytes.of(text);
+        let line = piece.bytes.slice(text);
         let number = line.rsplit([' ', '.']).next().filter(|_| has_leader(line))?;
         number.parse::<u32>().ok()
     };
@@ -41,7 +41,7 @@ pub(super) fn contents(pieces: &mut Pieces, text: &str) {
         let is_named = || at > 0 && NAMES.contains(&&*line(&pieces.list[at - 1]));
         let numbered = pieces.list[at..end]
             .iter()
-            .filter(|piece| piece.bytes.of(text).starts_with(|c: char| c.is_ascii_digit()))
+            .filter(|piece| piece.bytes.slice(text).starts_with(|c: char| c.is_ascii_digit()))
             .count();
         if end - at >= LINES_MIN && (2 * numbered > end - at || is_named()) {
             pieces.list[at..end].iter_mut().for_each(|piece| piece.is_frame = true);

@@ -160,7 +160,7 @@ impl Reader<'_> {
         }
         let word = trimmed(self.text, start, at);
         self.at = word.end;
-        match word.of(self.text).strip_suffix(':') {
+        match word.slice(self.text).strip_suffix(':') {
             Some(key) if self.pending.is_none_or(|pending| pending.key.is_empty()) => {
                 self.set_key(start, self.at, ByteRange::new(start, start + key.trim_end().len()));
             }

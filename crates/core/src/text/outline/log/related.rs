@@ -21,7 +21,7 @@ const REACH: usize = 2;
 /// Lets each event name the nearest events that share an identifier with it.
 pub(super) fn link(pieces: &mut Pieces, text: &str) {
     let identifiers: Vec<Vec<&str>> =
-        pieces.list.iter().map(|piece| identifiers(piece.bytes.of(text))).collect();
+        pieces.list.iter().map(|piece| identifiers(piece.bytes.slice(text))).collect();
     let mut events: HashMap<&str, Vec<usize>> = HashMap::new();
     for (event, words) in identifiers.iter().enumerate() {
         for &word in words {

@@ -51,7 +51,7 @@ pub(super) fn outline(text: &str, lines: &[Line]) -> Pieces {
             let requires: Vec<usize> = head.into_iter().chain(message).collect();
             let piece = pieces.push(trimmed(text, start, stop), &requires);
             message = message.or(Some(piece));
-            let name = head.and_then(|head| run_of(pieces.list[head].bytes.of(text)));
+            let name = head.and_then(|head| run_of(pieces.list[head].bytes.slice(text)));
             if let Some((_, printed)) = name.and_then(|name| runs.get_mut(name)) {
                 *printed = message;
             }

@@ -124,8 +124,8 @@ pub(super) fn event(
         frames.iter().for_each(|&frame| trace.head.into_iter().for_each(|head| pieces.require(frame, head)));
         return;
     };
-    let is_raised = |bytes: ByteRange| raises(bytes.of(text));
-    let begins_with_cause = is_cause(pieces.list[first].bytes.of(text));
+    let is_raised = |bytes: ByteRange| raises(bytes.slice(text));
+    let begins_with_cause = is_cause(pieces.list[first].bytes.slice(text));
     // An event that reports a failure has a trace of its own.
     let is_failure =
         ["ERROR", "FATAL", "SEVERE", "CRITICAL", "WARN"].iter().any(|level| lines[0].text.contains(level));
