@@ -118,7 +118,7 @@ pub struct Pipeline {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Settings {
     pub limits: RequestLimits,
-    /// How much is kept for requests with [`Budget::Auto`](crate::domain::Budget::Auto).
+    /// How much is kept for requests with [`Budget::Auto`].
     pub auto: Auto,
     /// The format in which keys are cached; int8 by default.
     pub codec: Codec,
