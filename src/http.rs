@@ -138,8 +138,8 @@ fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
         ("/v1/search", post(registry::search)),
         ("/v1/rerank", post(rerank::v1)),
         ("/v2/rerank", post(rerank::v2)),
-        ("/rerank", post(rerank::tei)),
-        ("/tei/rerank", post(rerank::tei)),
+        ("/rerank", tei_rerank()),
+        ("/tei/rerank", tei_rerank()),
         ("/voyage/v1/rerank", post(rerank::voyage)),
         ("/vllm/rerank", post(rerank::v1)),
         ("/vllm/v1/rerank", post(rerank::v1)),
@@ -164,6 +164,13 @@ fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
     #[cfg(feature = "mcp")]
     let routes = [routes, vec![(mcp::PATH, post(mcp::handle))]].concat();
     routes
+}
+
+/// The methods of the paths of Text Embeddings Inference, whose errors all have its format.
+fn tei_rerank() -> MethodRouter<Service> {
+    post(rerank::tei)
+        .fallback(async || ApiError::method_not_allowed().tei_response())
+        .layer(CatchPanicLayer::custom(error::from_tei_panic))
 }
 
 /// The path of a route as [`paths`] has it, without the slash that may follow it.

@@ -150,11 +150,11 @@ mod tests {
         assert_eq!(receipt.statement(Some(&key.public())).expect("by this key"), statement());
         let newer = serde_json::from_value({
             let mut newer = serde_json::to_value(statement()).expect("JSON");
-            newer["version"] = 2.into();
+            newer["version"] = 3.into();
             newer
         });
         let newer = Receipt::sign(&newer.expect("a statement"), &key);
-        assert!(matches!(newer.statement(None), Err(ReceiptError::Version { found: 2 })));
+        assert!(matches!(newer.statement(None), Err(ReceiptError::Version { found: 3 })));
         let other = SigningKey::generate().expect("there is randomness").public();
         assert!(matches!(receipt.statement(Some(&other)), Err(ReceiptError::OtherKey { .. })));
     }

@@ -215,7 +215,7 @@ struct CitationAnswer {
     output: Range,
     /// The text of the piece.
     text: String,
-    /// The score; compares within a request only. Null for a sentence that an earlier chunk has, too, and that is kept there.
+    /// The score; compares within a request only. Null where nothing was scored, and for a sentence that an earlier chunk has, too, and that is kept there.
     score: Option<f32>,
 }
 
@@ -225,7 +225,7 @@ struct CitationAnswer {
 struct UsageAnswer {
     /// The tokenizer that counted them.
     tokenizer: TokenizerName,
-    /// Tokens of the context if everything were kept.
+    /// Tokens of all chunks and the markup around them.
     tokens_in: usize,
     /// Tokens of the context.
     tokens_out: usize,

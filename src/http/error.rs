@@ -149,6 +149,11 @@ impl ApiError {
     }
 }
 
+/// As [`from_panic`], in the format of Text Embeddings Inference.
+pub(super) fn from_tei_panic(_panic: Box<dyn Any + Send>) -> Response {
+    ApiError::internal().tei_response()
+}
+
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         self.respond(ErrorAnswer { error: self.clone() })

@@ -400,7 +400,7 @@ fn rerank(schemas: &mut Schemas) -> Vec<Entry> {
         } else {
             (ErrorFormat::Rerank, ("documents", EXAMPLE))
         };
-        let (_, _, mut operation) = Operation::new("rerank", id, "Rank documents.")
+        let (_, _, mut operation) = Operation::new("rerank", id, "")
             .body(body.clone())
             .examples(&[example])
             .response("The documents, best first.", answer.clone())
@@ -437,7 +437,7 @@ fn middleware(schemas: &mut Schemas) -> Vec<Entry> {
     let boolean = |name, text| parameter("header", name, words.clone(), text);
     let header = |text: &str| json!({"description": text, "schema": {"type": "string"}});
     let headers = json!({
-        "x-thresher": header("`compressed` or `uncompressed`."),
+        "x-thresher": header("`compressed`, `uncompressed` or `shadow`."),
         "x-thresher-reason": header("Why the request was passed on whole although it was to be compressed."),
         "x-thresher-tokens-before": header("Tokens (`o200k_base`) of the texts that were compressed, before."),
         "x-thresher-tokens-after": header("The same, after."),

@@ -48,7 +48,7 @@ pub struct Answer {
     pub usage: Option<Usage>,
     /// The texts, with a line break between them; `None`: they were not wanted, or a part of them was too long.
     pub text: Option<String>,
-    /// Empty, unless it was wanted.
+    /// What the answer says of itself; read in full only where it was wanted.
     pub reported: Reported,
 }
 

@@ -17,7 +17,7 @@ const SCORE_TOLERANCE_RELATIVE: f64 = 1e-3;
 const SCORE_TOLERANCE_ABSOLUTE: f64 = 1e-5;
 
 /// The version of the form of statements.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// A record of one attribution. All ranges are in bytes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

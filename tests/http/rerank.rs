@@ -3,8 +3,8 @@
 
 use serde_json::{Value, json};
 
-use crate::support::wire::{self, ask_with, post};
-use crate::{Daemon, check_error, daemon, scripted};
+use crate::support::wire::{self, ask_with, get, post};
+use crate::{Daemon, check_error, daemon, double, scripted};
 
 const TEXTS: [&str; 3] = ["Water is wet.", "The tide is at noon. The moon is far.", "The moon is far."];
 
@@ -166,6 +166,11 @@ async fn every_error_of_the_endpoint_of_text_embeddings_inference_has_a_type() {
         "{}",
         untyped.body
     );
+    let refused = get(daemon.http, "/tei/rerank").await;
+    assert_eq!((refused.status, &refused.json()["error_type"]), (405, &json!("Validation")));
+    let broken = crate::daemon(Some(double(|_| panic!("a bug"))), 1, 1).await;
+    let failed = post(broken.http, "/rerank", json!({"query": "x", "texts": TEXTS}).to_string()).await;
+    assert_eq!((failed.status, &failed.json()["error_type"]), (500, &json!("Backend")), "{}", failed.body);
     let starting = crate::daemon(None, 1, 1).await;
     let refused = post(starting.http, "/rerank", json!({"query": "x", "texts": TEXTS}).to_string()).await;
     assert_eq!(

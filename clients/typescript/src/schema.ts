@@ -495,7 +495,7 @@ export interface components {
             text: string;
             /**
              * Format: float
-             * @description The score; compares within a request only. Null for a sentence that an earlier chunk has, too, and that is kept there.
+             * @description The score; compares within a request only. Null where nothing was scored, and for a sentence that an earlier chunk has, too, and that is kept there.
              */
             score: number | null;
         };
@@ -527,7 +527,7 @@ export interface components {
         CompressUsage: {
             /** @description The tokenizer that counted them. */
             tokenizer: components["schemas"]["TokenizerName"];
-            /** @description Tokens of the context if everything were kept. */
+            /** @description Tokens of all chunks and the markup around them. */
             tokens_in: number;
             /** @description Tokens of the context. */
             tokens_out: number;

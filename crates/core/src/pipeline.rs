@@ -327,15 +327,18 @@ impl Pipeline {
         let (request, _) = self.with_question_to_read(request)?;
         let reading = self.read(&request, cancel, &mut clock)?;
         let scored = self.score(&request, &reading, cancel, &mut clock)?;
-        let fit = |more: usize| {
-            let budget = Budget::Tokens(least.saturating_add(more));
+        let fit = |tokens: usize| {
+            let budget = Budget::Tokens(tokens);
             let request = CompressRequest { budget, fills_budget: true, ..(*request).clone() };
             self.compress_scored(&request, &reading, &scored, cancel, clock.clone())
         };
         for more in [0, 64, 256] {
-            match fit(more) {
-                // Not even one unit fits.
-                Err(PipelineError::Invalid(InvalidRequest::BudgetImpossible { .. })) => {}
+            let mut found = fit(least.saturating_add(more));
+            // Not even one unit fits: the least that can be kept is better than everything.
+            if let Err(PipelineError::Invalid(InvalidRequest::BudgetImpossible { needed, .. })) = found {
+                found = fit(needed);
+            }
+            match found {
                 Ok(found) if found.usage.is_none_or(|usage| usage.tokens_out < least) => {}
                 found => return found,
             }

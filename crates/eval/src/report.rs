@@ -81,7 +81,7 @@ pub struct AutoReport {
     pub kept: Estimate,
     /// Share of gold chunks of which at least one unit is kept, from 0 to 1.
     pub gold_share: Estimate,
-    /// Share of questions to which some chunk is related (`rc.related`); the mean is NaN if the model does not
+    /// Share of questions to which some chunk is related (`related`); the mean is NaN if the model does not
     /// tell.
     pub related: Estimate,
 }

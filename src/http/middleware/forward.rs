@@ -346,7 +346,10 @@ impl ForwardStream {
                 Err(_elapsed) if !buffer.is_empty() => break Some("answer_too_slow"),
                 // Nothing has been sent yet, so that an error can be sent instead.
                 Ok(Err(error)) => return self.failed(error),
-                Err(_elapsed) => return self.failed(ForwardError::Silent),
+                Err(_elapsed) => {
+                    self.forwarder.end(Some("upstream_silent"));
+                    return self.failed(ForwardError::Silent);
+                }
             }
             if buffer.len() > max {
                 break Some("answer_too_long");

@@ -143,13 +143,17 @@ fn check_sender(service: &Scope, method: &Method, headers: &HeaderMap) -> Result
     }
 }
 
-/// Whether a decoded path begins as one of the daemon's own paths does, apart from those of the middleware. A version that is there twice is
-/// the mistake of a client whose base URL ends with it.
+/// Whether a decoded path begins as one of the daemon's own paths does, apart from those of the middleware. A version that is there twice, or
+/// before the prefix of a dialect, is the mistake of a client whose base URL ends with it.
 fn is_ours(path: &str) -> bool {
-    let first = |path: &str| path.trim_start_matches("/v1/").split('/').next().unwrap_or_default().to_owned();
+    let first = |path: &str| {
+        let path = path.trim_start_matches("/v1/").trim_start_matches('/');
+        path.split('/').next().unwrap_or_default().to_owned()
+    };
     let of_models = ["chat", "responses", "messages", "models"];
     let name = first(path).to_ascii_lowercase();
-    let ours = crate::http::paths().into_iter().filter(|path| path.starts_with("/v1/")).map(first);
+    // A path of several segments begins with the version or with a prefix.
+    let ours = crate::http::paths().into_iter().filter(|path| path.matches('/').count() > 1).map(first);
     ["v1", "v2"].contains(&&*name)
         || !of_models.contains(&&*name) && ours.into_iter().any(|ours| ours == name)
 }
@@ -197,6 +201,8 @@ mod tests {
         check("/v1/chat/completions/x", false);
         check("/v1/models/gpt-5", false);
         check("/v1/v1/compress", true);
+        check("/v1/voyage/v1/rerank", true);
+        check("/v1/headroom/v1/compress", true);
         check("/v1/v2/rerank", true);
         check("/v1//compress", true);
         check("/v1/./compress", true);

@@ -296,7 +296,7 @@ class Usage(Extensible):
     tokenizer: Tokenizer
     """The tokenizer that counted them."""
     tokens_in: int
-    """Tokens of the context if everything were kept."""
+    """Tokens of all chunks and the markup around them."""
     tokens_out: int
     """Tokens of the context."""
     ratio: float
@@ -372,7 +372,7 @@ class Citation(Extensible):
     text: str
     """The text of the piece."""
     score: float | None
-    """The score; compares within a request only. Null for a sentence that an earlier chunk has, too, and that is kept there."""
+    """The score; compares within a request only. Null where nothing was scored, and for a sentence that an earlier chunk has, too, and that is kept there."""
 
 
 @dataclass(frozen=True, kw_only=True)

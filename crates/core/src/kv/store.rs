@@ -149,9 +149,34 @@ impl KvStore {
         Self::new(Arc::new(NoTiers))
     }
 
-    /// Returns whether a block is in memory or on this machine's disk, as far as is known without waiting.
-    pub fn has_locally(&self, key: &BlockKey) -> bool {
-        self.tiers.resident(key).is_some() || self.tiers.has_locally(key)
+    /// Returns the blocks of `keys` that a tier has, without reading any or waiting for other requests.
+    pub fn find(
+        &self,
+        keys: &[BlockKey],
+        check: impl Fn(usize, &Block, Source) -> Result<(), BadBlock>,
+    ) -> (Vec<Option<Block>>, Sources) {
+        let mut found = FoundBlocks { blocks: vec![None; keys.len()], sources: Sources::default() };
+        let mut put = |index: usize, bytes: Bytes, source: Source| {
+            let block =
+                self.parse(&keys[index], bytes, source, |block: &Block| check(index, block, source))?;
+            found.put(&[index], block.clone(), source);
+            Some(block)
+        };
+        let is_missing = |index: &usize| match self.tiers.resident(&keys[*index]) {
+            Some(bytes) => put(*index, bytes, Source::Memory).is_none(),
+            None => true,
+        };
+        let missing: Vec<usize> = (0..keys.len()).filter(is_missing).collect();
+        let wanted: Vec<BlockKey> = missing.iter().map(|&index| keys[index]).collect();
+        let fetched = if wanted.is_empty() { Vec::new() } else { self.tiers.fetch(&wanted) };
+        for (index, fetched) in missing.into_iter().zip(fetched) {
+            let Some((bytes, source)) = fetched else { continue };
+            if let Some(block) = put(index, bytes, source) {
+                self.tiers.accept(keys[index], block.bytes().clone(), source);
+            }
+        }
+        found.count_lookups();
+        (found.blocks, found.sources)
     }
 
     /// Returns the blocks of `keys`, and how many came from each source. A block is `None` only if

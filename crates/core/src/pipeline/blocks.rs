@@ -17,7 +17,7 @@ use super::load::{LoadEstimator, OngoingRead};
 use super::tokenize::{self, Passage};
 use super::validate::RequestLimits;
 use crate::domain::{Chunk, Tenant, TokenSpan};
-use crate::kv::block::{Block, TokenCounts};
+use crate::kv::block::{BadBlock, Block, TokenCounts};
 use crate::kv::codec::{Codec, LANES};
 use crate::kv::key::{BlockKey, KeySpace};
 use crate::kv::store::{Claim, KvStore, Source, Sources, Unread};
@@ -25,8 +25,8 @@ use crate::model::tokenizer::{self, ModelTokenizer};
 use crate::model::{ModelInfo, ModelRuntime};
 use crate::text;
 
-/// How many chunks are read to measure the model's speed, if there may be no time for all.
-const CHUNKS_TO_MEASURE: usize = 8;
+/// How many bytes of text are read to measure the model's speed, if there may be no time for all.
+const BYTES_TO_MEASURE: usize = 16 * 1024;
 
 /// How many windows a worker has at most, that it reads and that wait for it, and the tokens of a window that
 /// [`Reader::time_to_end`] estimates, and their bytes: most chunks are shorter than the windows of models with long
@@ -79,6 +79,13 @@ pub struct Reader {
     token_bytes: TokenBytes,
 }
 
+/// What a request's reads are to the load of the model.
+struct ReadLoad<'a> {
+    ongoing: OnceCell<OngoingRead<'a>>,
+    /// The time for which the request may be refused; `None`: it is not.
+    time_left: Option<Duration>,
+}
+
 /// The size of one token, in bytes.
 #[derive(Debug, Clone, Copy)]
 struct TokenBytes {
@@ -109,6 +116,14 @@ impl Reader {
         Self { model, tokenizer, store, codec, keys, tenant, load, token_bytes }
     }
 
+    /// Returns this reader with a known speed of the model, and another read of the tenant that lasts as long as the result.
+    #[cfg(test)]
+    pub fn with_load(self, bytes_per_s: f64, other_bytes: usize) -> (Self, impl Drop) {
+        let load = Box::leak(Box::new(Arc::new(LoadEstimator::with_speed(bytes_per_s))));
+        let other = load.begin(&self.tenant, other_bytes, Some(Duration::from_secs(60)));
+        (Self { load: Arc::clone(load), ..self }, other.expect("the only read"))
+    }
+
     /// Returns a reader for another tenant, which reads with `model`, the tenant's own share of the model. It
     /// neither finds blocks of other tenants nor waits for reads of theirs.
     pub fn of_tenant(&self, tenant: &Tenant, model: Arc<dyn ModelRuntime>) -> Self {
@@ -136,28 +151,64 @@ impl Reader {
         limits: &RequestLimits,
         cancel: &Cancel,
     ) -> Result<Blocks, PipelineError> {
-        self.checked_blocks(chunks, None, limits, cancel)
+        self.checked_blocks(chunks, None, limits, cancel, cancel.time_left())
     }
 
-    /// Returns whether a chunk's block is in memory or on this machine's disk, as far as is known without waiting.
-    pub fn is_cached(&self, chunk: &Chunk) -> bool {
-        self.store.has_locally(&self.key(chunk))
+    /// As [`Self::blocks`]; the request takes what there is time for, so it is not refused for what other requests read.
+    ///
+    /// # Errors
+    /// Fails as [`Self::blocks`] does, but for [`PipelineError::Overloaded`].
+    pub fn blocks_if_in_time(
+        &self,
+        chunks: &[Arc<Chunk>],
+        limits: &RequestLimits,
+        cancel: &Cancel,
+    ) -> Result<Blocks, PipelineError> {
+        self.checked_blocks(chunks, None, limits, cancel, None)
     }
 
-    /// Returns how many of the first `chunks` the model can probably read within `time`: at least one, if there is time
-    /// for a window, and few until the model's speed has been measured.
-    pub fn count_within(&self, chunks: &[Arc<Chunk>], time: Duration) -> usize {
-        let window = self.window_time();
-        if window.is_zero() {
-            return chunks.len().min(CHUNKS_TO_MEASURE);
+    /// Returns the blocks that are cached, `[chunk]`. Their tokens are not counted as spent.
+    pub fn cached_blocks(&self, chunks: &[Arc<Chunk>], cancel: &Cancel) -> (Vec<Option<Block>>, Sources) {
+        let (mut all, mut sources) = (Vec::with_capacity(chunks.len()), Sources::default());
+        for batch in chunks.chunks(chunks_per_batch(self.model.info().windows_at_once)) {
+            if !cancel.go_on() {
+                break;
+            }
+            let keys: Vec<BlockKey> = batch.iter().map(|chunk| self.key(chunk)).collect();
+            let check = |i: usize, block: &Block, source| self.check_block(&batch[i], block, source);
+            let (found, found_in) = self.store.find(&keys, check);
+            all.extend(found);
+            sources += found_in;
         }
+        all.resize(chunks.len(), None);
+        (all, sources)
+    }
+
+    /// Checks a block that a tier returned. The contents of a block in memory were checked before it was put there.
+    fn check_block(&self, chunk: &Chunk, block: &Block, source: Source) -> Result<(), BadBlock> {
+        let info = self.model.info();
+        block.check_shape(info.planes, info.head_dim, self.codec)?;
+        match source {
+            Source::Memory => Ok(()),
+            _ => block.check(&chunk.text),
+        }
+    }
+
+    /// Returns the estimated time to read a chunk. It is zero until the model's speed has been measured.
+    pub fn time_to_read(&self, chunk: &Chunk) -> Duration {
+        self.load.time_of_one(chunk.text.len())
+    }
+
+    /// Returns how many of the first `chunks` the model can probably read within `time`. Until the model's speed has been
+    /// measured, these are few.
+    pub fn count_within(&self, chunks: &[Arc<Chunk>], time: Duration) -> usize {
+        let is_measured = !self.window_time().is_zero();
         let mut bytes = 0;
         let fits = |chunk: &&Arc<Chunk>| {
             bytes += chunk.text.len();
-            self.load.time_of_one(bytes) <= time
+            if is_measured { self.load.time_of_one(bytes) <= time } else { bytes <= BYTES_TO_MEASURE }
         };
-        let count = chunks.iter().take_while(fits).count();
-        count.max(usize::from(window <= time)).min(chunks.len())
+        chunks.iter().take_while(fits).count()
     }
 
     /// Returns the estimated time that the model needs to end its work: for the windows that it reads and those that
@@ -186,15 +237,17 @@ impl Reader {
         cancel: &Cancel,
     ) -> Result<Blocks, PipelineError> {
         let counts: Vec<TokenCounts> = passages.iter().map(Passage::token_counts).collect();
-        self.checked_blocks(chunks, Some(&counts), limits, cancel)
+        self.checked_blocks(chunks, Some(&counts), limits, cancel, cancel.time_left())
     }
 
+    /// `time_left` is the time for which the request may be refused; `None`: it is not.
     fn checked_blocks(
         &self,
         chunks: &[Arc<Chunk>],
         expected: Option<&[TokenCounts]>,
         limits: &RequestLimits,
         cancel: &Cancel,
+        time_left: Option<Duration>,
     ) -> Result<Blocks, PipelineError> {
         let spent_before = cancel.spent();
         let keys: Vec<BlockKey> = chunks.par_iter().with_min_len(64).map(|chunk| self.key(chunk)).collect();
@@ -202,22 +255,16 @@ impl Reader {
             let cancel = cancel.clone();
             Arc::new(move || cancel.go_on())
         };
-        let info = self.model.info();
         let check = |i: usize, block: &Block, source: Source| {
-            block.check_shape(info.planes, info.head_dim, self.codec)?;
             if let Some(expected) = expected {
                 block.check_tokens(expected[i])?;
             }
-            match source {
-                // The contents of a block in memory were checked before it was put there.
-                Source::Memory => Ok(()),
-                _ => block.check(&chunks[i].text),
-            }
+            self.check_block(&chunks[i], block, source)
         };
-        let ongoing = OnceCell::new();
-        let batch = chunks_per_batch(info.windows_at_once);
+        let load = ReadLoad { ongoing: OnceCell::new(), time_left };
+        let batch = chunks_per_batch(self.model.info().windows_at_once);
         let (found, sources) = self.store.get(&keys, batch, caller_waits, check, |unread| {
-            self.read(chunks, unread, &ongoing, limits, cancel)
+            self.read(chunks, unread, &load, limits, cancel)
         })?;
         // Tokens that were read for this request have been counted. Those from the cache are counted here.
         let tokens: usize = found.iter().flatten().map(Block::tokens).sum();
@@ -256,7 +303,7 @@ impl Reader {
         &'a self,
         chunks: &[Arc<Chunk>],
         unread: Unread,
-        ongoing: &OnceCell<OngoingRead<'a>>,
+        load: &ReadLoad<'a>,
         limits: &RequestLimits,
         cancel: &Cancel,
     ) -> Result<(), PipelineError> {
@@ -268,14 +315,14 @@ impl Reader {
         let text_bytes = |claim: &Claim| chunks[claim.index()].text.len();
         let bytes_later: usize = later.iter().map(|&index| chunks[index].text.len()).sum();
         let bytes = claims.iter().map(text_bytes).sum::<usize>() + bytes_later;
-        let ongoing = match ongoing.get() {
+        let ongoing = match load.ongoing.get() {
             Some(ongoing) => {
                 ongoing.set_bytes_left(bytes);
                 ongoing
             }
             None => {
-                let begun = self.load.begin(&self.tenant, bytes, cancel.time_left())?;
-                ongoing.get_or_init(|| begun)
+                let begun = self.load.begin(&self.tenant, bytes, load.time_left)?;
+                load.ongoing.get_or_init(|| begun)
             }
         };
         let passages = self.passages(chunks, claims, known_tokens, limits, cancel)?;
@@ -462,11 +509,11 @@ mod tests {
         let (model, store) = (Arc::new(ScriptedModel::new(4)), Arc::new(KvStore::without_tiers()));
         let reader = Reader::new(model, tokenizer, store, Codec::Int8);
         let chunks: Vec<Arc<Chunk>> =
-            (0..20).map(|n| Arc::new(Chunk::new(n.to_string(), "tide ".repeat(100)))).collect();
-        assert_eq!(reader.count_within(&chunks, Duration::ZERO), CHUNKS_TO_MEASURE, "the speed is unknown");
+            (0..40).map(|n| Arc::new(Chunk::new(n.to_string(), "tide ".repeat(100)))).collect();
+        assert_eq!(reader.count_within(&chunks, Duration::ZERO), 32, "the speed is unknown");
         let reader = Reader { load: Arc::new(LoadEstimator::with_speed(1_000_000.0)), ..reader };
         let count = |ms: u64| reader.count_within(&chunks, Duration::from_millis(ms));
-        assert_eq!([count(0), count(1), count(5), count(100)], [0, 2, 10, 20]);
+        assert_eq!([count(0), count(1), count(5), count(100)], [0, 2, 10, 40]);
     }
 
     #[test]

@@ -25,6 +25,9 @@ use crate::domain::{
 use crate::model::tokenizer::is_blank;
 use crate::text::{self, outline::Piece};
 
+/// By how many tokens a chunk and its frame alone may be more than in the whole context.
+const PART_TOKENS_MORE_MAX: usize = 4;
+
 /// A context that fits into the budget.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fitted {
@@ -125,7 +128,7 @@ pub fn budget(
         Budget::Auto | Budget::Coverage(_) => usize::MAX,
     };
     let selection = match request.budget {
-        Budget::Tokens(_) | Budget::Ratio(_) if tokens >= tokens_in => input.everything(),
+        Budget::Tokens(_) | Budget::Ratio(_) if fitter.holds_all(tokens, tokens_in)? => input.everything(),
         _ if !is_related => Selection::of_required(input.required()),
         Budget::Auto => fit.auto.select(&input, scores),
         Budget::Coverage(_) => input.up_to(limit.unwrap_or(f32::INFINITY)),
@@ -282,7 +285,21 @@ impl Fitter<'_> {
         }
         let chunks = self.request.chunks.par_iter().zip(frame_costs);
         let with_text = chunks.filter(|(chunk, _)| !chunk.text.trim().is_empty());
-        with_text.map(|(chunk, frame)| Ok(self.cost(&chunk.text)? + frame)).sum()
+        let all = with_text.map(|(chunk, frame)| Ok(self.cost(&chunk.text)? + frame));
+        let all: usize = all.sum::<Result<_, PipelineError>>()?;
+        // Every frame includes the break after its chunk, but the last chunk has none.
+        Ok(all.saturating_sub(self.cost(assemble::BETWEEN_CHUNKS)?))
+    }
+
+    /// Returns whether a budget of `tokens` holds everything. The tokens of parts may be a few more than those of the whole, which is
+    /// counted only where that could matter.
+    fn holds_all(&self, tokens: usize, tokens_in: usize) -> Result<bool, PipelineError> {
+        if tokens >= tokens_in || self.request.tokenizer == TokenizerName::Model {
+            return Ok(tokens >= tokens_in);
+        }
+        let may_hold = tokens_in - tokens <= PART_TOKENS_MORE_MAX * self.request.chunks.len();
+        let all = || self.render(&Selection::of_required((0..self.units.len()).collect()), 0);
+        Ok(may_hold && all()?.tokens <= tokens)
     }
 
     /// Finds by bisection the longest prefix of the selection whose context has at most `tokens` tokens.
@@ -540,7 +557,13 @@ impl Fitter<'_> {
     fn finish(self, rendered: RenderedContext, tokens_in: usize, best: Option<usize>) -> Fitted {
         // A tokenizer that merges tokens across the end of a chunk may count a token or two more or fewer in
         // the whole context than in its parts.
-        let usage = Usage { tokens_in: tokens_in.max(rendered.tokens), tokens_out: rendered.tokens };
+        let kept: usize = rendered.spans.iter().flatten().map(|span| span.source.len()).sum();
+        let all: usize = self.units.iter().map(|unit| unit.bytes.len()).sum();
+        // A share of the input was promised of the tokens that the input had then.
+        let is_promised = matches!(self.request.budget, Budget::Ratio(ratio) if ratio < 1.0);
+        let tokens_in =
+            if kept >= all && !is_promised { rendered.tokens } else { tokens_in.max(rendered.tokens) };
+        let usage = Usage { tokens_in, tokens_out: rendered.tokens };
         let repeats = self.repeated_spans(&rendered.spans);
         let rows_left_out = self.rows_left_out(&rendered.spans);
         let mut groups_cut = self.groups_cut(&rendered.spans);

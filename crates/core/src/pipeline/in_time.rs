@@ -1,10 +1,12 @@
 //! Answers in time: when a request takes the best answer that its deadline allows, chunks are read in the order of a
 //! cheap score, as long as there is time, and the others stay unread.
 //!
-//! Reading goes in rounds. Before each round, a plan says how many of the next chunks fit into half of the time that is
-//! left, at the speed that was measured; then the round reads all of them, as any request reads its chunks. The halves
-//! keep a wrong estimate, and chunks that other requests wait for, from taking the time of the answer. The order does
-//! not depend on the time, so that no chunk is lost by waiting longer.
+//! Cached chunks are taken first, from every tier. The others are read in rounds. Before each round, a plan says how many of
+//! the next chunks fit into half of the time that is left, at the speed that was measured; then the round reads all of them,
+//! as any request reads its chunks. The halves keep a wrong estimate, and chunks that other requests wait for, too, from
+//! taking the time of the answer: a chunk that is being read for somebody else is not interrupted. For the same reason, a
+//! chunk that does not fit into the time at all is passed over. The order does not depend on the time, so that no
+//! chunk is lost by waiting longer.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -39,6 +41,21 @@ pub struct InTime<'a> {
     /// `[chunk]`: the index in the caller's request of each chunk that was read.
     indices: Vec<usize>,
     all: &'a [Arc<Chunk>],
+}
+
+/// What has been read of a request until now.
+struct Read {
+    /// `[chunk]`: the blocks that were found or read.
+    by_chunk: Vec<Option<Block>>,
+    sources: Sources,
+    tokens: usize,
+}
+
+impl Read {
+    fn add(&mut self, chunk: usize, block: Block) {
+        self.tokens += block.tokens();
+        self.by_chunk[chunk] = Some(block);
+    }
 }
 
 /// Returns the time at which reading has to end, for a request that has until `deadline`. `to_end` is the time that the
@@ -109,41 +126,47 @@ impl<'a> InTime<'a> {
         let chunks = |indices: &[usize]| -> Vec<Arc<Chunk>> {
             indices.iter().map(|&chunk| Arc::clone(&request.chunks[chunk])).collect()
         };
-        let mut by_chunk: Vec<Option<Block>> = vec![None; request.chunks.len()];
-        let (mut sources, mut tokens) = (Sources::default(), 0);
-        let mut add = |indices: &[usize], blocks: Blocks| {
-            sources += blocks.sources;
-            tokens += blocks.tokens();
-            indices.iter().zip(blocks.blocks).for_each(|(&chunk, block)| by_chunk[chunk] = Some(block));
-            reader.check_tokens(tokens, limits)
-        };
-        let mut left = order;
-        let mut has_time = true;
-        loop {
-            // A round that ran out of time has read some of its chunks, which are cached now.
-            let (cached, unread): (Vec<usize>, _) =
-                left.into_iter().partition(|&chunk| reader.is_cached(&request.chunks[chunk]));
-            if !cached.is_empty() {
-                add(&cached, reader.blocks(&chunks(&cached), limits, cancel)?)?;
-            }
-            left = unread;
-            let time = until.saturating_duration_since(Instant::now()) / 2;
-            let count = reader.count_within(&chunks(&left), time);
-            if count == 0 || !has_time {
-                break;
-            }
-            match reader.blocks(&chunks(&left[..count]), limits, &reading) {
-                Ok(blocks) => {
-                    let unread = left.split_off(count);
-                    add(&left, blocks)?;
-                    left = unread;
-                }
-                Err(PipelineError::DeadlineExceeded | PipelineError::Overloaded(_)) => has_time = false,
-                Err(error) => return Err(error),
+        let (found, sources) = reader.cached_blocks(&chunks(&order), &reading);
+        let mut read = Read { by_chunk: vec![None; request.chunks.len()], sources, tokens: 0 };
+        let mut unread = Vec::new();
+        for (chunk, block) in order.into_iter().zip(found) {
+            match block {
+                Some(block) => read.add(chunk, block),
+                None => unread.push(chunk),
             }
         }
+        cancel.spend(read.tokens);
+        reader.check_tokens(read.tokens, limits)?;
+        loop {
+            let time = until.saturating_duration_since(Instant::now());
+            unread.retain(|&chunk| reader.time_to_read(&request.chunks[chunk]) <= time);
+            // One chunk may take all of the time.
+            let count = reader.count_within(&chunks(&unread), time / 2).max(1);
+            if unread.is_empty() || time.is_zero() {
+                break;
+            }
+            let later = unread.split_off(count.min(unread.len()));
+            match reader.blocks_if_in_time(&chunks(&unread), limits, &reading) {
+                Ok(blocks) => {
+                    read.sources += blocks.sources;
+                    unread.into_iter().zip(blocks.blocks).for_each(|(chunk, block)| read.add(chunk, block));
+                    reader.check_tokens(read.tokens, limits)?;
+                }
+                Err(PipelineError::DeadlineExceeded) => {
+                    // The round has read some of its chunks, which are cached now. Their tokens are spent.
+                    let (found, sources) = reader.cached_blocks(&chunks(&unread), cancel);
+                    read.sources += sources;
+                    for (chunk, block) in unread.into_iter().zip(found) {
+                        block.into_iter().for_each(|block| read.add(chunk, block));
+                    }
+                    break;
+                }
+                Err(error) => return Err(error),
+            }
+            unread = later;
+        }
         cancel.check()?;
-        Self::new(request, by_chunk, sources).ok_or(PipelineError::DeadlineExceeded)
+        Self::new(request, read.by_chunk, read.sources).ok_or(PipelineError::DeadlineExceeded)
     }
 
     /// Returns the request with the chunks that have a block, `[chunk]`. Returns `None` if there is none, or if a chunk has
@@ -219,6 +242,9 @@ impl<'a> InTime<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kv::codec::Codec;
+    use crate::kv::store::KvStore;
+    use crate::model::scripted::ScriptedModel;
 
     #[test]
     fn chunks_with_the_rare_words_of_the_question_are_read_first_and_kept_ones_before_them() {
@@ -232,6 +258,23 @@ mod tests {
         assert_eq!(order(&request)[0], 3);
         request.keep = vec!["1".to_owned()];
         assert_eq!(order(&request)[..2], [1, 3]);
+    }
+
+    #[test]
+    fn chunks_that_fit_are_read_beside_other_requests_and_one_that_does_not_is_passed_over() {
+        let tokenizer = Arc::new(ScriptedModel::tokenizer(&["tide"]));
+        let (model, store) = (Arc::new(ScriptedModel::new(4)), Arc::new(KvStore::without_tiers()));
+        let reader = Reader::new(model, tokenizer, store, Codec::Int8);
+        // Another request of the tenant has twice the text to read that there is time for.
+        let (reader, _other) = reader.with_load(10_000.0, 200_000);
+        let texts = ["tide ".repeat(100_000), "tide ".repeat(50), "tide ".repeat(60)];
+        let chunk = |(at, text): (usize, &String)| Chunk::new(at.to_string(), text.as_str());
+        let request = CompressRequest::new("tide", texts.iter().enumerate().map(chunk).collect());
+        let until = Instant::now() + Duration::from_secs(10);
+        let (limits, cancel) = (RequestLimits::default(), Cancel::default());
+        let read = InTime::read(&request, vec![0, 1, 2], &reader, &limits, until, &cancel).expect("in time");
+        assert_eq!(read.indices, [1, 2]);
+        assert_eq!(cancel.spent(), read.blocks.tokens(), "every token is counted once");
     }
 
     #[test]

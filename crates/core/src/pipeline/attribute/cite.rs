@@ -6,7 +6,8 @@ use std::collections::HashSet;
 use ndarray::{Array2, Axis};
 
 use super::candidates::Candidates;
-use super::evidence::{self, Conflict, Evidence, Gathered, UnsupportedSpan};
+use super::evidence::{Conflict, Evidence, UnsupportedSpan};
+use super::gather::{self, Gathered};
 use super::part::Part;
 use super::second_opinion::Question;
 use super::sentence_scores::SentenceScores;
@@ -105,7 +106,7 @@ struct TokenWeights(Vec<Vec<f32>>);
 
 impl TokenWeights {
     /// Returns the weights for a part, or `None` if the part overlaps no token. Tokens outside of the part
-    /// count with [`evidence::context_weight`].
+    /// count with [`gather::context_weight`].
     fn weigh(scores: &[SentenceScores], part: ByteRange) -> Option<Self> {
         let all = scores.iter().flat_map(|scores| &scores.tokens);
         let inside: Vec<bool> = all.map(|token| token.overlaps(part)).collect();
@@ -114,7 +115,7 @@ impl TokenWeights {
         let relative_weight = |token: usize| {
             // Tokens between the part's first and last token count as tokens of the part.
             let distance = first.saturating_sub(token) + token.saturating_sub(last);
-            if distance == 0 { 1.0 } else { evidence::context_weight(distance) }
+            if distance == 0 { 1.0 } else { gather::context_weight(distance) }
         };
         let mut token = 0;
         let sentence_weights = |scores: &SentenceScores| {

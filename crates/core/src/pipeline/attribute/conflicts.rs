@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::evidence::{Conflict, ConflictKind, Gathered, mean};
+use super::evidence::{Conflict, ConflictKind, mean};
+use super::gather::Gathered;
 use super::negations::NEGATION_SCOPE_WORDS;
 use super::overlap::NEAR_WORDS;
 use super::part::{Part, PartWord, UnitWord, words_near};

@@ -1,6 +1,7 @@
 //! Negations: finds what a part denies and its units do not, and the reverse.
 
-use super::evidence::{ConflictKind, Gathered};
+use super::evidence::ConflictKind;
+use super::gather::Gathered;
 use super::part::{Part, PartWord, UnitWord, words_near};
 use crate::text::{self, Negation, Term};
 

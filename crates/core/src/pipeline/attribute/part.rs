@@ -1,5 +1,5 @@
 //! A part of the answer beside the units that it is compared with: where its words came from, and which words of the units are like
-//! them. [`super::evidence`] gathers from it what the verdict depends on.
+//! them. [`super::gather`] gathers from it what the verdict depends on.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

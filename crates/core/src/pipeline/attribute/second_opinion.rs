@@ -1,11 +1,9 @@
 //! The second opinion: asks a cross-encoder, if the settings name one, whether the units that a part was compared with
 //! support it.
 
-use serde::Serialize;
-
+use super::evidence::SecondOpinion;
 use super::part::Part;
 use crate::model::ModelError;
-use crate::model::contract::VerdictWeights;
 use crate::model::cross::CrossEncoder;
 use crate::pipeline::PipelineError;
 use crate::pipeline::cancel::Cancel;
@@ -19,17 +17,6 @@ pub(super) struct Question<'a> {
     pub claim: &'a str,
     /// The model; `None` if the settings name none.
     pub model: Option<&'a dyn CrossEncoder>,
-}
-
-/// How probable it is that the sources support a part, with the model and without it, as log-odds.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct SecondOpinion {
-    /// The log-odds without the cross-encoder.
-    pub own: f32,
-    /// The log-odds of the cross-encoder alone.
-    pub model: f32,
-    /// How the two are combined.
-    pub weights: VerdictWeights,
 }
 
 impl Question<'_> {

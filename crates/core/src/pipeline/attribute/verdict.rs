@@ -3,8 +3,7 @@
 
 use schemars::JsonSchema;
 
-use super::evidence::Evidence;
-use super::second_opinion::SecondOpinion;
+use super::evidence::{Evidence, SecondOpinion};
 
 /// The support from which on a part counts as supported, if the sources have its numbers.
 const SUPPORT_MIN: f32 = 0.5;
