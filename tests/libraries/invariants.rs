@@ -636,6 +636,24 @@ proptest! {
 
 // ---- tables ----
 
+#[test]
+fn a_least_length_is_reached_by_what_the_text_has() {
+    let text =
+        "The tide rises at noon. Rain fell on the old harbour for days. The moon is far away. ".repeat(6);
+    for tokenizer in [TokenizerName::Model, TokenizerName::O200kBase] {
+        let request =
+            CompressRequest { tokenizer, ..plain("When does the tide rise?", &[&text], Budget::Auto) };
+        let all = count(tokenizer, text.trim());
+        for least in [1, 20, all / 2, all, 10 * all] {
+            let found = PIPELINE.compress_at_least(&request, least, &Cancel::default()).expect("a context");
+            let tokens = found.usage.expect("counted").tokens_out;
+            assert!(tokens >= least.min(all), "{tokenizer:?}: {tokens} of {least}, {all}");
+            // The budget is raised in steps of at most 192 tokens.
+            assert!(tokens <= least + 256 || least > all, "{tokenizer:?}: {tokens} for {least}");
+        }
+    }
+}
+
 fn plain(query: &str, texts: &[&str], budget: Budget) -> CompressRequest {
     let chunk = |(i, text): (usize, &&str)| Chunk::new(i.to_string(), *text);
     let chunks = texts.iter().enumerate().map(chunk).collect();
