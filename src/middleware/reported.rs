@@ -147,7 +147,13 @@ impl AnswerReader {
         }
     }
 
-    fn read_event(&mut self, event: &[u8]) {
+    /// An event is too long, and missing.
+    pub fn skip(&mut self) {
+        self.is_cut = true;
+    }
+
+    /// Reads one event of a stream.
+    pub fn read_event(&mut self, event: &[u8]) {
         // Most events are a piece of text, and have no counts.
         let has_counts = memchr::memmem::find(event, b"\"usage\"").is_some();
         if !has_counts && !self.wanted.text && !self.wanted.report {

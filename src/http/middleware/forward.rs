@@ -116,9 +116,17 @@ impl Forwarder {
     }
 
     fn read(&mut self, bytes: &[u8]) {
-        self.call.begins(self.reader.as_ref().is_some_and(AnswerReader::is_stream));
         if let Some(reader) = &mut self.reader {
+            self.call.begins(reader.is_stream());
             reader.push(bytes);
+        }
+    }
+
+    /// As [`Self::read`], for an event that was split off already.
+    fn read_event(&mut self, event: &[u8]) {
+        if let Some(reader) = &mut self.reader {
+            self.call.begins(reader.is_stream());
+            reader.read_event(event);
         }
     }
 
@@ -223,9 +231,12 @@ impl ForwardStream {
                 Ok(Some(bytes)) if cites => {
                     self.state = State::Citing;
                     self.take(&bytes);
+                    self.end_if_last();
                 }
                 Ok(Some(bytes)) => {
                     self.state = State::Unchanged;
+                    self.forwarder.read(&bytes);
+                    self.end_if_last();
                     return Ok(Some(bytes));
                 }
                 Ok(None) => self.flush(),
@@ -242,18 +253,19 @@ impl ForwardStream {
         let frame = self.data_frame().await;
         let forwarder = &mut self.forwarder;
         match &frame {
-            Ok(Some(bytes)) => {
-                forwarder.read(bytes);
-                // If the length of the answer is known, nobody asks for bytes after the last ones.
-                if self.body.is_end_stream() {
-                    forwarder.end(None);
-                }
-            }
+            Ok(Some(_)) => {}
             Ok(None) => forwarder.end(None),
             Err(ForwardError::Silent) => forwarder.end(Some("upstream_silent")),
             Err(ForwardError::Upstream(_)) => forwarder.end(Some("upstream_failed")),
         }
         frame
+    }
+
+    /// If the length of the answer is known, nobody asks for bytes after the last ones.
+    fn end_if_last(&mut self) {
+        if self.body.is_end_stream() {
+            self.forwarder.end(None);
+        }
     }
 
     async fn data_frame(&mut self) -> Result<Option<Bytes>, ForwardError> {
@@ -272,6 +284,7 @@ impl ForwardStream {
     fn take(&mut self, bytes: &Bytes) {
         let was_full = self.arriving.is_full();
         for event in self.events.push(bytes) {
+            self.forwarder.read_event(&event);
             self.steps.extend(self.arriving.read(event));
         }
         self.citing_left = self.forwarder.time();
@@ -284,6 +297,7 @@ impl ForwardStream {
             }
             self.stop_citing();
             let beginning = self.events.skip();
+            self.forwarder.reader.iter_mut().for_each(AnswerReader::skip);
             self.steps.push_back(Step::Send(self.arriving.forward_beginning(beginning)));
         }
         if self.arriving.is_over() {
@@ -329,7 +343,10 @@ impl ForwardStream {
 
     fn flush(&mut self) {
         self.steps.extend(self.arriving.end().map(Step::Send));
-        self.steps.push_back(Step::Send(self.events.rest()));
+        let rest = self.events.rest();
+        // What follows arrives unsplit.
+        self.forwarder.read(&rest);
+        self.steps.push_back(Step::Send(rest));
     }
 
     /// The response to an answer that is one JSON text. The answer is buffered until it is whole; one that is too long or takes too long is
@@ -341,7 +358,11 @@ impl ForwardStream {
         let mut buffer = Vec::new();
         let reason = loop {
             match tokio::time::timeout_at(until.into(), self.frame()).await {
-                Ok(Ok(Some(bytes))) => buffer.extend_from_slice(&bytes),
+                Ok(Ok(Some(bytes))) => {
+                    self.forwarder.read(&bytes);
+                    self.end_if_last();
+                    buffer.extend_from_slice(&bytes);
+                }
                 Ok(Ok(None)) => break None,
                 Err(_elapsed) if !buffer.is_empty() => break Some("answer_too_slow"),
                 // Nothing has been sent yet, so that an error can be sent instead.
