@@ -378,35 +378,53 @@ fn rerank(schemas: &mut Schemas) -> Vec<Entry> {
         "description": "Whether the documents answer the question, and the probability, such as `false;p=0.031`. Left out where it was not measured: docs/verdicts.md.",
         "schema": {"type": "string"},
     }});
+    struct Format {
+        body: Value,
+        answer: Value,
+        example: (&'static str, &'static str),
+        errors: ErrorFormat,
+    }
+    let documents = ("documents", EXAMPLE);
+    let cohere = Format {
+        body: in_json(schemas.request::<RerankBody>()),
+        answer: in_json(schemas.response::<Reranked>()),
+        example: documents,
+        errors: ErrorFormat::Rerank,
+    };
+    let voyage = Format {
+        body: in_json(schemas.request::<VoyageRerankBody>()),
+        answer: in_json(schemas.response::<VoyageRanking>()),
+        example: documents,
+        errors: ErrorFormat::Rerank,
+    };
+    let tei = Format {
+        body: in_json(schemas.request::<TeiRerankBody>()),
+        answer: in_json(schemas.response::<Vec<TeiResult>>()),
+        example: ("texts", TEI),
+        errors: ErrorFormat::Tei,
+    };
+    const OF_COHERE: &str = "Rank documents, in the format of Cohere's v1 and Jina.";
+    const OF_COHERE_2: &str = "Rank documents, in the format of Cohere's v2.";
+    const OF_TEI: &str = "Rank documents, in the format of Text Embeddings Inference.";
+    const OF_VOYAGE: &str = "Rank documents, in the format of Voyage.";
+    const OF_VLLM: &str = "Rank documents, in the format of vLLM.";
     let mut all = Vec::new();
-    let cohere = in_json(schemas.request::<RerankBody>());
-    let voyage = in_json(schemas.request::<VoyageRerankBody>());
-    let tei = in_json(schemas.request::<TeiRerankBody>());
-    let results = in_json(schemas.response::<Reranked>());
-    let ranking = in_json(schemas.response::<VoyageRanking>());
-    let scored = in_json(schemas.response::<Vec<TeiResult>>());
-    for (id, path, body, answer, of) in [
-        ("rerankV1", "/v1/rerank", &cohere, &results, "Cohere's v1 and Jina"),
-        ("rerankV2", "/v2/rerank", &cohere, &results, "Cohere's v2"),
-        ("rerankTei", "/rerank", &tei, &scored, "Text Embeddings Inference"),
-        ("rerankTeiPrefixed", "/tei/rerank", &tei, &scored, "Text Embeddings Inference"),
-        ("rerankVoyage", "/voyage/v1/rerank", &voyage, &ranking, "Voyage"),
-        ("rerankVllm", "/vllm/rerank", &cohere, &results, "vLLM"),
-        ("rerankVllmV1", "/vllm/v1/rerank", &cohere, &results, "vLLM"),
-        ("rerankVllmV2", "/vllm/v2/rerank", &cohere, &results, "vLLM"),
+    for (id, path, summary, format) in [
+        ("rerankV1", "/v1/rerank", OF_COHERE, &cohere),
+        ("rerankV2", "/v2/rerank", OF_COHERE_2, &cohere),
+        ("rerankTei", "/rerank", OF_TEI, &tei),
+        ("rerankTeiPrefixed", "/tei/rerank", OF_TEI, &tei),
+        ("rerankVoyage", "/voyage/v1/rerank", OF_VOYAGE, &voyage),
+        ("rerankVllm", "/vllm/rerank", OF_VLLM, &cohere),
+        ("rerankVllmV1", "/vllm/v1/rerank", OF_VLLM, &cohere),
+        ("rerankVllmV2", "/vllm/v2/rerank", OF_VLLM, &cohere),
     ] {
-        let (format, example) = if of == "Text Embeddings Inference" {
-            (ErrorFormat::Tei, ("texts", TEI))
-        } else {
-            (ErrorFormat::Rerank, ("documents", EXAMPLE))
-        };
-        let (_, _, mut operation) = Operation::new("rerank", id, "")
-            .body(body.clone())
-            .examples(&[example])
-            .response("The documents, best first.", answer.clone())
-            .errors(errors(schemas, format, &[ANY, BODY, WORK]))
+        let (_, _, mut operation) = Operation::new("rerank", id, summary)
+            .body(format.body.clone())
+            .examples(&[format.example])
+            .response("The documents, best first.", format.answer.clone())
+            .errors(errors(schemas, format.errors, &[ANY, BODY, WORK]))
             .at(path, "post");
-        operation["summary"] = format!("Rank documents, in the format of {of}.").into();
         operation["responses"]["200"]["headers"] = related.clone();
         all.push((path.to_owned(), "post", operation));
     }

@@ -52,9 +52,25 @@ struct Read {
 }
 
 impl Read {
-    fn add(&mut self, chunk: usize, block: Block) {
-        self.tokens += block.tokens();
-        self.by_chunk[chunk] = Some(block);
+    /// Adds what was found of `chunks`. Returns the chunks without a block.
+    fn add(
+        &mut self,
+        chunks: Vec<usize>,
+        found: impl IntoIterator<Item = Option<Block>>,
+        sources: Sources,
+    ) -> Vec<usize> {
+        self.sources += sources;
+        let mut unread = Vec::new();
+        for (chunk, block) in chunks.into_iter().zip(found) {
+            match block {
+                Some(block) => {
+                    self.tokens += block.tokens();
+                    self.by_chunk[chunk] = Some(block);
+                }
+                None => unread.push(chunk),
+            }
+        }
+        unread
     }
 }
 
@@ -127,14 +143,9 @@ impl<'a> InTime<'a> {
             indices.iter().map(|&chunk| Arc::clone(&request.chunks[chunk])).collect()
         };
         let (found, sources) = reader.cached_blocks(&chunks(&order), &reading);
-        let mut read = Read { by_chunk: vec![None; request.chunks.len()], sources, tokens: 0 };
-        let mut unread = Vec::new();
-        for (chunk, block) in order.into_iter().zip(found) {
-            match block {
-                Some(block) => read.add(chunk, block),
-                None => unread.push(chunk),
-            }
-        }
+        let by_chunk = vec![None; request.chunks.len()];
+        let mut read = Read { by_chunk, sources: Sources::default(), tokens: 0 };
+        let mut unread = read.add(order, found, sources);
         cancel.spend(read.tokens);
         reader.check_tokens(read.tokens, limits)?;
         loop {
@@ -148,17 +159,13 @@ impl<'a> InTime<'a> {
             let later = unread.split_off(count.min(unread.len()));
             match reader.blocks_if_in_time(&chunks(&unread), limits, &reading) {
                 Ok(blocks) => {
-                    read.sources += blocks.sources;
-                    unread.into_iter().zip(blocks.blocks).for_each(|(chunk, block)| read.add(chunk, block));
+                    read.add(unread, blocks.blocks.into_iter().map(Some), blocks.sources);
                     reader.check_tokens(read.tokens, limits)?;
                 }
                 Err(PipelineError::DeadlineExceeded) => {
                     // The round has read some of its chunks, which are cached now. Their tokens are spent.
                     let (found, sources) = reader.cached_blocks(&chunks(&unread), cancel);
-                    read.sources += sources;
-                    for (chunk, block) in unread.into_iter().zip(found) {
-                        block.into_iter().for_each(|block| read.add(chunk, block));
-                    }
+                    read.add(unread, found, sources);
                     break;
                 }
                 Err(error) => return Err(error),
@@ -242,6 +249,7 @@ impl<'a> InTime<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::Tenant;
     use crate::kv::codec::Codec;
     use crate::kv::store::KvStore;
     use crate::model::scripted::ScriptedModel;
@@ -266,7 +274,9 @@ mod tests {
         let (model, store) = (Arc::new(ScriptedModel::new(4)), Arc::new(KvStore::without_tiers()));
         let reader = Reader::new(model, tokenizer, store, Codec::Int8);
         // Another request of the tenant has twice the text to read that there is time for.
-        let (reader, _other) = reader.with_load(10_000.0, 200_000);
+        let reader = reader.with_speed(10_000.0);
+        let time_left = Some(Duration::from_secs(60));
+        let _other = reader.load().begin(&Tenant::default(), 200_000, time_left).expect("the only read");
         let texts = ["tide ".repeat(100_000), "tide ".repeat(50), "tide ".repeat(60)];
         let chunk = |(at, text): (usize, &String)| Chunk::new(at.to_string(), text.as_str());
         let request = CompressRequest::new("tide", texts.iter().enumerate().map(chunk).collect());
