@@ -267,11 +267,11 @@ impl Pipeline {
     ///     Chunk::new("port", "The harbour is old."),
     /// ];
     /// let mut request = CompressRequest::new("moon", chunks);
-    /// request.budget = Budget::Tokens(20);
+    /// request.budget = Budget::Tokens(10);
     ///
     /// let compressed = pipeline.compress(&request, &Cancel::default())?;
     /// assert_eq!(compressed.context, "[1] The moon pulls.");
-    /// assert!(compressed.usage.expect("not degraded").tokens_out <= 20);
+    /// assert!(compressed.usage.expect("not degraded").tokens_out <= 10);
     /// let span = &compressed.chunks[0].spans[0];
     /// assert_eq!((span.source.start, span.source.end), (0, 15));
     /// # Ok::<(), thresher_core::pipeline::PipelineError>(())
