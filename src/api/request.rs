@@ -341,7 +341,6 @@ impl CompressBody {
             tokenizer: self.tokenizer,
             keeps_ends: false,
             related_only: self.related_only,
-            fills_budget: false,
             missed_max: self.missed_max,
             best_effort: self.on_error == OnError::BestEffort,
             explain: self.explain,

@@ -43,7 +43,7 @@ use crate::middleware::find::{self, TooMany, Turn};
 use crate::middleware::json::Located;
 use crate::middleware::prompt::{self, Prompt};
 use crate::middleware::rewrite::{
-    self, AddedContext, CompressOptions, Compressor, Extent, Rewritten, SentTurn,
+    self, AddedContext, CompressOptions, Compressor, Extent, ReadTurns, Rewritten, SentTurn,
 };
 use crate::middleware::settings::{MiddlewareSettings, When};
 use crate::middleware::shadow::shadow_key;
@@ -317,7 +317,7 @@ async fn rewrite(
     let finish = move |cancel: &Cancel| {
         let (rewritten, reason) = match rewritten {
             Some(rewritten) => (rewritten, reason),
-            None => match request.rewrite(&scope, None, cancel) {
+            None => match request.rewrite(&scope, None, &mut ReadTurns::default(), cancel) {
                 Ok(rewritten) => (rewritten, reason),
                 // Looking up what was sent of earlier turns took too long: all turns are sent whole.
                 Err(error) => (request.uncompressed(), reason.or(Some(error.code.as_str()))),
@@ -484,7 +484,8 @@ impl ModelRequest {
         input_tokens_max: Option<usize>,
         cancel: &Cancel,
     ) -> Result<Rewritten, ApiError> {
-        let mut rewritten = self.rewrite(service, Some(How::AsAsked), cancel)?;
+        let mut read = ReadTurns::default();
+        let mut rewritten = self.rewrite(service, Some(How::AsAsked), &mut read, cancel)?;
         let Some(max) = input_tokens_max else { return Ok(rewritten) };
         // Marks of what was left out take tokens, too, so one more compression may not be enough.
         for _ in 0..STRONGER_COUNT_MAX {
@@ -494,7 +495,7 @@ impl ModelRequest {
             if tokens <= max || left == 0 {
                 break;
             }
-            rewritten = match self.rewrite(service, Some(How::Within(left)), cancel) {
+            rewritten = match self.rewrite(service, Some(How::Within(left)), &mut read, cancel) {
                 // Not even one unit fits: the request is refused.
                 Err(error) if error.code.is_callers_fault() => break,
                 stronger => stronger?,
@@ -536,7 +537,13 @@ impl ModelRequest {
     }
 
     /// Rewrites the conversation until `cancel` says to stop. The newest turn is compressed, or sent as it was sent before.
-    fn rewrite(&self, service: &Scope, how: Option<How>, cancel: &Cancel) -> Result<Rewritten, ApiError> {
+    fn rewrite(
+        &self,
+        service: &Scope,
+        how: Option<How>,
+        read: &mut ReadTurns,
+        cancel: &Cancel,
+    ) -> Result<Rewritten, ApiError> {
         if self.too_many.is_some() {
             return Ok(self.uncompressed());
         }
@@ -577,7 +584,7 @@ impl ModelRequest {
             (true, None) => None,
         };
         let plans = rewrite::plan(&self.turns, extent, &compress_options.id(), &before, cancel)?;
-        Ok(rewrite::rewrite(self.as_conversation(), plans, compressor, cancel)?)
+        Ok(rewrite::rewrite(self.as_conversation(), plans, compressor, read, cancel)?)
     }
 
     /// Leaves the conversation uncompressed; only the chunks of the request are added.

@@ -18,6 +18,7 @@ use thresher_core::pipeline::{Pipeline, PipelineError};
 use thresher_core::text::outline::Layout;
 
 use self::strings::{apply, keep_no_shorter};
+pub use self::turn::ReadTurns;
 use self::turn::{TurnWork, add_tokens};
 use super::dialect::{Dialect, PartKind};
 use super::find::{CitedRecord, Passage, Turn};
@@ -290,7 +291,8 @@ pub struct Conversation<'a> {
     pub is_cited: bool,
 }
 
-/// Carries out a plan. Without a `compressor`, nothing is compressed or counted, and the added context is inserted whole.
+/// Carries out a plan. Without a `compressor`, nothing is compressed or counted, and the added context is inserted whole. `read` is empty at
+/// first; with what one call has read, the next one compresses the same turns to another budget.
 ///
 /// # Errors
 /// Fails if [`Pipeline::compress`] fails, and if `cancel` is cancelled, which is checked before every turn.
@@ -298,6 +300,7 @@ pub fn rewrite(
     conversation: Conversation<'_>,
     plans: Vec<TurnPlan>,
     compressor: Option<Compressor>,
+    read: &mut ReadTurns,
     cancel: &Cancel,
 ) -> Result<Rewritten, PipelineError> {
     let Conversation { body, turns, .. } = conversation;
@@ -317,12 +320,13 @@ pub fn rewrite(
             is_compressed: matches!(plan, TurnPlan::Compress { .. }),
             added,
             sent_bytes: out.seen_bytes,
+            at,
             options: &options,
             cancel,
         };
         let has_work = work.is_compressed || !added.chunks.is_empty();
         let (mut compressed, kept_of_added) = match compressor.filter(|_| has_work) {
-            Some(compressor) => work.compress(compressor, &mut out)?,
+            Some(compressor) => work.compress(compressor, read, &mut out)?,
             None => work.keep_all(),
         };
         let (sent, is_recorded) = match plan {
@@ -537,7 +541,8 @@ mod tests {
             Conversation { dialect: Dialect::Chat, body, turns: &turns, added: &added, is_cited: true };
         let cancel = Cancel::default();
         let plans = plan(&turns, Extent::AsBefore, "", &|_| None, &cancel).expect("not cancelled");
-        let as_before = rewrite(conversation, plans, None, &cancel).expect("not cancelled");
+        let as_before =
+            rewrite(conversation, plans, None, &mut ReadTurns::default(), &cancel).expect("not cancelled");
         assert_eq!(as_before.seen_bytes, 7 * "At noon.".len() + "Added.".len());
         let whole = uncompressed(conversation);
         assert_eq!((whole.sources.len(), whole.seen_bytes), (1, "Added.".len()));

@@ -21,7 +21,7 @@ use crate::middleware::json::Located;
 use crate::middleware::prompt::{AddedBytes, Prompt};
 use crate::middleware::reported::{Answer, AnswerReader, Wanted};
 use crate::middleware::rewrite::{
-    self, AddedContext, CompressOptions, Compressor, Extent, Rewritten, SentTurn,
+    self, AddedContext, CompressOptions, Compressor, Extent, ReadTurns, Rewritten, SentTurn,
 };
 use crate::middleware::settings::MiddlewareSettings;
 use crate::middleware::shadow::WouldKeep;
@@ -229,7 +229,7 @@ impl Replay {
         let (dialect, body) = conversation;
         let added = AddedContext::default();
         let conversation = rewrite::Conversation { dialect, body, turns, added: &added, is_cited: true };
-        rewrite::rewrite(conversation, plans, Some(compressor), &cancel)
+        rewrite::rewrite(conversation, plans, Some(compressor), &mut ReadTurns::default(), &cancel)
     }
 }
 

@@ -774,7 +774,7 @@ fn cancelled_work_stops_before_the_next_turn() {
         rewrite::Conversation { dialect: Dialect::Chat, body, turns: &turns, added: &added, is_cited: true };
     let plans = vec![TurnPlan::Compress { is_recorded: false }; turns.len()];
     let late = Cancel::at(Some(Instant::now()));
-    let outcome = rewrite::rewrite(conversation, plans, Some(by), &late);
+    let outcome = rewrite::rewrite(conversation, plans, Some(by), &mut ReadTurns::default(), &late);
     assert!(matches!(outcome, Err(PipelineError::DeadlineExceeded)));
     assert_eq!(late.spent(), 0, "the model has read nothing");
 }

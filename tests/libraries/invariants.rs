@@ -195,7 +195,6 @@ fn request() -> impl Strategy<Value = CompressRequest> {
             format,
             titles: relevance,
             related_only: !relevance,
-            fills_budget: false,
             omissions: if relevance { Omissions::Range } else { Omissions::None },
             tokenizer,
             missed_max: None,
@@ -319,6 +318,7 @@ fn size_is_bounded(request: &CompressRequest, found: &Compressed) -> Result<(), 
         Budget::Tokens(tokens) => prop_assert!(usage.tokens_out <= tokens),
         Budget::Ratio(ratio) => prop_assert!(usage.tokens_out as f64 <= ratio * usage.tokens_in as f64),
         Budget::Auto | Budget::Coverage(_) => {}
+        Budget::AtLeast(_) => unreachable!("not generated"),
     }
     if request.format == Format::Plain {
         let titled = |chunk: &Arc<Chunk>| match &chunk.title {
@@ -643,9 +643,11 @@ fn a_least_length_is_reached_by_what_the_text_has() {
     for tokenizer in [TokenizerName::Model, TokenizerName::O200kBase] {
         let request =
             CompressRequest { tokenizer, ..plain("When does the tide rise?", &[&text], Budget::Auto) };
+        let prepared = PIPELINE.prepare(&request, &Cancel::default()).expect("prepared");
         let all = count(tokenizer, text.trim());
         for least in [1, 20, all / 2, all, 10 * all] {
-            let found = PIPELINE.compress_at_least(&request, least, &Cancel::default()).expect("a context");
+            let budget = Budget::AtLeast(least);
+            let found = PIPELINE.compress_prepared(&prepared, budget, &Cancel::default()).expect("a context");
             let tokens = found.usage.expect("counted").tokens_out;
             assert!(tokens >= least.min(all), "{tokenizer:?}: {tokens} of {least}, {all}");
             // The budget is raised in steps of at most 192 tokens.

@@ -350,6 +350,9 @@ pub enum Budget {
     /// As little as holds the evidence that the answer needs with at least this probability, from 0.5 to 0.99; see
     /// [`conformal`](crate::pipeline::conformal).
     Coverage(f64),
+    /// At least this many tokens, if the chunks have as many: the best units, however low they score. A unit is kept whole, so there may be
+    /// a few hundred tokens more.
+    AtLeast(usize),
 }
 
 /// The unit of text that selection keeps or drops as a whole.
@@ -452,8 +455,6 @@ pub struct CompressRequest {
     pub tokenizer: TokenizerName,
     /// Whether nothing is kept if no chunk is related to the question; true by default.
     pub related_only: bool,
-    /// Whether a budget is also filled with units that score far below the best one; false by default.
-    pub fills_budget: bool,
     /// The share of answerable questions that may be taken for unanswerable; `None` means that of the settings.
     pub missed_max: Option<f64>,
     /// Whether only the chunks that can be read before the deadline are read; false by default: then a request without
@@ -481,7 +482,6 @@ impl CompressRequest {
             omissions: Omissions::default(),
             tokenizer: TokenizerName::default(),
             related_only: true,
-            fills_budget: false,
             missed_max: None,
             best_effort: false,
             explain: false,

@@ -91,6 +91,16 @@ use crate::text::{self, Mentions};
 /// of the question (`docs/evaluation.md`) but take time.
 const HISTORY_TOKENS_MAX: usize = 128;
 
+/// A request whose chunks have been read and scored: it can be compressed to several budgets.
+pub struct Prepared {
+    /// The request, with its question as it was read.
+    request: CompressRequest,
+    reading: Reading,
+    scored: Scored,
+    warning: Option<Warning>,
+    clock: Clock,
+}
+
 /// The scores of chunks that have been read.
 struct Scored {
     scores: Scores,
@@ -310,40 +320,36 @@ impl Pipeline {
         })
     }
 
-    /// As [`Self::compress`], with a context of at least `least` tokens, if the chunks have as many: the context is filled with the best units,
-    /// however low they score. What is kept may stay under a budget by the length of a unit or of several, so the budget is raised in
-    /// steps; the chunks are read and scored once.
+    /// Reads and scores the chunks of a request, to compress them to several budgets with [`Self::compress_prepared`].
     ///
     /// # Errors
     /// Fails as [`Self::compress`] does.
-    pub fn compress_at_least(
-        &self,
-        request: &CompressRequest,
-        least: usize,
-        cancel: &Cancel,
-    ) -> Result<Compressed, PipelineError> {
+    pub fn prepare(&self, request: &CompressRequest, cancel: &Cancel) -> Result<Prepared, PipelineError> {
         validate::check(request, &self.settings.limits)?;
         let mut clock = Clock::start();
-        let (request, _) = self.with_question_to_read(request)?;
+        let (request, warning) = self.with_question_to_read(request)?;
+        let request = request.into_owned();
         let reading = self.read(&request, cancel, &mut clock)?;
         let scored = self.score(&request, &reading, cancel, &mut clock)?;
-        let fit = |tokens: usize| {
-            let budget = Budget::Tokens(tokens);
-            let request = CompressRequest { budget, fills_budget: true, ..(*request).clone() };
-            self.compress_scored(&request, &reading, &scored, cancel, clock.clone())
-        };
-        for more in [0, 64, 256] {
-            let mut found = fit(least.saturating_add(more));
-            // Not even one unit fits: the least that can be kept is better than everything.
-            if let Err(PipelineError::Invalid(InvalidRequest::BudgetImpossible { needed, .. })) = found {
-                found = fit(needed);
-            }
-            match found {
-                Ok(found) if found.usage.is_none_or(|usage| usage.tokens_out < least) => {}
-                found => return found,
-            }
-        }
-        fit(usize::MAX)
+        Ok(Prepared { request, reading, scored, warning, clock })
+    }
+
+    /// Does the rest of [`Self::compress`], with this budget instead of that of the request.
+    ///
+    /// # Errors
+    /// Fails as [`Self::compress`] does.
+    pub fn compress_prepared(
+        &self,
+        prepared: &Prepared,
+        budget: Budget,
+        cancel: &Cancel,
+    ) -> Result<Compressed, PipelineError> {
+        let Prepared { request, reading, scored, warning, clock } = prepared;
+        validate::check_budget(budget)?;
+        let request = CompressRequest { budget, ..request.clone() };
+        let mut compressed = self.compress_scored(&request, reading, scored, cancel, clock.clone())?;
+        compressed.warnings.extend(warning.clone());
+        Ok(compressed)
     }
 
     /// Returns a request with a question that the limits allow, and a warning if that of the caller is longer: the model reads the

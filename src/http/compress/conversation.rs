@@ -27,7 +27,7 @@ use crate::middleware::find;
 use crate::middleware::json::Located;
 use crate::middleware::marks::{Hash, mark};
 use crate::middleware::rewrite::{
-    self, AddedContext, CompressOptions, Compressor, Extent, Rewritten, Unshortened,
+    self, AddedContext, CompressOptions, Compressor, Extent, ReadTurns, Rewritten, Unshortened,
 };
 use crate::middleware::session::{Session, SessionKeys};
 use crate::originals::{ENTRY_BYTES, TenantOriginals};
@@ -122,7 +122,8 @@ impl ConversationRequest {
             is_cited: false,
         };
         let plans = rewrite::plan(&turns, Extent::AllTurns, "", &|_| None, cancel)?;
-        let mut rewritten = rewrite::rewrite(conversation_in_turns, plans, Some(by), cancel)?;
+        let mut rewritten =
+            rewrite::rewrite(conversation_in_turns, plans, Some(by), &mut ReadTurns::default(), cancel)?;
         if self.config.names_hashes {
             name_hashes(&mut rewritten, &originals);
         }

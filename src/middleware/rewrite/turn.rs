@@ -1,12 +1,14 @@
 //! Compresses one turn of a conversation, and counts its tokens.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use thresher_core::domain::{Budget, ByteRange, Chunk, CompressRequest, Format, Omissions, TokenizerName};
 use thresher_core::pipeline::answerable::Answerable;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::validate::InvalidRequest;
-use thresher_core::pipeline::{Compressed, PipelineError, assemble};
+use thresher_core::pipeline::{Compressed, PipelineError, Prepared, assemble};
 use thresher_core::text::outline::Layout;
 
 use super::strings::shortened;
@@ -34,6 +36,8 @@ pub(super) struct TurnWork<'a> {
     pub(super) added: &'a AddedContext,
     /// Bytes that are sent of the turns before this one.
     pub(super) sent_bytes: usize,
+    /// The index of the turn in its conversation.
+    pub(super) at: usize,
     /// The id of the options with which the turn is compressed.
     pub(super) options: &'a str,
     pub(super) cancel: &'a Cancel,
@@ -48,10 +52,12 @@ impl TurnWork<'_> {
         (sent, self.added.chunks.iter().map(all).collect())
     }
 
-    /// Compresses the turn's passages, if they are to be, and the added chunks. Returns what is kept of both.
+    /// Compresses the turn's passages, if they are to be, and the added chunks. Returns what is kept of both. `read` has the groups of turns
+    /// that were compressed before.
     pub(super) fn compress(
         &self,
         compressor: Compressor,
+        read: &mut ReadTurns,
         out: &mut Rewritten,
     ) -> Result<(SentTurn, Vec<Spans>), PipelineError> {
         let Compressor { options, other_text_bytes, .. } = compressor;
@@ -66,20 +72,25 @@ impl TurnWork<'_> {
             return Ok(self.keep_all());
         }
         let asks_nothing = options.query.is_none() && self.turn.wants == Wants::Nothing;
-        let mut fitted = Vec::new();
-        for group in self.groups() {
-            // Chunks of a retriever were fetched for the text, whatever it says.
-            if asks_nothing && group.kind != GroupKind::Retrieved {
-                out.unshortened = Some(Unshortened::NoQuestion);
-                continue;
-            }
-            fitted.push(Fitted::new(self, group, query, compressor)?);
+        let (retrieved, others): (Vec<Group>, _) =
+            self.groups().into_iter().partition(|group| group.kind == GroupKind::Retrieved);
+        if asks_nothing && !others.is_empty() {
+            out.unshortened = Some(Unshortened::NoQuestion);
         }
+        // Chunks of a retriever were fetched for the text, whatever it says.
+        let groups = retrieved.into_iter().chain(others.into_iter().filter(|_| !asks_nothing));
+        let fitted = match read.0.entry(self.at) {
+            Entry::Occupied(read) => read.into_mut(),
+            Entry::Vacant(unread) => {
+                let fitted = groups.map(|group| Fitted::new(self, group, query, compressor));
+                unread.insert(fitted.collect::<Result<Vec<_>, PipelineError>>()?)
+            }
+        };
         if fitted.is_empty() {
             return Ok(self.keep_all());
         }
         let bytes: usize = fitted.iter().map(|group| group.bytes).sum();
-        for group in &mut fitted {
+        for group in fitted.iter_mut() {
             let budget = budget_of(options.budget, group.bytes, bytes);
             group.fit(budget, compressor, self.cancel)?;
         }
@@ -92,7 +103,7 @@ impl TurnWork<'_> {
         if out.is_short {
             fitted.iter_mut().for_each(Fitted::keep_whole);
         } else if has_least {
-            fill(&mut fitted, least, compressor, self.cancel)?;
+            fill(fitted, least, compressor, self.cancel)?;
         }
         let tokens_out: usize = fitted.iter().map(|group| group.tokens_out).sum();
         out.newest_tokens = Some((tokens_in, tokens_out));
@@ -106,12 +117,12 @@ impl TurnWork<'_> {
         let mut kept: Vec<Option<Spans>> = vec![None; self.turn.passages.len()];
         let mut kept_of_added = self.keep_all().1;
         for group in fitted {
-            for (index, spans) in group.indexes.into_iter().zip(group.kept) {
+            for (&index, spans) in group.indexes.iter().zip(&group.kept) {
                 match (index.checked_sub(self.passages().len()), spans) {
-                    (Some(added), Some(spans)) => kept_of_added[added] = spans,
+                    (Some(added), Some(spans)) => kept_of_added[added].clone_from(spans),
                     // All of it, as before.
                     (Some(_), None) => {}
-                    (None, spans) => kept[index] = spans,
+                    (None, spans) => kept[index].clone_from(spans),
                 }
             }
         }
@@ -196,6 +207,10 @@ impl TurnWork<'_> {
     }
 }
 
+/// The groups of turns that were read for a request, by the indexes of their turns: they can be fitted again to a smaller budget.
+#[derive(Default)]
+pub struct ReadTurns(BTreeMap<usize, Vec<Fitted>>);
+
 /// Texts of a turn that are compressed together.
 struct Group {
     kind: GroupKind,
@@ -217,7 +232,8 @@ enum GroupKind {
 struct Fitted {
     kind: GroupKind,
     indexes: Vec<usize>,
-    request: CompressRequest,
+    /// The group with its question, read by the model; `None`: it is too short to be compressed.
+    prepared: Option<Prepared>,
     bytes: usize,
     tokens_in: usize,
     tokens_out: usize,
@@ -227,12 +243,10 @@ struct Fitted {
     answerable: Option<Answerable>,
     /// Whether the group is kept whole because it has nothing to do with the question.
     is_unrelated: bool,
-    /// Whether the group is too short to be compressed.
-    is_small: bool,
 }
 
 impl Fitted {
-    /// Returns the group, kept whole, with its question: for a result of a tool, together with what the model wanted of the tool.
+    /// Reads a group with its question: for a result of a tool, together with what the model wanted of the tool. It is kept whole.
     fn new(
         work: &TurnWork,
         group: Group,
@@ -265,9 +279,7 @@ impl Fitted {
             }
             _ => query.to_owned(),
         };
-        let is_small = tokens_in < options.result_tokens_min;
-        // A group that is not compressed needs no history.
-        let history = if is_callers || is_small { &[][..] } else { &work.turn.history };
+        let history = if is_callers { &[][..] } else { &work.turn.history };
         let request = CompressRequest {
             history: history.iter().map(|text| text.to_string()).collect(),
             chunks: with_unique_ids(&chunks),
@@ -278,9 +290,11 @@ impl Fitted {
             keeps_ends: kind == GroupKind::Result,
             ..CompressRequest::new(find::tail(&query), Vec::new())
         };
+        let is_small = tokens_in < options.result_tokens_min;
+        let prepare = || pipeline.prepare(&request, work.cancel);
         Ok(Self {
             kind,
-            request,
+            prepared: (!is_small).then(prepare).transpose()?,
             bytes,
             tokens_in,
             tokens_out: tokens_in,
@@ -289,7 +303,6 @@ impl Fitted {
             related: None,
             answerable: None,
             is_unrelated: false,
-            is_small,
         })
     }
 
@@ -298,26 +311,17 @@ impl Fitted {
         self.kept = vec![None; self.indexes.len()];
     }
 
-    /// Compresses the group. A text that is no chunk of a retriever stays whole if it is not related to the question: what a user attached
-    /// or a model asked a tool for may matter for reasons that no likeness of words shows.
+    /// Compresses the group to a budget. A text that is no chunk of a retriever stays whole if it is not related to the question: what a user
+    /// attached or a model asked a tool for may matter for reasons that no likeness of words shows.
     fn fit(&mut self, budget: Budget, compressor: Compressor, cancel: &Cancel) -> Result<(), PipelineError> {
-        if self.is_small {
-            return Ok(());
-        }
-        self.request.budget = budget;
-        let mut compressed = compressor.pipeline.compress(&self.request, cancel);
+        let Some(prepared) = &self.prepared else { return Ok(()) };
+        let fit = |budget| compressor.pipeline.compress_prepared(prepared, budget, cancel);
+        let mut compressed = fit(budget);
         // Not even one unit fits: the least that can be kept is better than everything.
         if let Err(PipelineError::Invalid(InvalidRequest::BudgetImpossible { needed, .. })) = compressed {
-            self.request.budget = Budget::Tokens(needed);
-            compressed = compressor.pipeline.compress(&self.request, cancel);
+            compressed = fit(Budget::Tokens(needed));
         }
         self.take(&compressed?);
-        Ok(())
-    }
-
-    /// As [`Self::fit`], with at least `least` tokens.
-    fn fill(&mut self, least: usize, compressor: Compressor, cancel: &Cancel) -> Result<(), PipelineError> {
-        self.take(&compressor.pipeline.compress_at_least(&self.request, least, cancel)?);
         Ok(())
     }
 
@@ -368,7 +372,7 @@ fn fill(
             continue;
         }
         let others = tokens_out - group.tokens_out;
-        group.fill(least - others, compressor, cancel)?;
+        group.fit(Budget::AtLeast(least - others), compressor, cancel)?;
         tokens_out = others + group.tokens_out;
     }
     Ok(())

@@ -125,8 +125,13 @@ pub fn budget(
         // A ratio of 1 keeps everything, even if the whole context has a token more than its parts.
         Budget::Ratio(1.0) => usize::MAX,
         Budget::Ratio(ratio) => share_of(ratio, tokens_in),
-        Budget::Auto | Budget::Coverage(_) => usize::MAX,
+        Budget::Auto | Budget::Coverage(_) | Budget::AtLeast(_) => usize::MAX,
     };
+    let best = input.ranked().first().copied().filter(|_| is_related);
+    if let Budget::AtLeast(least) = request.budget {
+        let rendered = fitter.render_at_least(&input, least)?;
+        return Ok(fitter.finish(rendered, tokens_in, best));
+    }
     let selection = match request.budget {
         Budget::Tokens(_) | Budget::Ratio(_) if fitter.holds_all(tokens, tokens_in)? => input.everything(),
         _ if !is_related => Selection::of_required(input.required()),
@@ -135,7 +140,7 @@ pub fn budget(
         _ => {
             // Every frame includes the break after its chunk, but the last chunk of a context has none.
             let tokens = tokens + fit.counter.count(assemble::BETWEEN_CHUNKS)?;
-            if request.fills_budget { input.filling(tokens) } else { input.within(tokens) }
+            input.within(tokens)
         }
     };
     // Nothing is kept if nothing is related; otherwise an empty context means that no unit fits.
@@ -147,7 +152,6 @@ pub fn budget(
         let room = tokens.saturating_sub(found.saturating_sub(tokens));
         rendered = fitter.render_within(&input.within(room), tokens)?.filter(is_enough);
     }
-    let best = input.ranked().first().copied().filter(|_| is_related);
     if let Some(rendered) = rendered {
         return Ok(fitter.finish(rendered, tokens_in, best));
     }
@@ -324,6 +328,30 @@ impl Fitter<'_> {
             count = low + (high - low) / 2;
         }
         Ok(best)
+    }
+
+    /// Writes a context of at least `least` tokens, or of everything. What is kept may stay under a budget by the length of a unit or of
+    /// several, so the budget is raised in steps.
+    fn render_at_least(
+        &self,
+        input: &SelectionInput,
+        least: usize,
+    ) -> Result<RenderedContext, PipelineError> {
+        let last_break = self.fit.counter.count(assemble::BETWEEN_CHUNKS)?;
+        for more in [0, 64, 256] {
+            let tokens = least.saturating_add(more);
+            let selection = input.filling(tokens.saturating_add(last_break));
+            let rendered = match self.render_within(&selection, tokens)? {
+                Some(rendered) if !rendered.text.is_empty() => rendered,
+                // Not even one unit fits: the least that can be kept is better than everything.
+                _ => self.render_minimum(input)?.1,
+            };
+            if rendered.tokens >= least {
+                return Ok(rendered);
+            }
+        }
+        let everything = input.everything();
+        self.render(&everything, everything.ends.len())
     }
 
     /// Writes the context of the required units and the first `choices` choices of a selection.
