@@ -12,7 +12,7 @@ use thresher_core::domain::Tenant;
 
 use self::retry::RefusalDelays;
 use self::shares::Claimed;
-pub use self::shares::{Claim, Shares, Slot};
+pub use self::shares::{Sharer, Shares, Slot};
 
 /// The numbers of requests and streams that are admitted at the same time.
 #[derive(Debug, Clone, Copy)]
@@ -85,34 +85,34 @@ impl Admission {
     ///
     /// # Errors
     /// Refuses if the queue is full for this tenant, if the deadline passes, or if the daemon is shutting down.
-    pub async fn enter(&self, claim: Claim<'_>, deadline: Instant) -> Result<Permit, Refusal> {
-        if self.is_draining() { Err(Refusal::Draining) } else { self.wait(claim, deadline).await }
+    pub async fn enter(&self, sharer: Sharer<'_>, deadline: Instant) -> Result<Permit, Refusal> {
+        if self.is_draining() { Err(Refusal::Draining) } else { self.wait(sharer, deadline).await }
     }
 
     /// Admits a streamed answer. Never waits.
     ///
     /// # Errors
     /// Refuses if this tenant has as many streams as it may have, or if the daemon is shutting down.
-    pub fn stream(&self, claim: Claim) -> Result<Stream, Refusal> {
+    pub fn stream(&self, sharer: Sharer) -> Result<Stream, Refusal> {
         if self.is_draining() {
             return Err(Refusal::Draining);
         }
-        let Some(slot) = self.streams.take(claim) else {
-            return Err(Refusal::StreamsTooMany { retry_after_s: self.streams.retry_after_s(claim.tenant) });
+        let Some(slot) = self.streams.take(sharer) else {
+            return Err(Refusal::StreamsTooMany { retry_after_s: self.streams.retry_after_s(sharer.tenant) });
         };
-        let Claim { tenant, has_rivals } = claim;
+        let Sharer { tenant, has_rivals } = sharer;
         Ok(Stream { admission: self.clone(), tenant: tenant.clone(), has_rivals, _slot: slot })
     }
 
-    async fn wait(&self, claim: Claim<'_>, deadline: Instant) -> Result<Permit, Refusal> {
-        let slot = match self.permits.claim(claim) {
+    async fn wait(&self, sharer: Sharer<'_>, deadline: Instant) -> Result<Permit, Refusal> {
+        let slot = match self.permits.claim(sharer) {
             Claimed::Granted(slot) => Some(slot),
             Claimed::Queued(waiting) => waiting.until(deadline).await,
             Claimed::Full => {
-                return Err(Refusal::Overloaded { retry_after_s: self.retry_after_s(claim.tenant) });
+                return Err(Refusal::Overloaded { retry_after_s: self.retry_after_s(sharer.tenant) });
             }
         };
-        slot.map(Permit).ok_or_else(|| Refusal::Late { retry_after_s: self.retry_after_s(claim.tenant) })
+        slot.map(Permit).ok_or_else(|| Refusal::Late { retry_after_s: self.retry_after_s(sharer.tenant) })
     }
 
     /// Estimates the seconds until a request of this tenant that arrived now would have a permit.
@@ -122,12 +122,12 @@ impl Admission {
 
     /// Returns how long to delay the refusal that this tenant is about to be sent. The delay is zero unless the tenant has rivals and
     /// repeats refused requests many times a second.
-    pub fn refusal_delay(&self, claim: Claim) -> Duration {
-        if !claim.has_rivals {
+    pub fn refusal_delay(&self, sharer: Sharer) -> Duration {
+        if !sharer.has_rivals {
             Duration::ZERO
         } else {
             let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-            refusals.next(claim.tenant, Instant::now())
+            refusals.next(sharer.tenant, Instant::now())
         }
     }
 
@@ -154,8 +154,8 @@ impl Stream {
     /// # Errors
     /// Refuses if the queue is full for this tenant, or if the deadline passes.
     pub async fn enter(&self, deadline: Instant) -> Result<Permit, Refusal> {
-        let claim = Claim { tenant: &self.tenant, has_rivals: self.has_rivals };
-        self.admission.wait(claim, deadline).await
+        let sharer = Sharer { tenant: &self.tenant, has_rivals: self.has_rivals };
+        self.admission.wait(sharer, deadline).await
     }
 }
 
@@ -171,12 +171,12 @@ mod tests {
         Tenant::new(name).expect("a name")
     }
 
-    fn only(tenant: &Tenant) -> Claim<'_> {
-        Claim { tenant, has_rivals: false }
+    fn only(tenant: &Tenant) -> Sharer<'_> {
+        Sharer { tenant, has_rivals: false }
     }
 
-    fn among(tenant: &Tenant) -> Claim<'_> {
-        Claim { tenant, has_rivals: true }
+    fn among(tenant: &Tenant) -> Sharer<'_> {
+        Sharer { tenant, has_rivals: true }
     }
 
     #[tokio::test]

@@ -24,8 +24,7 @@ pub use attribute::{
     json_values,
 };
 pub use chunks::{
-    Batch, ChangesAnswer, DeleteBody, PageAnswer, ProgressAnswer, RegisterBody, RegisterLimits,
-    RegisteredAnswer,
+    Batch, ChangesAnswer, DeleteBody, PageAnswer, ProgressAnswer, RegisterBody, RegisteredAnswer,
 };
 pub use conversation::{
     MessagesAnswer, MessagesBody, MiddlewareBody, MiddlewareOptions, OriginalAnswer, RelevantAnswer,
@@ -40,5 +39,5 @@ pub use rerank::{
 };
 pub use response::{CompressAnswer, HealthAnswer, ModelsAnswer, Prefiltered, TimingMs};
 pub use score::{ScoreAnswer, ScoreBody, Scored};
-pub use search::{FilterBody, Rank, SearchAnswer, SearchBody, SearchLimits, SearchRequest};
+pub use search::{FilterBody, Rank, SearchAnswer, SearchBody, SearchRequest};
 pub use usage::{ProviderUsage, SessionUsageAnswer, TokensAnswer, UsageAnswer, UsageBody, UsageTaken};

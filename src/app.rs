@@ -29,8 +29,7 @@ use crate::config::{self, Config};
 use crate::executor::TimeLimits;
 use crate::http::tls::{Tls, TlsError};
 use crate::http::{
-    self, ConnectionLimits, MemoryPool, OriginPolicy, ReceiptKey, RegistryLimits, ServeLimits, Service,
-    Serving, TenantData,
+    self, ConnectionLimits, MemoryPool, OriginPolicy, ReceiptKey, Service, Serving, TenantData,
 };
 use crate::local::{Local, LocalParts};
 use crate::originals::Originals;
@@ -316,24 +315,15 @@ pub fn service(config: &Config, access: Access, tenants: Tenants) -> anyhow::Res
             queue_max: admission.queue_max,
             stream_count_max: admission.stream_count_max,
         }),
-        limits: ServeLimits {
-            body_bytes_max: config.http.body_bytes_max,
-            read_max: Duration::from_millis(config.http.read_ms_max),
-            deadline_default: Duration::from_millis(admission.deadline_ms_default),
-            deadline_max: Duration::from_millis(admission.deadline_ms_max),
-            stream_max: Duration::from_millis(admission.stream_ms_max),
-            bodies: BodyLimits::new(&config.limits, config.registry.batch_count_max),
-            registry: RegistryLimits::new(&config.registry, &config.limits),
-        },
         origins: OriginPolicy::public(
             &config.http.hosts_allowed,
             &config.http.origins_allowed,
             access_is_keyed,
         ),
-        has_page: config.http.page,
         bodies: MemoryPool::new(config.http.bodies_bytes_max),
         answers: MemoryPool::new(config.http.answers_bytes_max),
         data: TenantData::new(access, tenants, originals),
+        config: Arc::new(config.clone()),
     })
 }
 
@@ -346,11 +336,8 @@ pub fn local(config: &Config, time_default: Duration) -> Local {
             queue_max: admission.queue_max,
             stream_count_max: 0,
         }),
-        time_limits: TimeLimits {
-            default: time_default,
-            max: Duration::from_millis(admission.deadline_ms_max),
-        },
-        limits: BodyLimits::new(&config.limits, config.registry.batch_count_max),
+        time_limits: TimeLimits { default: time_default, max: admission.deadline_max() },
+        limits: BodyLimits::new(&config.limits, &config.registry),
         receipt_key_file: config.receipts.key_file.clone(),
     })
 }
@@ -368,7 +355,7 @@ pub fn serving(config: &Config) -> Serving {
     }
     Serving {
         listener: "public",
-        head_max: Duration::from_millis(http.read_ms_max),
+        head_max: http.read_max(),
         connections: ConnectionLimits {
             count_max: http.connection_count_max.min(allowed),
             per_peer_max: http.peer_connection_count_max,

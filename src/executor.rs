@@ -14,7 +14,7 @@ use tokio::sync::SetOnce;
 
 pub use self::worker_slots::WorkerSlots;
 use crate::access::Caller;
-use crate::admission::{Admission, Claim, Permit, Refusal, Stream, retry};
+use crate::admission::{Admission, Permit, Refusal, Sharer, Stream, retry};
 use crate::error::{ApiError, ErrorCode};
 
 /// The pipeline of a model; empty until the model has been loaded.
@@ -63,9 +63,9 @@ impl Executor {
         self.caller.tenant()
     }
 
-    /// The tenant's claim to a share of what all tenants use.
-    pub fn claim(&self) -> Claim<'_> {
-        Claim { tenant: self.tenant(), has_rivals: self.has_rivals }
+    /// The tenant as one of those that share slots and memory.
+    pub fn sharer(&self) -> Sharer<'_> {
+        Sharer { tenant: self.tenant(), has_rivals: self.has_rivals }
     }
 
     /// How long a request may take that names `deadline_ms`, or none.
@@ -114,7 +114,7 @@ impl Executor {
     /// # Errors
     /// `overloaded`, `deadline_exceeded` or `draining`, with the time after which repeating the request is expected to help.
     pub async fn permit(&self, deadline: Instant) -> Result<Permit, ApiError> {
-        let entered = self.admission.enter(self.claim(), deadline).await;
+        let entered = self.admission.enter(self.sharer(), deadline).await;
         self.granted(entered).await
     }
 
@@ -131,7 +131,7 @@ impl Executor {
     /// # Errors
     /// As [`Self::permit`].
     pub async fn open_stream(&self) -> Result<Stream, ApiError> {
-        self.granted(self.admission.stream(self.claim())).await
+        self.granted(self.admission.stream(self.sharer())).await
     }
 
     /// Runs `work`, which has a permit, until `deadline`. The work is told to stop when the deadline passes or the returned future is
@@ -212,7 +212,7 @@ impl Executor {
     /// other tenants need.
     async fn held_back(&self, error: ApiError) -> ApiError {
         if error.code == ErrorCode::Overloaded {
-            let delay = self.admission.refusal_delay(self.claim());
+            let delay = self.admission.refusal_delay(self.sharer());
             if !delay.is_zero() {
                 tokio::time::sleep(delay).await;
             }

@@ -28,13 +28,9 @@ pub mod tls;
 pub mod traces;
 mod usage;
 
-use std::time::Duration;
-
 use axum::Router;
 use axum::http::{HeaderName, HeaderValue};
 use axum::routing::{MethodRouter, get, post};
-use thresher_core::pipeline::validate::RequestLimits;
-use thresher_registry::RegistrySettings;
 use tower_http::catch_panic::CatchPanicLayer;
 
 pub use self::connections::ConnectionLimits;
@@ -46,7 +42,6 @@ pub use self::serve::{Serving, serve};
 pub use self::service::{ReceiptKey, Scope, Service, TenantData};
 use thresher_core::pipeline::answerable::Answerable;
 
-use crate::api::{BodyLimits, RegisterLimits, SearchLimits};
 use crate::error::ApiError;
 
 /// The response header that says whether the chunks answer the question, and with which probability.
@@ -64,64 +59,6 @@ fn answerable_value(answerable: Answerable) -> HeaderValue {
 /// The value of a header that is true or false.
 fn boolean_value(value: bool) -> HeaderValue {
     HeaderValue::from_static(if value { "true" } else { "false" })
-}
-
-/// Limits of requests and answers.
-#[derive(Debug, Clone, Copy)]
-pub struct ServeLimits {
-    /// The most bytes of one request body.
-    pub body_bytes_max: usize,
-    /// The longest time for the head of a request to arrive, and again for its body.
-    pub read_max: Duration,
-    /// The deadline of requests that name none.
-    pub deadline_default: Duration,
-    /// The longest deadline that a request may name.
-    pub deadline_max: Duration,
-    /// The longest time of a stream.
-    pub stream_max: Duration,
-    /// Limits of the values in request bodies.
-    pub bodies: BodyLimits,
-    /// Limits of registered chunks.
-    pub registry: RegistryLimits,
-}
-
-/// Limits of registered chunks.
-#[derive(Debug, Clone, Copy)]
-pub struct RegistryLimits {
-    /// Limits of one chunk that is registered.
-    pub register: RegisterLimits,
-    pub search: SearchLimits,
-    /// The most registered chunks of a tenant.
-    pub chunk_count_max: usize,
-    /// The most registered chunks that one request may name.
-    pub named_count_max: usize,
-    /// The most bytes of the text of the chunks that one request names.
-    pub named_bytes_max: usize,
-    /// The number of chunks above which a request is prefiltered; 0: never.
-    pub prefilter_above: usize,
-    /// The number of chunks that the prefilter leaves.
-    pub prefilter_to: usize,
-}
-
-impl RegistryLimits {
-    /// The limits that the settings name.
-    pub fn new(registry: &RegistrySettings, requests: &RequestLimits) -> Self {
-        Self {
-            register: RegisterLimits {
-                chunk_bytes_max: requests.chunk_bytes_max,
-                metadata_bytes_max: registry.metadata_bytes_max,
-            },
-            search: SearchLimits {
-                candidate_count_default: registry.candidate_count_default,
-                candidate_count_max: registry.candidate_count_max,
-            },
-            chunk_count_max: registry.chunk_count_max,
-            named_count_max: requests.registered_chunk_count_max,
-            named_bytes_max: requests.registered_bytes_max,
-            prefilter_above: registry.prefilter_above,
-            prefilter_to: registry.prefilter_to,
-        }
-    }
 }
 
 /// All public paths and their handlers. `openapi` describes each of them.
@@ -201,7 +138,7 @@ pub fn router(service: Service) -> Router {
         // Before any body is read, and around the fallback: a client without a key learns nothing.
         .layer(axum::middleware::from_fn_with_state(service.clone(), keys::authenticate))
         // Outside the keys: the page asks for one.
-        .merge(page::router(service.has_page))
+        .merge(page::router(service.config.http.page))
         // Around the keys: web pages that are not allowed do not even learn whether there are keys.
         .layer(axum::middleware::from_fn_with_state(origins, origin::guard));
     // Around the keys, since a browser sends preflight requests without a key.

@@ -132,6 +132,7 @@ impl Local {
 #[cfg(test)]
 mod tests {
     use thresher_core::pipeline::validate::RequestLimits;
+    use thresher_registry::RegistrySettings;
 
     use super::*;
     use crate::admission::Bounds;
@@ -141,7 +142,7 @@ mod tests {
         let local = Local::new(LocalParts {
             admission: Admission::new(Bounds { concurrency_max: 1, queue_max: 0, stream_count_max: 0 }),
             time_limits: TimeLimits { default: Duration::from_secs(1), max: Duration::from_secs(2) },
-            limits: BodyLimits::new(&RequestLimits::default(), 1),
+            limits: BodyLimits::new(&RequestLimits::default(), &RegistrySettings::default()),
             receipt_key_file: PathBuf::new(),
         });
         let check = async |body: &str, expect: ErrorCode| {

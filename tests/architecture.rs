@@ -48,6 +48,7 @@ const DAEMON: Table = &[
             "executor",
             "tenants",
             "mcp",
+            "config::Config",
         ],
     ),
     ("telemetry", &["config"]),

@@ -20,9 +20,9 @@ use super::retry::{self, Load};
 /// Weight of the latest released slot in the mean time for which slots are held.
 const HOLD_WEIGHT: f64 = 0.2;
 
-/// A tenant's request for a slot.
+/// A tenant as one of those that share slots or memory.
 #[derive(Debug, Clone, Copy)]
-pub struct Claim<'a> {
+pub struct Sharer<'a> {
     pub tenant: &'a Tenant,
     /// Whether other tenants have keys. If not, the tenant may take all slots.
     pub has_rivals: bool,
@@ -101,21 +101,21 @@ impl Shares {
     }
 
     /// Takes a slot if one is free for this tenant now. Never waits.
-    pub fn take(&self, claim: Claim) -> Option<Slot> {
-        self.lock().take(claim).then(|| self.slot(claim.tenant))
+    pub fn take(&self, sharer: Sharer) -> Option<Slot> {
+        self.lock().take(sharer).then(|| self.slot(sharer.tenant))
     }
 
     /// Takes a slot, or joins the tenant's queue if no slot is free for it now.
-    pub fn claim(&self, claim: Claim) -> Claimed {
+    pub fn claim(&self, sharer: Sharer) -> Claimed {
         let mut state = self.lock();
-        if state.take(claim) {
+        if state.take(sharer) {
             drop(state);
-            return Claimed::Granted(self.slot(claim.tenant));
+            return Claimed::Granted(self.slot(sharer.tenant));
         }
-        match state.queue(claim) {
+        match state.queue(sharer) {
             None => Claimed::Full,
             Some((ticket, granted)) => {
-                let (shares, tenant) = (self.clone(), claim.tenant.clone());
+                let (shares, tenant) = (self.clone(), sharer.tenant.clone());
                 Claimed::Queued(Waiting { shares, tenant, ticket, granted })
             }
         }
@@ -156,13 +156,13 @@ impl State {
     }
 
     /// Grants the tenant a slot if it may have one without waiting. Returns whether it did.
-    fn take(&mut self, claim: Claim) -> bool {
-        self.has_rivals = claim.has_rivals;
-        let held = self.tenants.get(claim.tenant).map_or(0, |share| share.held);
-        let is_first = self.tenants.get(claim.tenant).is_none_or(|share| share.queue.is_empty());
+    fn take(&mut self, sharer: Sharer) -> bool {
+        self.has_rivals = sharer.has_rivals;
+        let held = self.tenants.get(sharer.tenant).map_or(0, |share| share.held);
+        let is_first = self.tenants.get(sharer.tenant).is_none_or(|share| share.queue.is_empty());
         let takes = is_first && self.may_take(held, self.free);
         if takes {
-            self.grant(claim.tenant);
+            self.grant(sharer.tenant);
         }
         takes
     }
@@ -177,15 +177,15 @@ impl State {
         share.granted_at = at;
     }
 
-    fn queue(&mut self, claim: Claim) -> Option<(u64, oneshot::Receiver<Slot>)> {
-        let waiting = self.tenants.get(claim.tenant).map_or(0, |share| share.queue.len());
+    fn queue(&mut self, sharer: Sharer) -> Option<(u64, oneshot::Receiver<Slot>)> {
+        let waiting = self.tenants.get(sharer.tenant).map_or(0, |share| share.queue.len());
         if !self.may_take(waiting, self.queue_free) {
             return None;
         }
         self.queue_free -= 1;
         self.clock += 1;
         let (sender, granted) = oneshot::channel();
-        let share = self.tenants.entry(claim.tenant.clone()).or_default();
+        let share = self.tenants.entry(sharer.tenant.clone()).or_default();
         share.queue.insert(self.clock, sender);
         Some((self.clock, granted))
     }
@@ -290,7 +290,7 @@ mod tests {
 
     fn takes(shares: &Shares, name: usize, has_rivals: bool) -> Vec<Slot> {
         let tenant = tenant(name);
-        std::iter::from_fn(|| shares.take(Claim { tenant: &tenant, has_rivals })).collect()
+        std::iter::from_fn(|| shares.take(Sharer { tenant: &tenant, has_rivals })).collect()
     }
 
     #[test]
@@ -313,7 +313,7 @@ mod tests {
     #[test]
     fn a_free_slot_goes_to_the_tenant_with_the_fewest_slots_and_then_in_turn() {
         let shares = Shares::new(1, 64);
-        let claim = |name: usize| shares.claim(Claim { tenant: &tenant(name), has_rivals: true });
+        let claim = |name: usize| shares.claim(Sharer { tenant: &tenant(name), has_rivals: true });
         let Claimed::Granted(mut slot) = claim(0) else { panic!("the slot was free") };
         let mut waiting: Vec<(usize, Waiting)> = Vec::new();
         for name in [0, 0, 0, 0, 1, 1] {
@@ -392,7 +392,7 @@ mod tests {
                 };
                 let before = held_and_queued();
                 match step {
-                    Step::Claim(name) => match shares.claim(Claim { tenant: &tenant(name), has_rivals }) {
+                    Step::Claim(name) => match shares.claim(Sharer { tenant: &tenant(name), has_rivals }) {
                         Claimed::Granted(slot) => held.push(slot),
                         Claimed::Queued(queued) => waiting.push((name, queued)),
                         Claimed::Full => {}
@@ -427,16 +427,16 @@ mod tests {
     #[tokio::test]
     async fn a_claim_that_stops_waiting_at_any_point_loses_no_slot() {
         let (shares, a) = (Shares::new(1, 4), tenant(0));
-        let claim = Claim { tenant: &a, has_rivals: false };
+        let sharer = Sharer { tenant: &a, has_rivals: false };
         let far = Instant::now() + Duration::from_secs(3600);
-        let wait = |shares: &Shares| match shares.claim(claim) {
+        let wait = |shares: &Shares| match shares.claim(sharer) {
             Claimed::Queued(queued) => Box::pin(queued.until(far)),
             other => panic!("{other:?}"),
         };
         let mut cx = Context::from_waker(Waker::noop());
         // Before it was first polled, while it waits, and after it was granted a slot that it has not received.
         for point in 0..3 {
-            let slot = shares.take(claim).expect("the slot is free");
+            let slot = shares.take(sharer).expect("the slot is free");
             let mut waits = wait(&shares);
             if point > 0 {
                 assert!(Pin::new(&mut waits).poll(&mut cx).is_pending());
@@ -451,7 +451,7 @@ mod tests {
             assert_eq!((shares.waiting(), shares.lock().free), (0, 1), "point {point}");
         }
         // The next claim in the queue gets the slot that was granted to a claim that is gone.
-        let slot = shares.take(claim).expect("the slot is free");
+        let slot = shares.take(sharer).expect("the slot is free");
         let (gone, mut next) = (wait(&shares), wait(&shares));
         drop(slot);
         drop(gone);
@@ -460,8 +460,8 @@ mod tests {
         };
         drop(slot);
         // A claim whose deadline passes loses no slot, either.
-        let slot = shares.take(claim).expect("the slot is free");
-        let Claimed::Queued(queued) = shares.claim(claim) else { panic!("the slot is taken") };
+        let slot = shares.take(sharer).expect("the slot is free");
+        let Claimed::Queued(queued) = shares.claim(sharer) else { panic!("the slot is taken") };
         assert!(queued.until(Instant::now()).await.is_none());
         drop(slot);
         assert_eq!((shares.waiting(), shares.lock().free), (0, 1));

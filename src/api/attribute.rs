@@ -187,7 +187,7 @@ impl AttributeBody {
             return Err(ApiError::with_param(ErrorCode::MissingField, "missing field `answer`", "answer"));
         };
         // The answer's parts are found before the pipeline checks the request as a whole.
-        let (found, max) = (answer.len(), limits.answer_bytes_max);
+        let (found, max) = (answer.len(), limits.requests.answer_bytes_max);
         if found > max {
             return Err(InvalidRequest::AnswerTooLong { found, max }.into());
         }

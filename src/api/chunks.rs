@@ -46,15 +46,6 @@ pub struct DeleteBody {
     pub ids: Vec<String>,
 }
 
-/// The limits of registered chunks.
-#[derive(Debug, Clone, Copy)]
-pub struct RegisterLimits {
-    /// The most bytes of a text, and of a title.
-    pub chunk_bytes_max: usize,
-    /// The most bytes of the metadata as JSON.
-    pub metadata_bytes_max: usize,
-}
-
 /// A parsed batch: the chunks to register, and the errors about the others.
 #[derive(Debug)]
 pub struct Batch {
@@ -180,7 +171,7 @@ impl RegisterBody {
     ///
     /// # Errors
     /// `field_empty`.
-    pub fn into_batch(self, limits: &RegisterLimits) -> Result<Batch, ApiError> {
+    pub fn into_batch(self, limits: &BodyLimits) -> Result<Batch, ApiError> {
         check_not_empty(self.chunks.len(), "chunks")?;
         let mut first_at = HashMap::new();
         let mut entries = Vec::with_capacity(self.chunks.len());
@@ -224,7 +215,7 @@ fn check_not_empty(count: usize, param: &str) -> Result<(), ApiError> {
     }
 }
 
-fn chunk(json: &str, limits: &RegisterLimits) -> Result<Chunk, ApiError> {
+fn chunk(json: &str, limits: &BodyLimits) -> Result<Chunk, ApiError> {
     let ChunkBody(fields) = read(json.as_bytes(), &[], "the chunk")?;
     let metadata = fields.metadata.map(|metadata| Box::<str>::from(metadata).into_string());
     if let Some(id) = &fields.id {
@@ -237,7 +228,7 @@ fn chunk(json: &str, limits: &RegisterLimits) -> Result<Chunk, ApiError> {
             "text",
         ));
     }
-    let max = limits.chunk_bytes_max;
+    let max = limits.requests.chunk_bytes_max;
     for (name, len) in [("text", fields.text.len()), ("title", fields.title.as_ref().map_or(0, String::len))]
     {
         if len > max {

@@ -5,6 +5,7 @@ use crate::error::{ApiError, ErrorCode};
 use serde::de::DeserializeOwned;
 use thresher_core::pipeline::validate::RequestLimits;
 use thresher_core::shape::{self, ShapeError, ShapeLimits};
+use thresher_registry::RegistrySettings;
 
 /// The most entries of `include`, which may repeat its few words.
 const INCLUDE_COUNT_MAX: usize = 16;
@@ -18,15 +19,16 @@ const TREE_DEPTH_MAX: usize = 100;
 /// The limits of request bodies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BodyLimits {
-    chunk_count_max: usize,
-    registered_chunk_count_max: usize,
-    span_count_max: usize,
+    /// The limits of what is compressed or attributed.
+    pub(super) requests: RequestLimits,
+    /// The most chunks that one request registers or deletes.
     batch_count_max: usize,
-    json_value_count_max: usize,
-    /// The most bytes of one chunk's text.
-    pub(super) chunk_bytes_max: usize,
-    /// The most bytes of an answer that is attributed.
-    pub(super) answer_bytes_max: usize,
+    /// The most bytes of a registered chunk's metadata as JSON.
+    pub(super) metadata_bytes_max: usize,
+    /// The number of candidates of a search that names none.
+    pub(super) candidate_count_default: usize,
+    /// The most candidates of a search, and the most results.
+    pub(super) candidate_count_max: usize,
 }
 
 /// A type of request body.
@@ -62,45 +64,38 @@ impl ListLimit {
 }
 
 impl BodyLimits {
-    /// The limits of requests; `batch_count_max` is that of registrations.
-    pub fn new(requests: &RequestLimits, batch_count_max: usize) -> Self {
+    /// The limits that the settings name.
+    pub fn new(requests: &RequestLimits, registry: &RegistrySettings) -> Self {
         Self {
-            chunk_count_max: requests.chunk_count_max,
-            registered_chunk_count_max: requests.registered_chunk_count_max,
-            span_count_max: requests.span_count_max,
-            json_value_count_max: requests.json_value_count_max,
-            chunk_bytes_max: requests.chunk_bytes_max,
-            answer_bytes_max: requests.answer_bytes_max,
-            batch_count_max,
+            requests: *requests,
+            batch_count_max: registry.batch_count_max,
+            metadata_bytes_max: registry.metadata_bytes_max,
+            candidate_count_default: registry.candidate_count_default,
+            candidate_count_max: registry.candidate_count_max,
         }
-    }
-
-    /// The most values of a JSON answer, and spans that a request names.
-    pub(super) fn span_count_max(&self) -> usize {
-        self.span_count_max
     }
 
     /// The limit of a list of chunks that a request sends.
     pub(super) fn chunks(&self, field: &'static str) -> ListLimit {
         let (code, setting) = (ErrorCode::TooMany, "limits.chunk_count_max");
-        ListLimit { field, max: self.chunk_count_max, code, setting }
+        ListLimit { field, max: self.requests.chunk_count_max, code, setting }
     }
 
     /// The limit of `chunk_ids`, the registered chunks that a request names.
     pub(super) fn chunk_ids(&self) -> ListLimit {
         let (code, setting) = (ErrorCode::TooMany, "");
-        ListLimit { field: "chunk_ids", max: self.registered_chunk_count_max, code, setting }
+        ListLimit { field: "chunk_ids", max: self.requests.registered_chunk_count_max, code, setting }
     }
 
     /// The limit of `keep`, ids of chunks that are sent or registered.
     pub(super) fn keep(&self) -> ListLimit {
         let code = ErrorCode::TooMany;
-        if self.chunk_count_max > self.registered_chunk_count_max {
+        if self.requests.chunk_count_max > self.requests.registered_chunk_count_max {
             let setting = "limits.chunk_count_max";
-            ListLimit { field: "keep", max: self.chunk_count_max, code, setting }
+            ListLimit { field: "keep", max: self.requests.chunk_count_max, code, setting }
         } else {
             let setting = "";
-            ListLimit { field: "keep", max: self.registered_chunk_count_max, code, setting }
+            ListLimit { field: "keep", max: self.requests.registered_chunk_count_max, code, setting }
         }
     }
 
@@ -118,7 +113,7 @@ impl BodyLimits {
     /// The limit of `spans`.
     pub(super) fn spans(&self) -> ListLimit {
         let (code, setting) = (ErrorCode::TooMany, "");
-        ListLimit { field: "spans", max: self.span_count_max, code, setting }
+        ListLimit { field: "spans", max: self.requests.span_count_max, code, setting }
     }
 
     /// The limit of a list of chunks to register or delete.
@@ -138,7 +133,7 @@ impl BodyLimits {
     /// # Errors
     /// `too_many`, `too_long`.
     pub fn check_tree(&self, json: &[u8], param: Option<&str>) -> Result<(), ApiError> {
-        let max = self.json_value_count_max;
+        let max = self.requests.json_value_count_max;
         let limits = ShapeLimits { value_count_max: max, depth_max: TREE_DEPTH_MAX, duplicate_keys: true };
         let name = param.unwrap_or("the body");
         let (code, message) = match shape::check(json, limits) {

@@ -484,6 +484,9 @@ impl<'de> Visitor<'de> for ChunkVisitor {
 
 #[cfg(test)]
 mod tests {
+    use thresher_core::pipeline::validate::RequestLimits;
+    use thresher_registry::RegistrySettings;
+
     use super::*;
 
     #[test]
@@ -497,7 +500,7 @@ mod tests {
 
     #[test]
     fn messages_name_the_field_and_say_what_it_takes() {
-        let limits = BodyLimits::new(&thresher_core::pipeline::validate::RequestLimits::default(), 1);
+        let limits = BodyLimits::new(&RequestLimits::default(), &RegistrySettings::default());
         let check = |body: &str, expect: &str| {
             let error = parse::<CompressBody>(body.as_bytes(), &limits).expect_err(body);
             assert_eq!(error.message, expect, "{body}");
@@ -523,7 +526,7 @@ mod tests {
 
     #[test]
     fn a_field_of_another_body_is_named_and_has_no_column() {
-        let limits = BodyLimits::new(&thresher_core::pipeline::validate::RequestLimits::default(), 1);
+        let limits = BodyLimits::new(&RequestLimits::default(), &RegistrySettings::default());
         let check = |json: &str, expect: (&str, &str)| {
             let error = parse_field::<CompressBody>("thresher", json.as_bytes(), &limits).expect_err(json);
             assert_eq!((error.param.as_deref().unwrap_or_default(), &*error.message), expect, "{json}");
@@ -535,7 +538,7 @@ mod tests {
 
     #[test]
     fn messages_are_counted() {
-        let limits = BodyLimits::new(&thresher_core::pipeline::validate::RequestLimits::default(), 1);
+        let limits = BodyLimits::new(&RequestLimits::default(), &RegistrySettings::default());
         let parse = |count: usize| {
             let messages = vec![r#"{"role": "user"}"#; count].join(",");
             parse::<CompressBody>(

@@ -216,7 +216,7 @@ impl RerankBody {
         returns_documents: bool,
         limits: &BodyLimits,
     ) -> Result<RerankRequest, ApiError> {
-        let reader = DocumentReader::new(self.rank_fields.as_deref(), limits.chunk_bytes_max)?;
+        let reader = DocumentReader::new(self.rank_fields.as_deref(), limits.requests.chunk_bytes_max)?;
         let texts = self.documents.iter().enumerate().map(|(index, document)| reader.text(index, document));
         let texts = texts.collect::<Result<Vec<String>, _>>()?;
         let request = RerankRequest::new(self.query, texts, dialect)?;

@@ -13,7 +13,7 @@ use thresher_core::pipeline::clock::Timings;
 use thresher_core::pipeline::explain::{ChunkExplanation, Explanation};
 use thresher_core::pipeline::score::Scoring;
 use thresher_core::pipeline::{
-    ChunkOutcome, Compressed, Pipeline, Relevance, Sources, Usage, Warning, kv_export,
+    BlockOrigins, ChunkOutcome, Compressed, Pipeline, Relevance, Usage, Warning, kv_export,
 };
 use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
@@ -49,7 +49,7 @@ pub struct CompressAnswer {
     /// The model, and the statistic by which it scored.
     rc: RcAnswer,
     /// How many blocks (cached keys of chunks) came from which tier of the cache.
-    blocks: Option<Sources>,
+    blocks: Option<BlockOrigins>,
     timing_ms: TimingMs,
     /// The RC of every token, if the request asks for it.
     #[serde(skip_serializing_if = "Option::is_none")]

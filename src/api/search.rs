@@ -101,15 +101,6 @@ pub struct SearchRequest {
     pub deadline_ms: Option<u64>,
 }
 
-/// The limits of a search.
-#[derive(Debug, Clone, Copy)]
-pub struct SearchLimits {
-    /// The number of candidates if a search names none.
-    pub candidate_count_default: usize,
-    /// The most candidates, and the most results.
-    pub candidate_count_max: usize,
-}
-
 /// Answer of `POST /v1/search`.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct SearchAnswer {
@@ -146,7 +137,7 @@ impl SearchBody {
     ///
     /// # Errors
     /// Fails if the query is blank, a number is out of range or the filter is invalid.
-    pub fn into_domain(self, limits: &SearchLimits) -> Result<SearchRequest, ApiError> {
+    pub fn into_domain(self, limits: &BodyLimits) -> Result<SearchRequest, ApiError> {
         if self.query.trim().is_empty() {
             return Err(ApiError::with_param(ErrorCode::FieldEmpty, "query is empty", "query"));
         }

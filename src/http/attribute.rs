@@ -31,7 +31,7 @@ pub async fn handle(
     body: Body,
 ) -> Result<Json<AttributeAnswer>, ApiError> {
     let arrived = Instant::now();
-    let limits = service.limits.bodies;
+    let limits = service.limits();
     let parse = move |body: &[u8]| ParsedRequest::parse(body, &limits);
     let request = body::parsed(&service, &headers, body, parse).await?;
     attribute(service, request, arrived).await.map(Json)
@@ -41,7 +41,7 @@ pub async fn handle(
 #[cfg(feature = "mcp")]
 pub async fn answer(service: Scope, body: Vec<u8>) -> Result<AttributeAnswer, ApiError> {
     let arrived = Instant::now();
-    let limits = service.limits.bodies;
+    let limits = service.limits();
     let request = run_blocking(move || ParsedRequest::parse(&body, &limits)).await?;
     attribute(service, request, arrived).await
 }
@@ -121,7 +121,7 @@ impl ParsedRequest {
                 .map(|reference| ReferencedChunks::find(&scope, &reference, cancel))
                 .transpose()?;
             let (mut request, options) =
-                into_request(body, chunks.as_ref().map(ReferencedChunks::chunks), &scope.limits.bodies)?;
+                into_request(body, chunks.as_ref().map(ReferencedChunks::chunks), &scope.limits())?;
             let recent = chunks.as_ref().and_then(ReferencedChunks::recent_request);
             request.seen = recent.map(|recent| recent.kept.clone());
             request.markers = recent.map(|recent| recent.markers.clone());
@@ -141,9 +141,9 @@ impl ReferencedChunks {
     fn find(service: &Scope, reference: &ChunkReference, cancel: &Cancel) -> Result<Self, ApiError> {
         match reference {
             ChunkReference::Registered(ids) => {
-                let limits = service.limits.registry;
-                check_ids(ids, limits.named_count_max)?;
-                let (registry, bytes_max) = (service.registry()?, limits.named_bytes_max);
+                let limits = &service.config.limits;
+                check_ids(ids, limits.registered_chunk_count_max)?;
+                let (registry, bytes_max) = (service.registry()?, limits.registered_bytes_max);
                 let lookup = ChunkLookup { registry, ids, bytes_max, cancel };
                 Ok(Self::Registered(lookup.chunks((0..ids.len()).collect())?))
             }

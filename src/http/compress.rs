@@ -51,7 +51,7 @@ pub async fn handle(
     body: Body,
 ) -> Result<Json<CompressAnswer>, ApiError> {
     let arrived = Instant::now();
-    let limits = service.limits.bodies;
+    let limits = service.limits();
     let parse = move |body: &[u8]| ChunksRequest::new(api::parse(body, &limits)?);
     let request = body::parsed(&service, &headers, body, parse).await?;
     compress_chunks(service, request, arrived).await.map(Json)
@@ -61,7 +61,7 @@ pub async fn handle(
 #[cfg(feature = "mcp")]
 pub async fn answer(service: Scope, body: Vec<u8>) -> Result<CompressAnswer, ApiError> {
     let arrived = Instant::now();
-    let limits = service.limits.bodies;
+    let limits = service.limits();
     let request = run_blocking(move || ChunksRequest::new(api::parse(&body, &limits)?)).await?;
     compress_chunks(service, request, arrived).await
 }
@@ -103,7 +103,7 @@ async fn run(
             question_of_export(exporting, &request.request.query, wanted).map(|question| (wanted, question))
         });
         let kv = kv.transpose()?;
-        let loaded = request.load(&scope, scope.limits.registry.named_bytes_max, cancel)?;
+        let loaded = request.load(&scope, scope.config.limits.registered_bytes_max, cancel)?;
         let mut compressed = pipeline.compress(&loaded.request, cancel)?;
         let kv = kv.map(|(wanted, question)| {
             let started = Instant::now();
@@ -130,7 +130,7 @@ async fn pass_through(
 ) -> Result<CompressAnswer, ApiError> {
     let scope = service.clone();
     run_blocking(move || {
-        let Ok(loaded) = request.load(&scope, scope.limits.body_bytes_max, &Cancel::default()) else {
+        let Ok(loaded) = request.load(&scope, scope.config.http.body_bytes_max, &Cancel::default()) else {
             return Err(error);
         };
         let compressed = pipeline::passthrough(&loaded.request, arrived.elapsed());
@@ -200,10 +200,10 @@ pub fn named_chunks(
     keep: &[String],
     cancel: &Cancel,
 ) -> Result<(Vec<Arc<Chunk>>, Option<Prefiltered>), ApiError> {
-    let (registry, limits) = (service.registry()?, service.limits.registry);
-    check_ids(ids, limits.named_count_max)?;
+    let (registry, settings) = (service.registry()?, &service.config.registry);
+    check_ids(ids, service.config.limits.registered_chunk_count_max)?;
     let lookup = ChunkLookup { registry, ids, bytes_max, cancel };
-    if limits.prefilter_above == 0 || ids.len() <= limits.prefilter_above {
+    if settings.prefilter_above == 0 || ids.len() <= settings.prefilter_above {
         return Ok((lookup.chunks((0..ids.len()).collect())?, None));
     }
     // Unknown ids are an error even if the prefilter would not keep them.
@@ -211,7 +211,7 @@ pub fn named_chunks(
     if !missing.is_empty() {
         return Err(ApiError::ids_unknown(ids, &missing));
     }
-    let indexes = with_kept(registry.prefilter(query, ids, limits.prefilter_to)?, ids, keep);
+    let indexes = with_kept(registry.prefilter(query, ids, settings.prefilter_to)?, ids, keep);
     Ok((lookup.chunks(indexes.clone())?, Some(Prefiltered { from: ids.len(), indexes })))
 }
 

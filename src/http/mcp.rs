@@ -23,7 +23,7 @@ pub async fn handle(service: Scope, request: Request) -> Result<Response, ApiErr
     let (head, body) = request.into_parts();
     let body = body::whole(&service, &head.headers, body, body::BodyLimit::new(&service)).await?;
     // The SDK parses the whole message into a tree before it calls a tool.
-    let limits = service.limits.bodies;
+    let limits = service.limits();
     let (body, checked) = run_blocking(move || {
         limits.check_tree(&body, None)?;
         let checked = Refusal::check(&body);

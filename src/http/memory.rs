@@ -19,7 +19,7 @@ use thresher_core::domain::Tenant;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::admission::Claim;
+use crate::admission::Sharer;
 
 /// The memory of one byte of a body while it is parsed: the byte itself, and what is parsed from it.
 const WEIGHT: usize = 2;
@@ -75,20 +75,20 @@ impl MemoryPool {
     ///
     /// # Errors
     /// Fails if there is not enough left for the tenant.
-    pub fn try_take(&self, claim: Claim, bytes: usize) -> Result<MemoryPermit, PoolExhausted> {
+    pub fn try_take(&self, sharer: Sharer, bytes: usize) -> Result<MemoryPermit, PoolExhausted> {
         let mut state = self.state();
-        let held = state.held.get(claim.tenant).copied().unwrap_or_default();
-        let share = if claim.has_rivals { state.free.saturating_sub(held) } else { state.free };
+        let held = state.held.get(sharer.tenant).copied().unwrap_or_default();
+        let share = if sharer.has_rivals { state.free.saturating_sub(held) } else { state.free };
         if bytes > share {
             return Err(PoolExhausted);
         }
         state.free -= bytes;
-        *state.held.entry(claim.tenant.clone()).or_default() += bytes;
-        Ok(MemoryPermit { pool: self.clone(), tenant: claim.tenant.clone(), bytes })
+        *state.held.entry(sharer.tenant.clone()).or_default() += bytes;
+        Ok(MemoryPermit { pool: self.clone(), tenant: sharer.tenant.clone(), bytes })
     }
 
     /// Takes memory, and waits up to [`WAIT`] for it. A waiting request for much memory does not delay requests for little.
-    async fn take(&self, claim: Claim<'_>, bytes: usize) -> Result<MemoryPermit, PoolExhausted> {
+    async fn take(&self, sharer: Sharer<'_>, bytes: usize) -> Result<MemoryPermit, PoolExhausted> {
         if bytes > self.0.bytes_max {
             return Err(PoolExhausted);
         }
@@ -97,7 +97,7 @@ impl MemoryPool {
             // Registered before the attempt, so that memory that is freed in between is not missed.
             let mut freed = std::pin::pin!(self.0.freed.notified());
             freed.as_mut().enable();
-            if let Ok(permit) = self.try_take(claim, bytes) {
+            if let Ok(permit) = self.try_take(sharer, bytes) {
                 return Ok(permit);
             }
             tokio::time::timeout_at(until, freed).await.map_err(|_elapsed| PoolExhausted)?;
@@ -161,13 +161,13 @@ impl BodyMemory {
     ///
     /// # Errors
     /// Fails if there is not enough memory after two seconds.
-    pub async fn grow_to(&self, claim: Claim<'_>, bytes: usize) -> Result<(), PoolExhausted> {
+    pub async fn grow_to(&self, sharer: Sharer<'_>, bytes: usize) -> Result<(), PoolExhausted> {
         let wanted = bytes.next_multiple_of(STEP_BYTES).saturating_mul(WEIGHT);
         let more = wanted.saturating_sub(self.bytes());
         if more == 0 {
             return Ok(());
         }
-        let taken = self.pool.take(claim, more).await?;
+        let taken = self.pool.take(sharer, more).await?;
         match &mut *self.held() {
             Some(held) => held.merge(taken),
             held => *held = Some(taken),
@@ -222,9 +222,9 @@ impl<B: AsRef<[u8]>, M> AsRef<[u8]> for Accounted<B, M> {
 ///
 /// # Errors
 /// Fails if there is not enough memory. It does not wait, since waiting answers would take the memory that they wait for.
-pub fn account(pool: &MemoryPool, claim: Claim, answer: Response) -> Result<Response, PoolExhausted> {
+pub fn account(pool: &MemoryPool, sharer: Sharer, answer: Response) -> Result<Response, PoolExhausted> {
     let Some(bytes @ 1..) = answer.body().size_hint().exact() else { return Ok(answer) };
-    let permit = pool.try_take(claim, usize::try_from(bytes).map_err(|_| PoolExhausted)?)?;
+    let permit = pool.try_take(sharer, usize::try_from(bytes).map_err(|_| PoolExhausted)?)?;
     Ok(answer.map(|body| Body::new(AccountedBody { body, memory: Arc::new(permit) })))
 }
 
@@ -270,30 +270,30 @@ mod tests {
 
     const STEP: usize = WEIGHT * STEP_BYTES;
 
-    fn alone(tenant: &Tenant) -> Claim<'_> {
-        Claim { tenant, has_rivals: false }
+    fn alone(tenant: &Tenant) -> Sharer<'_> {
+        Sharer { tenant, has_rivals: false }
     }
 
-    fn among(tenant: &Tenant) -> Claim<'_> {
-        Claim { tenant, has_rivals: true }
+    fn among(tenant: &Tenant) -> Sharer<'_> {
+        Sharer { tenant, has_rivals: true }
     }
 
     #[tokio::test]
     async fn bodies_share_the_memory_and_free_it() {
         let (pool, tenant) = (MemoryPool::new(4 * STEP), Tenant::default());
-        let claim = alone(&tenant);
+        let sharer = alone(&tenant);
         let (first, second) = (BodyMemory::new(pool.clone()), BodyMemory::new(pool.clone()));
-        first.grow_to(claim, 1).await.expect("memory");
-        first.grow_to(claim, STEP_BYTES).await.expect("nothing more is needed");
+        first.grow_to(sharer, 1).await.expect("memory");
+        first.grow_to(sharer, STEP_BYTES).await.expect("nothing more is needed");
         assert_eq!(pool.held(), STEP);
-        first.grow_to(claim, 3 * STEP_BYTES).await.expect("memory");
-        assert_eq!(second.grow_to(claim, 2 * STEP_BYTES).await, Err(PoolExhausted));
-        second.grow_to(claim, STEP_BYTES).await.expect("memory for a smaller one");
-        assert_eq!(second.grow_to(claim, usize::MAX / 8).await, Err(PoolExhausted));
+        first.grow_to(sharer, 3 * STEP_BYTES).await.expect("memory");
+        assert_eq!(second.grow_to(sharer, 2 * STEP_BYTES).await, Err(PoolExhausted));
+        second.grow_to(sharer, STEP_BYTES).await.expect("memory for a smaller one");
+        assert_eq!(second.grow_to(sharer, usize::MAX / 8).await, Err(PoolExhausted));
         let sent = first.transfer(vec![7; 9], STEP_BYTES);
         assert_eq!((&sent[..], pool.held()), (&[7; 9][..], 4 * STEP));
         drop(sent);
-        second.grow_to(claim, 3 * STEP_BYTES).await.expect("what the first has given back");
+        second.grow_to(sharer, 3 * STEP_BYTES).await.expect("what the first has given back");
         second.shrink_to_parsed(3 * STEP_BYTES);
         assert_eq!(pool.held(), STEP + 3 * STEP_BYTES);
         second.release();

@@ -37,7 +37,7 @@ use super::{Scope, body, observe};
 use crate::api::{self, BodyLimits, MiddlewareBody, MiddlewareOptions};
 use crate::error::{ApiError, ErrorCode};
 use crate::executor::run_blocking;
-use crate::middleware::cite::Sources;
+use crate::middleware::cite::SeenTexts;
 use crate::middleware::dialect::Dialect;
 use crate::middleware::find::{self, TooMany, Turn};
 use crate::middleware::json::Located;
@@ -98,7 +98,7 @@ async fn pass_on(
         body::discard(body, &service).await;
         return Err(error);
     }
-    let slot = middleware.request_slot(service.claim())?;
+    let slot = middleware.request_slot(service.sharer())?;
     let mut request = ModelRequest::read(&service, dialect, &headers, body).await?;
     let upstream = middleware.upstream(&request.model).ok_or_else(|| request.no_upstream())?;
     let always = upstream.settings.compress.unwrap_or(middleware.settings.compress) == When::Always;
@@ -262,7 +262,7 @@ enum How {
 struct RewriteOutcome {
     report: CompressionReport,
     /// The texts that the answer may cite; none if no citations are added.
-    sources: Option<Arc<Sources>>,
+    sources: Option<Arc<SeenTexts>>,
     /// What was sent of turns, to be stored.
     records: Vec<([u8; 32], SentTurn)>,
     left_out: LeftOut,
@@ -343,7 +343,7 @@ async fn rewrite(
         let Rewritten { tokens, related, answerable, sources, cited_records, records, .. } = rewritten;
         let count_max = scope.pipeline().map_or(0, |pipeline| pipeline.settings().limits.chunk_count_max);
         let sources = if cites && !request.upstream_cites {
-            Sources::new(sources, cited_records, count_max)
+            SeenTexts::new(sources, cited_records, count_max)
         } else {
             None
         };
@@ -366,8 +366,8 @@ impl ModelRequest {
         let bytes = service.middleware.settings.body_bytes_max;
         let limit = body::BodyLimit { bytes, setting: "memory_bytes_max" };
         let body = body::whole(service, headers, body, limit).await?;
-        let limits = service.limits.bodies;
-        let (middleware, time) = (Arc::clone(&service.middleware), service.limits.deadline_max);
+        let limits = service.limits();
+        let (middleware, time) = (Arc::clone(&service.middleware), service.config.admission.deadline_max());
         // The clone keeps the memory of the body until it has been parsed.
         let scope = service.clone();
         let parse = move |_: &Cancel| {
@@ -390,8 +390,8 @@ impl ModelRequest {
         let question = self.options.query.clone().or(question).ok_or_else(ApiError::question_missing)?;
         let scope = service.clone();
         let found = run_blocking(move || {
-            let limits = scope.limits.registry;
-            named_chunks(&scope, &ids, limits.named_bytes_max, &question, &[], &Cancel::default())
+            let bytes_max = scope.config.limits.registered_bytes_max;
+            named_chunks(&scope, &ids, bytes_max, &question, &[], &Cancel::default())
         });
         let (chunks, _) = found.await.map_err(|error| match error.param {
             Some(_) => error.inside("thresher"),

@@ -147,7 +147,7 @@ pub async fn retrieve_posted(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<OriginalAnswer>, ApiError> {
-    let limits = service.limits.bodies;
+    let limits = service.limits();
     let parse = move |body: &[u8]| api::parse::<RetrieveBody>(body, &limits);
     let request = body::parsed(&service, &headers, body, parse).await?;
     named(service, request).await.map(Json)
@@ -156,7 +156,7 @@ pub async fn retrieve_posted(
 /// The answer to a body of `POST /headroom/v1/retrieve`: for the MCP tool.
 #[cfg(feature = "mcp")]
 pub async fn answer(service: Scope, body: Vec<u8>) -> Result<OriginalAnswer, ApiError> {
-    let limits = service.limits.bodies;
+    let limits = service.limits();
     let request = run_blocking(move || api::parse::<RetrieveBody>(&body, &limits)).await?;
     named(service, request).await
 }

@@ -57,9 +57,9 @@ pub async fn register(
     body: Body,
 ) -> Result<Json<ChangesAnswer>, ApiError> {
     let arrived = Instant::now();
-    let (limits, bodies) = (service.limits.registry, service.limits.bodies);
+    let limits = service.limits();
     let batch = body::parsed(&service, &headers, body, move |body| {
-        api::parse::<RegisterBody>(body, &bodies)?.into_batch(&limits.register)
+        api::parse::<RegisterBody>(body, &limits)?.into_batch(&limits)
     })
     .await?;
     let deadline = service.executor().deadline(arrived, batch.deadline_ms)?;
@@ -71,7 +71,7 @@ pub async fn register(
     let outcomes = write(&service, changes, deadline).await?;
     charge_reading(&service, &bytes, &outcomes);
     // The request is not needed any more, and reading its chunks may take long.
-    let answer = batch.answer(&outcomes, limits.chunk_count_max);
+    let answer = batch.answer(&outcomes, service.config.registry.chunk_count_max);
     service.body_memory().release();
     let registry = service.registry()?;
     let progress = if wait { registry.settled(&ids, deadline).await } else { registry.progress_of(&ids) };
@@ -85,7 +85,7 @@ pub async fn delete_batch(
     body: Body,
 ) -> Result<Json<ChangesAnswer>, ApiError> {
     let arrived = Instant::now();
-    let limits = service.limits.bodies;
+    let limits = service.limits();
     let parse = move |body: &[u8]| api::parse::<DeleteBody>(body, &limits)?.into_ids();
     let ids = body::parsed(&service, &headers, body, parse).await?;
     let deadline = service.executor().deadline(arrived, None)?;
@@ -121,7 +121,7 @@ pub async fn list(service: Scope, RawQuery(query): RawQuery) -> Result<Json<Page
         Some((_, Ok(limit @ 1..=PAGE_COUNT_MAX))) => limit,
         Some((limit, _)) => return Err(ApiError::page_out_of_range(limit, PAGE_COUNT_MAX)),
     };
-    let bytes_max = service.limits.body_bytes_max;
+    let bytes_max = service.config.http.body_bytes_max;
     let deadline = service.executor().deadline(Instant::now(), None)?;
     let scope = service.clone();
     let page = service.executor().run(deadline, move |cancel| {
@@ -158,9 +158,9 @@ async fn write(service: &Scope, changes: Vec<Change>, deadline: Instant) -> Resu
 /// `POST /v1/search`: finds candidates by BM25 and ranks them by RC.
 pub async fn search(service: Scope, headers: HeaderMap, body: Body) -> Result<Json<SearchAnswer>, ApiError> {
     let arrived = Instant::now();
-    let (limits, bodies) = (service.limits.registry.search, service.limits.bodies);
+    let limits = service.limits();
     let request = body::parsed(&service, &headers, body, move |body| {
-        api::parse::<SearchBody>(body, &bodies)?.into_domain(&limits)
+        api::parse::<SearchBody>(body, &limits)?.into_domain(&limits)
     })
     .await?;
     found(service, request, arrived).await.map(Json)
@@ -170,8 +170,8 @@ pub async fn search(service: Scope, headers: HeaderMap, body: Body) -> Result<Js
 #[cfg(feature = "mcp")]
 pub async fn answer(service: Scope, body: Vec<u8>) -> Result<SearchAnswer, ApiError> {
     let arrived = Instant::now();
-    let (limits, bodies) = (service.limits.registry.search, service.limits.bodies);
-    let parse = move || api::parse::<SearchBody>(&body, &bodies)?.into_domain(&limits);
+    let limits = service.limits();
+    let parse = move || api::parse::<SearchBody>(&body, &limits)?.into_domain(&limits);
     let request = run_blocking(parse).await?;
     found(service, request, arrived).await
 }
@@ -183,7 +183,7 @@ async fn found(service: Scope, request: SearchRequest, arrived: Instant) -> Resu
         service.ready()?;
     }
     let (scope, is_ranked) = (service.clone(), request.rank == Rank::Rc);
-    let bytes_max = service.limits.registry.named_bytes_max;
+    let bytes_max = service.config.limits.registered_bytes_max;
     let retrieval = Retrieval { operation: "search", is_from_registry: true, top_k: Some(request.limit) };
     let work = service.executor().run(deadline, move |cancel| {
         cancel.check()?;

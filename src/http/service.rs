@@ -12,11 +12,13 @@ use thresher_core::domain::Tenant;
 use thresher_core::pipeline::Pipeline;
 use thresher_registry::{Progress, Registry};
 
+use super::Middleware;
 use super::memory::{BodyMemory, MemoryPool};
 use super::origin::OriginPolicy;
-use super::{Middleware, ServeLimits};
 use crate::access::{Access, Caller, Denied};
-use crate::admission::{Admission, Claim};
+use crate::admission::{Admission, Sharer};
+use crate::api::BodyLimits;
+use crate::config::Config;
 use crate::error::ApiError;
 use crate::executor::{Executor, TimeLimits};
 use crate::kv_export::KvExportFile;
@@ -34,12 +36,9 @@ pub struct Service {
     pub middleware: Arc<Middleware>,
     /// The permits of requests.
     pub admission: Admission,
-    /// Limits of requests and answers.
-    pub limits: ServeLimits,
+    pub config: Arc<Config>,
     /// Which hosts and web pages may send requests.
     pub origins: OriginPolicy,
-    /// Whether both listeners serve the page.
-    pub has_page: bool,
     /// The memory that all request bodies share.
     pub bodies: MemoryPool,
     /// The memory that all answers share until their clients have read them.
@@ -96,6 +95,11 @@ impl ReceiptKey {
 }
 
 impl Service {
+    /// The limits of request bodies.
+    pub(super) fn limits(&self) -> BodyLimits {
+        BodyLimits::new(&self.config.limits, &self.config.registry)
+    }
+
     /// The caller with this key.
     pub(super) fn authenticate(&self, key: Option<&str>) -> Result<Caller, Denied> {
         self.data.access.admit(key, Instant::now())
@@ -121,9 +125,9 @@ impl Service {
         self.data.tenants.all()
     }
 
-    /// A tenant's claim to a share of what all tenants use.
-    pub(super) fn claim_of<'a>(&self, tenant: &'a Tenant) -> Claim<'a> {
-        Claim { tenant, has_rivals: self.data.access.is_shared() }
+    /// The tenant as one of those that share slots and memory.
+    pub(super) fn claim_of<'a>(&self, tenant: &'a Tenant) -> Sharer<'a> {
+        Sharer { tenant, has_rivals: self.data.access.is_shared() }
     }
 
     /// The private key of receipts.
@@ -213,9 +217,9 @@ impl Scope {
         self.tenant_state.tenant()
     }
 
-    /// The tenant's claim to a share of what all tenants use.
-    pub fn claim(&self) -> Claim<'_> {
-        self.executor.claim()
+    /// The tenant as one of those that share slots and memory.
+    pub fn sharer(&self) -> Sharer<'_> {
+        self.executor.sharer()
     }
 }
 
@@ -238,12 +242,12 @@ impl FromRequestParts<Service> for Scope {
         let tenant_state =
             service.data.tenants.get(caller.tenant()).ok_or_else(ApiError::registry_not_ready)?;
         let body_memory = Arc::new(BodyMemory::new(service.bodies.clone()));
-        let ServeLimits { deadline_default, deadline_max, .. } = service.limits;
+        let admission = &service.config.admission;
         let executor = Executor {
             caller,
             has_rivals: service.data.access.is_shared(),
             admission: service.admission.clone(),
-            time_limits: TimeLimits { default: deadline_default, max: deadline_max },
+            time_limits: TimeLimits { default: admission.deadline_default(), max: admission.deadline_max() },
             pipeline: Arc::clone(tenant_state.pipeline_slot()),
         };
         Ok(Self { service: service.clone(), executor, tenant_state, body_memory })

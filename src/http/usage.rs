@@ -83,7 +83,7 @@ pub async fn show(service: Scope, RawQuery(query): RawQuery) -> Result<Json<Usag
 
 /// `POST /headroom/v1/usage`: takes what a provider said about a request of a session.
 pub async fn take(service: Scope, headers: HeaderMap, body: Body) -> Result<Json<UsageTaken>, ApiError> {
-    let limits = service.limits.bodies;
+    let limits = service.limits();
     let parse = move |body: &[u8]| api::parse::<UsageBody>(body, &limits)?.into_domain();
     let (session_id, usage) = body::parsed(&service, &headers, body, parse).await?;
     let before = session_usage(&service, &session_id, "session_id").await?;

@@ -11,13 +11,13 @@ use thresher_core::pipeline::clock::Clock;
 use thresher_core::pipeline::{Pipeline, PipelineError};
 
 use super::dialect::{Dialect, PartKind};
-use super::rewrite::{Source, with_unique_ids};
+use super::rewrite::{SeenText, with_unique_ids};
 use crate::api::anthropic::{self, CitedSpan};
 use crate::api::{ChunkNumbers, CitationContext, openai};
 
 /// The texts that an answer may have come from, prepared once for all texts of the answer.
-pub struct Sources {
-    sources: Vec<Source>,
+pub struct SeenTexts {
+    sources: Vec<SeenText>,
     /// The sources with ids that name their origin in the conversation.
     named: Vec<Arc<Chunk>>,
     /// The sources with unique ids.
@@ -29,10 +29,10 @@ pub struct Sources {
     candidates: OnceLock<Candidates>,
 }
 
-impl Sources {
+impl SeenTexts {
     /// Prepares `sources`, and as many of the newest of `records` as there may be sources (`count_max`). Returns `None` if there are none, and
     /// so nothing to cite.
-    pub fn new(mut sources: Vec<Source>, records: Vec<Source>, count_max: usize) -> Option<Self> {
+    pub fn new(mut sources: Vec<SeenText>, records: Vec<SeenText>, count_max: usize) -> Option<Self> {
         let too_many = (sources.len() + records.len()).saturating_sub(count_max);
         sources.extend(records.into_iter().skip(too_many));
         if sources.is_empty() {
@@ -94,7 +94,7 @@ impl Sources {
 pub fn cited_spans(
     dialect: Dialect,
     text: &str,
-    from: &Sources,
+    from: &SeenTexts,
     pipeline: &Pipeline,
     cancel: &Cancel,
 ) -> Result<Vec<CitedSpan>, PipelineError> {
@@ -102,7 +102,7 @@ pub fn cited_spans(
     Ok(render(dialect, text, from, &parts))
 }
 
-fn render(dialect: Dialect, text: &str, from: &Sources, parts: &[PartOutcome]) -> Vec<CitedSpan> {
+fn render(dialect: Dialect, text: &str, from: &SeenTexts, parts: &[PartOutcome]) -> Vec<CitedSpan> {
     let numbers = ChunkNumbers { indexes: Some(&from.numbers), markers: None };
     let context = CitationContext::new(text, &from.named, numbers);
     let whole =
@@ -136,7 +136,7 @@ pub fn distinct(mut citations: Vec<Value>) -> Vec<Value> {
     citations
 }
 
-fn location(context: &CitationContext, cited: &attribute::Source, source: &Source) -> Value {
+fn location(context: &CitationContext, cited: &attribute::Source, source: &SeenText) -> Value {
     match source.kind {
         Some(PartKind::Document { block: None, .. }) => anthropic::char_location(context, cited),
         Some(PartKind::Document { block: Some(block), .. }) => {
@@ -152,13 +152,13 @@ fn location(context: &CitationContext, cited: &attribute::Source, source: &Sourc
 
 /// For each source, its index among the documents or the search results of the conversation. Other sources are counted after the search
 /// results.
-fn source_numbers(sources: &[Source]) -> Vec<usize> {
+fn source_numbers(sources: &[SeenText]) -> Vec<usize> {
     let results = sources.iter().filter_map(|source| match source.kind {
         Some(PartKind::SearchResult { index, .. }) => Some(index + 1),
         _ => None,
     });
     let mut next = results.max().unwrap_or(0);
-    let number = |source: &Source| match source.kind {
+    let number = |source: &SeenText| match source.kind {
         Some(PartKind::Document { index, .. } | PartKind::SearchResult { index, .. }) => index,
         _ => {
             next += 1;
@@ -172,16 +172,16 @@ fn source_numbers(sources: &[Source]) -> Vec<usize> {
 mod tests {
     use super::*;
 
-    fn source(id: &str) -> Source {
+    fn source(id: &str) -> SeenText {
         let seen = vec![ByteRange::new(0, 1)];
-        Source { chunk: Arc::new(Chunk::new(id, "x")), kind: None, seen }
+        SeenText { chunk: Arc::new(Chunk::new(id, "x")), kind: None, seen }
     }
 
     #[test]
     fn the_newest_records_are_sources_as_far_as_there_is_room() {
         let check = |sources: &[&str], records: &[&str], expect: &[&str]| {
             let all = |ids: &[&str]| ids.iter().map(|id| source(id)).collect::<Vec<_>>();
-            let found = Sources::new(all(sources), all(records), 3);
+            let found = SeenTexts::new(all(sources), all(records), 3);
             let ids: Vec<String> =
                 found.iter().flat_map(|found| &found.named).map(|chunk| chunk.id.clone()).collect();
             assert_eq!(ids, expect);

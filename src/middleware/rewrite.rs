@@ -73,7 +73,7 @@ pub struct SentTurn {
 
 /// A text that an answer may have come from.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Source {
+pub struct SeenText {
     /// The text, with an id that names its origin in the conversation.
     pub chunk: Arc<Chunk>,
     /// The kind of text in the conversation; `None`: the request added the chunk.
@@ -98,9 +98,9 @@ pub struct Rewritten {
     /// Whether the passages of the newest turn answer its question; `None` if this was not measured.
     pub answerable: Option<Answerable>,
     /// The texts that the answer may have come from.
-    pub sources: Vec<Source>,
+    pub sources: Vec<SeenText>,
     /// The records of tool results that the answer may have come from, in addition to the sources.
-    pub cited_records: Vec<Source>,
+    pub cited_records: Vec<SeenText>,
     /// Keys of turns with what was sent of them, to be stored once the request has been sent.
     pub records: Vec<([u8; 32], SentTurn)>,
     /// The strings of `shortened` that have a mark for the first time.
@@ -154,7 +154,7 @@ pub struct Shortened {
 }
 
 impl Rewritten {
-    fn add_source(&mut self, source: Source) {
+    fn add_source(&mut self, source: SeenText) {
         self.seen_bytes += source.seen.iter().map(|bytes| bytes.len()).sum::<usize>();
         self.sources.push(source);
     }
@@ -359,7 +359,7 @@ pub fn rewrite(
         // Only answers of the middleware are cited.
         for CitedRecord { text, kind, names } in turn.records.iter().filter(|_| conversation.is_cited) {
             let seen = vec![ByteRange::new(0, text.len())];
-            out.cited_records.push(Source {
+            out.cited_records.push(SeenText {
                 chunk: ids.chunk(kind, names, text),
                 kind: Some(kind.clone()),
                 seen,
@@ -436,7 +436,7 @@ fn add_context(
             out.added.replace(asked.end..asked.end, "}]");
         }
     }
-    let source = |kept: Vec<KeptSpan>| Source {
+    let source = |kept: Vec<KeptSpan>| SeenText {
         chunk: Arc::clone(&added.chunks[kept[0].chunk]),
         kind: None,
         seen: kept.iter().map(|span| span.source).collect(),

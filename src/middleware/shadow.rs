@@ -6,8 +6,8 @@ use thresher_core::domain::{ByteRange, Chunk};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{Pipeline, PipelineError};
 
-use super::cite::Sources;
-use super::rewrite::{Rewritten, Source};
+use super::cite::SeenTexts;
+use super::rewrite::{Rewritten, SeenText};
 
 /// Returns the key under which a turn of shadow mode is stored.
 pub fn shadow_key(key: &[u8; 32]) -> [u8; 32] {
@@ -16,7 +16,7 @@ pub fn shadow_key(key: &[u8; 32]) -> [u8; 32] {
 
 /// The whole texts of a conversation that could be compressed, and what compression would have kept of them.
 pub struct WouldKeep {
-    sources: Sources,
+    sources: SeenTexts,
     kept: Vec<Vec<ByteRange>>,
 }
 
@@ -40,18 +40,18 @@ impl WouldKeep {
         let of_conversation =
             in_place.map(|source| (Arc::clone(&source.chunk), source.kind.clone(), source.seen.clone()));
         let of_added = added.iter().map(|chunk| {
-            let is_it = |source: &&Source| source.kind.is_none() && Arc::ptr_eq(&source.chunk, chunk);
+            let is_it = |source: &&SeenText| source.kind.is_none() && Arc::ptr_eq(&source.chunk, chunk);
             let seen = rewritten.sources.iter().find(is_it).map(|source| source.seen.clone());
             (Arc::clone(chunk), None, seen.unwrap_or_default())
         });
         let (mut sources, mut kept) = (Vec::new(), Vec::new());
         for (chunk, kind, seen) in of_conversation.chain(of_added) {
             let whole = vec![ByteRange::new(0, chunk.text.len())];
-            sources.push(Source { chunk, kind, seen: whole });
+            sources.push(SeenText { chunk, kind, seen: whole });
             kept.push(seen);
         }
         let count = sources.len();
-        Some(Self { sources: Sources::new(sources, Vec::new(), count)?, kept })
+        Some(Self { sources: SeenTexts::new(sources, Vec::new(), count)?, kept })
     }
 
     /// Finds the sources of the sentences of an answer in the whole texts, and counts those that would have been kept.

@@ -8,11 +8,12 @@ use std::cell::Cell;
 
 use thresher::api::{
     self, AttributeBody, Body, BodyLimits, CompressBody, DeleteBody, MiddlewareBody, RegisterBody,
-    RegisterLimits, RerankBody, ScoreBody, SearchBody, SearchLimits, TeiRerankBody, VoyageRerankBody,
+    RerankBody, ScoreBody, SearchBody, TeiRerankBody, VoyageRerankBody,
 };
 use thresher::error::{ApiError, ErrorCode};
 use thresher::middleware::json::Located;
 use thresher_core::pipeline::validate::RequestLimits;
+use thresher_registry::RegistrySettings;
 
 /// The code by which a test says that a body was taken, and what it made of it.
 const TAKEN: ErrorCode = ErrorCode::Internal;
@@ -83,7 +84,7 @@ fn peak<T>(work: impl FnOnce() -> T) -> (T, usize) {
 // ---- bodies ----
 
 fn limits() -> BodyLimits {
-    BodyLimits::new(&RequestLimits::default(), 10_000)
+    BodyLimits::new(&RequestLimits::default(), &RegistrySettings::default())
 }
 
 /// `head`, then as many `item`s as fit into [`BODY_BYTES`], with commas between them, then `tail`.
@@ -243,10 +244,8 @@ fn rank_fields_do_not_multiply_a_document() {
 
 #[test]
 fn nested_values_are_refused_before_all_of_them_are_in_memory() {
-    let search = |body: &[u8], limits: &BodyLimits| {
-        let bounds = SearchLimits { candidate_count_default: 10, candidate_count_max: 100 };
-        api::parse::<SearchBody>(body, limits)?.into_domain(&bounds)
-    };
+    let search =
+        |body: &[u8], limits: &BodyLimits| api::parse::<SearchBody>(body, limits)?.into_domain(limits);
     let filter = |item: &str| filled("{\"query\":\"q\",\"filter\":{\"a\":{\"in\":[", item, "]}}}");
     check("a filter", &filter("1"), "wrong_type filter", search);
     check("a filter of lists", &filter("[]"), "wrong_type filter", search);
@@ -267,8 +266,7 @@ fn nested_values_are_refused_before_all_of_them_are_in_memory() {
         rerank,
     );
     let register = |body: &[u8], limits: &BodyLimits| {
-        let bounds = RegisterLimits { chunk_bytes_max: 1_048_576, metadata_bytes_max: 16_384 };
-        let batch = api::parse::<RegisterBody>(body, limits)?.into_batch(&bounds)?;
+        let batch = api::parse::<RegisterBody>(body, limits)?.into_batch(limits)?;
         let taken = batch.chunks().count();
         Err::<(), _>(ApiError::with_param(TAKEN, taken.to_string(), taken.to_string()))
     };

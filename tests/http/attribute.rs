@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 
 use crate::support::wait::eventually;
 use crate::support::wire::{self, Framing, ask, post};
-use thresher::admission::Claim;
+use thresher::admission::Sharer;
 use thresher_core::domain::Tenant;
 use thresher_core::kv::store::KvStore;
 
@@ -385,8 +385,9 @@ async fn the_number_of_streams_is_limited_and_open_streams_continue_while_the_da
 /// A daemon that ends a stream without text after `silence_max`, and any stream after `stream_max`.
 async fn limited(silence_max: Duration, stream_max: Duration) -> Daemon {
     let (mut service, tenants) = service(None, 2, 2, &registry_settings());
-    service.limits.deadline_max = silence_max;
-    service.limits.stream_max = stream_max;
+    let admission = &mut Arc::make_mut(&mut service.config).admission;
+    admission.deadline_ms_max = silence_max.as_millis() as u64;
+    admission.stream_ms_max = stream_max.as_millis() as u64;
     tenants.set_pipeline(Arc::new(pipeline_of(scripted(), KvStore::without_tiers())));
     serve((service, tenants)).await
 }
@@ -434,9 +435,10 @@ async fn a_stream_whose_client_disconnects_gives_its_place_back() {
         drop(open_stream(&daemon).await);
     }
     let tenant = Tenant::default();
-    let claim = Claim { tenant: &tenant, has_rivals: false };
+    let sharer = Sharer { tenant: &tenant, has_rivals: false };
     eventually("all places are free", async || {
-        let streams: Vec<_> = (0..STREAM_COUNT_MAX).map(|_| daemon.service.admission.stream(claim)).collect();
+        let streams: Vec<_> =
+            (0..STREAM_COUNT_MAX).map(|_| daemon.service.admission.stream(sharer)).collect();
         streams.iter().all(Result::is_ok)
     })
     .await;

@@ -149,7 +149,7 @@ fn the_limit_of_requests_to_upstreams_is_shared_between_tenants() {
     };
     let middleware = Middleware::new(&settings).expect("an upstream");
     let [a, b] = ["a", "b"].map(|name| thresher_core::domain::Tenant::new(name).expect("a name"));
-    let place = |tenant| middleware.request_slot(thresher::admission::Claim { tenant, has_rivals: true });
+    let place = |tenant| middleware.request_slot(thresher::admission::Sharer { tenant, has_rivals: true });
     let held = [place(&b).expect("the first place"), place(&b).expect("the second place")];
     assert!(place(&b).is_err(), "the other places are kept for other tenants");
     place(&a).expect("a place for another tenant");

@@ -21,7 +21,9 @@ use thresher::http::{Middleware, Serving};
 use thresher::middleware::dialect::Dialect;
 use thresher::middleware::find;
 use thresher::middleware::json::Located;
-use thresher::middleware::rewrite::{self, AddedContext, CompressOptions, Compressor, Extent, TurnPlan};
+use thresher::middleware::rewrite::{
+    self, AddedContext, CompressOptions, Compressor, Extent, ReadTurns, TurnPlan,
+};
 use thresher::middleware::settings::{MiddlewareSettings, UpstreamSettings, When};
 use thresher_core::domain::{Budget, Granularity};
 use thresher_core::kv::store::KvStore;

@@ -16,7 +16,7 @@ use thresher_core::domain::{
     Parts, TokenizerName,
 };
 use thresher_core::kv::key::BlockKey;
-use thresher_core::kv::store::{KvStore, Source, Tiers};
+use thresher_core::kv::store::{BlockOrigin, KvStore, Tiers};
 use thresher_core::model::scripted::ScriptedModel;
 use thresher_core::model::tokenizer::ModelTokenizer;
 use thresher_core::pipeline::attribute::Verdict;
@@ -26,6 +26,7 @@ use thresher_core::pipeline::validate::{InvalidRequest, RequestLimits};
 use thresher_core::pipeline::{ChunkOutcome, Compressed, Pipeline, PipelineError, Settings, passthrough};
 use thresher_core::text::Arriving;
 use thresher_core::text::offsets::OffsetUnit;
+use thresher_registry::RegistrySettings;
 
 /// The window is small, so that nearly every chunk has several windows.
 const WINDOW_TOKENS: usize = 16;
@@ -118,7 +119,7 @@ impl Tiers for Memory {
         self.0.lock().expect("no panic").get(key).cloned()
     }
 
-    fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, Source)>> {
+    fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, BlockOrigin)>> {
         vec![None; keys.len()]
     }
 
@@ -594,7 +595,7 @@ proptest! {
             "answer": answer, "format": dialect, "offsets": unit_name,
             "chunks": chunks.iter().map(|c| serde_json::json!({"id": c.id, "title": c.title, "text": c.text})).collect::<Vec<_>>(),
         });
-        let limits = BodyLimits::new(&RequestLimits::default(), usize::MAX);
+        let limits = BodyLimits::new(&RequestLimits::default(), &RegistrySettings::default());
         let body: AttributeBody = thresher::api::parse(body.to_string().as_bytes(), &limits).expect("a request");
         let (request, options) = body.into_domain(None, &limits).expect("a request");
         let found = PIPELINE.attribute(&request, &Cancel::default());

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use serde_json::{Map, Value};
-use thresher_core::model::contract::Source;
+use thresher_core::model::contract::CheckpointInfo;
 
 use super::{
     ExportError,
@@ -42,7 +42,7 @@ pub struct Input {
     pub chat_template: Option<ChatTemplate>,
     pub checkpoint: Checkpoint,
     /// The origin of the model, without the hash of its weights.
-    pub origin: Source,
+    pub origin: CheckpointInfo,
 }
 
 impl Input {
@@ -82,7 +82,7 @@ impl Input {
             GgufModel::open(file)?;
         let header = header(&config, file)?;
         let checkpoint = Checkpoint::of_gguf(checkpoint);
-        let origin = Source { name, revision: None, licence, weights: None };
+        let origin = CheckpointInfo { name, revision: None, licence, weights: None };
         Ok(Self {
             dir: file.parent().unwrap_or(Path::new("")).to_owned(),
             config_file: file.to_owned(),

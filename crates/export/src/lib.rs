@@ -23,8 +23,8 @@ mod write;
 use std::{collections::BTreeMap, path::Path};
 
 use thresher_core::model::contract::{
-    self, Chat, Contract, Family, KEY_LAYOUT, Late, SCHEMA, Source, StoredWeights, Tokenizer, Weights,
-    Window, sha256_of,
+    self, Chat, CheckpointInfo, Contract, Family, KEY_LAYOUT, Late, SCHEMA, StoredWeights, Tokenizer,
+    Weights, Window, sha256_of,
 };
 
 pub use error::ExportError;
@@ -157,7 +157,7 @@ pub fn export(
         schema: SCHEMA,
         name: options.name.clone(),
         architecture: exported.architecture,
-        source: Source { weights: Some(input.checkpoint.fingerprint()?), ..input.origin.clone() },
+        source: CheckpointInfo { weights: Some(input.checkpoint.fingerprint()?), ..input.origin.clone() },
         tokenizer: Tokenizer {
             file: TOKENIZER.into(),
             prefix: exported.surroundings.prefix,

@@ -9,7 +9,7 @@ use std::{
 
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
-use thresher_core::model::contract::Source;
+use thresher_core::model::contract::CheckpointInfo;
 use thresher_core::model::tokenizer::template_fault;
 use tokenizers::Tokenizer;
 
@@ -52,9 +52,9 @@ pub fn read_json_if_exists<T: DeserializeOwned>(file: &Path) -> Result<Option<T>
 }
 
 /// The origin of the model, as far as the folder says.
-pub fn provenance(dir: &Path, header: &Header) -> Source {
+pub fn provenance(dir: &Path, header: &Header) -> CheckpointInfo {
     let known = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
-    Source {
+    CheckpointInfo {
         name: known(&header.name_or_path),
         revision: known(&header.commit_hash),
         licence: licence(dir),

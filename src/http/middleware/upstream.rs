@@ -21,7 +21,7 @@ use thiserror::Error;
 
 use super::connect::Connector;
 use super::headers::{self, Allowed};
-use crate::admission::{Claim, Shares, Slot};
+use crate::admission::{Sharer, Shares, Slot};
 use crate::error::ApiError;
 use crate::executor::WorkerSlots;
 use crate::http::{request_id, traces};
@@ -143,9 +143,9 @@ impl Middleware {
     ///
     /// # Errors
     /// `overloaded`, if the tenant has its share of them.
-    pub fn request_slot(&self, claim: Claim) -> Result<Slot, ApiError> {
-        let retry_after_s = || self.requests.retry_after_s(claim.tenant);
-        self.requests.take(claim).ok_or_else(|| ApiError::upstream_requests_too_many(retry_after_s()))
+    pub fn request_slot(&self, sharer: Sharer) -> Result<Slot, ApiError> {
+        let retry_after_s = || self.requests.retry_after_s(sharer.tenant);
+        self.requests.take(sharer).ok_or_else(|| ApiError::upstream_requests_too_many(retry_after_s()))
     }
 }
 

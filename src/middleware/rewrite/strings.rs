@@ -9,7 +9,7 @@ use thresher_core::pipeline::assemble;
 use thresher_core::text::outline::Layout;
 
 use super::pieces::{self, Piece};
-use super::{NOTHING_KEPT, Rewritten, SentTurn, Shortened, Source, ranges};
+use super::{NOTHING_KEPT, Rewritten, SeenText, SentTurn, Shortened, ranges};
 use crate::middleware::dialect::PartKind;
 use crate::middleware::find::{Passage, Turn};
 use crate::middleware::json::Located;
@@ -20,7 +20,7 @@ pub(super) fn apply(body: Located, turn: &Turn, chunks: &[Arc<Chunk>], sent: &Se
     for ((passage, chunk), kept) in turn.passages.iter().zip(chunks).zip(&sent.kept) {
         let all = [(0, passage.text.len())];
         let seen = ranges(kept.as_deref().unwrap_or(&all)).collect();
-        out.add_source(Source { chunk: Arc::clone(chunk), kind: Some(passage.kind.clone()), seen });
+        out.add_source(SeenText { chunk: Arc::clone(chunk), kind: Some(passage.kind.clone()), seen });
     }
     let written = written(body, turn, sent).into_iter().map(|(_, string)| string);
     out.shortened.extend(written.filter(is_shorter));

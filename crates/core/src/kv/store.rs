@@ -21,7 +21,7 @@ pub struct KvStore {
 
 /// Where a block came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
+pub enum BlockOrigin {
     Memory,
     Disk,
     /// The tier that sidecars share.
@@ -32,7 +32,7 @@ pub enum Source {
     Read,
 }
 
-impl Source {
+impl BlockOrigin {
     /// Returns the name of the source in metrics and logs.
     fn name(self) -> &'static str {
         match self {
@@ -47,7 +47,7 @@ impl Source {
 
 /// How many blocks of a request came from each source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, JsonSchema)]
-pub struct Sources {
+pub struct BlockOrigins {
     /// Blocks from the memory tier.
     pub memory: usize,
     /// Blocks from the disk tier.
@@ -60,7 +60,7 @@ pub struct Sources {
     pub read: usize,
 }
 
-impl std::ops::AddAssign for Sources {
+impl std::ops::AddAssign for BlockOrigins {
     fn add_assign(&mut self, other: Self) {
         let Self { memory, disk, shared, joined, read } = other;
         self.memory += memory;
@@ -89,11 +89,11 @@ pub trait Tiers: Send + Sync {
     /// Returns blocks that are not in memory from the other tiers, in the order of `keys`. It may wait for
     /// I/O. Another process may have written the bytes, so they are not copied to other tiers unless
     /// [`Tiers::accept`] is called.
-    fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, Source)>>;
+    fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, BlockOrigin)>>;
 
     /// Copies a block that [`Tiers::fetch`] returned to the faster tiers, after the store has checked it. It
     /// must not wait.
-    fn accept(&self, _: BlockKey, _: Bytes, _: Source) {}
+    fn accept(&self, _: BlockKey, _: Bytes, _: BlockOrigin) {}
 
     /// Stores a new block in all tiers. It must not wait.
     fn keep(&self, key: BlockKey, bytes: Bytes);
@@ -111,7 +111,7 @@ impl Tiers for NoTiers {
         None
     }
 
-    fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, Source)>> {
+    fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, BlockOrigin)>> {
         vec![None; keys.len()]
     }
 
@@ -123,7 +123,7 @@ impl Tiers for NoTiers {
 /// The chunks that the model must read for a request, and what is known about the rest of the request.
 pub struct Unread<'a> {
     /// The chunks to read now; may be empty.
-    pub claims: &'a [Claim],
+    pub pending: &'a [PendingChunk],
     /// Indices in the request of the chunks after the current batch that will probably have to be read, too.
     pub later: &'a [usize],
     /// The number of tokens in the blocks of the request that have been found or read.
@@ -132,7 +132,7 @@ pub struct Unread<'a> {
 
 /// A chunk that the model must read for this request, because no tier has its block and no other request is
 /// having it read.
-pub struct Claim {
+pub struct PendingChunk {
     index: usize,
     leader: Leader,
     tiers: Arc<dyn Tiers>,
@@ -153,17 +153,17 @@ impl KvStore {
     pub fn find(
         &self,
         keys: &[BlockKey],
-        check: impl Fn(usize, &Block, Source) -> Result<(), BadBlock>,
-    ) -> (Vec<Option<Block>>, Sources) {
-        let mut found = FoundBlocks { blocks: vec![None; keys.len()], sources: Sources::default() };
-        let mut put = |index: usize, bytes: Bytes, source: Source| {
+        check: impl Fn(usize, &Block, BlockOrigin) -> Result<(), BadBlock>,
+    ) -> (Vec<Option<Block>>, BlockOrigins) {
+        let mut found = FoundBlocks { blocks: vec![None; keys.len()], sources: BlockOrigins::default() };
+        let mut put = |index: usize, bytes: Bytes, source: BlockOrigin| {
             let block =
                 self.parse(&keys[index], bytes, source, |block: &Block| check(index, block, source))?;
             found.put(&[index], block.clone(), source);
             Some(block)
         };
         let is_missing = |index: &usize| match self.tiers.resident(&keys[*index]) {
-            Some(bytes) => put(*index, bytes, Source::Memory).is_none(),
+            Some(bytes) => put(*index, bytes, BlockOrigin::Memory).is_none(),
             None => true,
         };
         let missing: Vec<usize> = (0..keys.len()).filter(is_missing).collect();
@@ -183,7 +183,7 @@ impl KvStore {
     /// `caller_waits` returned false.
     ///
     /// The store works through the keys in batches of `keys_per_batch` keys, at least 1. For the chunks of a batch
-    /// that no tier has and no other request is having read, it calls `read`, which completes each [`Claim`]. It calls `read` for a
+    /// that no tier has and no other request is having read, it calls `read`, which completes each [`PendingChunk`]. It calls `read` for a
     /// batch without such chunks, too, so that `read` can refuse a request over its limits. A block of a tier
     /// under the key of chunk `i` is used only if `check(i, block, source)` accepts it, because other
     /// processes can write to a disk or a server. Blocks from memory have been checked before they were put
@@ -196,16 +196,16 @@ impl KvStore {
         keys: &[BlockKey],
         keys_per_batch: usize,
         caller_waits: CallerWaits,
-        check: impl Fn(usize, &Block, Source) -> Result<(), BadBlock>,
+        check: impl Fn(usize, &Block, BlockOrigin) -> Result<(), BadBlock>,
         read: impl Fn(Unread) -> Result<(), E>,
-    ) -> Result<(Vec<Option<Block>>, Sources), E> {
-        let mut found = FoundBlocks { blocks: vec![None; keys.len()], sources: Sources::default() };
+    ) -> Result<(Vec<Option<Block>>, BlockOrigins), E> {
+        let mut found = FoundBlocks { blocks: vec![None; keys.len()], sources: BlockOrigins::default() };
         for (index, key) in keys.iter().enumerate() {
             let Some(bytes) = self.tiers.resident(key) else { continue };
             if let Some(block) =
-                self.parse(key, bytes, Source::Memory, |block| check(index, block, Source::Memory))
+                self.parse(key, bytes, BlockOrigin::Memory, |block| check(index, block, BlockOrigin::Memory))
             {
-                found.put(&[index], block, Source::Memory);
+                found.put(&[index], block, BlockOrigin::Memory);
             }
         }
         // The same chunk may occur in a request more than once.
@@ -242,26 +242,30 @@ impl KvStore {
         later: &[usize],
         found: &mut FoundBlocks,
         caller_waits: &CallerWaits,
-        check: &impl Fn(usize, &Block, Source) -> Result<(), BadBlock>,
+        check: &impl Fn(usize, &Block, BlockOrigin) -> Result<(), BadBlock>,
         read: impl Fn(Unread) -> Result<(), E>,
     ) -> Result<(), E> {
         while !missing.is_empty() && caller_waits() {
-            let (claims, followed) = self.join(missing, caller_waits);
-            let absent = claims.iter().filter(|claim| !self.tiers.has_locally(&claim.leader.key())).count();
-            let claims = self.fetch(claims, check, missing, found);
+            let (pending, followed) = self.join(missing, caller_waits);
+            let absent = pending.iter().filter(|chunk| !self.tiers.has_locally(&chunk.leader.key())).count();
+            let pending = self.fetch(pending, check, missing, found);
             // How many later blocks the shared tier has is unknown until they are fetched. The estimate is
             // the share in this batch.
-            let unread = (later.len() * claims.len()).div_ceil(absent.max(1)).min(later.len());
+            let unread = (later.len() * pending.len()).div_ceil(absent.max(1)).min(later.len());
             let known_tokens = found.blocks.iter().flatten().map(Block::tokens).sum();
-            read(Unread { claims: &claims, later: &later[..unread], known_tokens })?;
-            for claim in claims {
-                if let Some(block) = claim.leader.completed_block() {
-                    found.put(&missing.remove(&claim.leader.key()).unwrap_or_default(), block, Source::Read);
+            read(Unread { pending: &pending, later: &later[..unread], known_tokens })?;
+            for chunk in pending {
+                if let Some(block) = chunk.leader.completed_block() {
+                    found.put(
+                        &missing.remove(&chunk.leader.key()).unwrap_or_default(),
+                        block,
+                        BlockOrigin::Read,
+                    );
                 }
             }
             for (key, flight) in followed {
                 if let Some(Outcome::Completed(block)) = flight.wait(caller_waits) {
-                    found.put(&missing.remove(&key).unwrap_or_default(), block, Source::Joined);
+                    found.put(&missing.remove(&key).unwrap_or_default(), block, BlockOrigin::Joined);
                 }
             }
         }
@@ -273,51 +277,51 @@ impl KvStore {
         &self,
         missing: &HashMap<BlockKey, Vec<usize>>,
         caller_waits: &CallerWaits,
-    ) -> (Vec<Claim>, Vec<(BlockKey, Arc<Flight>)>) {
-        let (mut claims, mut followed) = (Vec::new(), Vec::new());
+    ) -> (Vec<PendingChunk>, Vec<(BlockKey, Arc<Flight>)>) {
+        let (mut pending, mut followed) = (Vec::new(), Vec::new());
         for (key, indices) in missing {
             match self.flights.join(*key, caller_waits) {
                 Role::Leader(leader) => {
-                    claims.push(Claim { index: indices[0], leader, tiers: Arc::clone(&self.tiers) });
+                    pending.push(PendingChunk { index: indices[0], leader, tiers: Arc::clone(&self.tiers) });
                 }
                 Role::Follower(flight) => followed.push((*key, flight)),
             }
         }
-        // The order of the map is arbitrary; claims are in the order of the request.
-        claims.sort_by_key(|claim| claim.index);
-        (claims, followed)
+        // The order of the map is arbitrary; pending chunks are in the order of the request.
+        pending.sort_by_key(|chunk| chunk.index);
+        (pending, followed)
     }
 
-    /// Completes the claims whose blocks a tier has. Returns the other claims.
+    /// Completes the pending chunks whose blocks a tier has. Returns the others.
     fn fetch(
         &self,
-        claims: Vec<Claim>,
-        check: &impl Fn(usize, &Block, Source) -> Result<(), BadBlock>,
+        pending: Vec<PendingChunk>,
+        check: &impl Fn(usize, &Block, BlockOrigin) -> Result<(), BadBlock>,
         missing: &mut HashMap<BlockKey, Vec<usize>>,
         found: &mut FoundBlocks,
-    ) -> Vec<Claim> {
-        if claims.is_empty() {
-            return claims;
+    ) -> Vec<PendingChunk> {
+        if pending.is_empty() {
+            return pending;
         }
-        let keys: Vec<BlockKey> = claims.iter().map(|claim| claim.leader.key()).collect();
+        let keys: Vec<BlockKey> = pending.iter().map(|chunk| chunk.leader.key()).collect();
         let fetched = self.tiers.fetch(&keys);
         let mut unread = Vec::new();
-        for (claim, fetched) in claims.into_iter().zip(fetched) {
-            let key = claim.leader.key();
+        for (chunk, fetched) in pending.into_iter().zip(fetched) {
+            let key = chunk.leader.key();
             // Another request may have completed the block after this one looked in memory and before it
             // joined the flight.
-            let fetched = fetched.or_else(|| Some((self.tiers.resident(&key)?, Source::Memory)));
+            let fetched = fetched.or_else(|| Some((self.tiers.resident(&key)?, BlockOrigin::Memory)));
             let block = fetched.and_then(|(bytes, source)| {
-                let check = |block: &Block| check(claim.index, block, source);
+                let check = |block: &Block| check(chunk.index, block, source);
                 Some((self.parse(&key, bytes, source, check)?, source))
             });
             match block {
                 Some((block, source)) => {
                     self.tiers.accept(key, block.bytes().clone(), source);
-                    claim.leader.complete(block.clone());
+                    chunk.leader.complete(block.clone());
                     found.put(&missing.remove(&key).unwrap_or_default(), block, source);
                 }
-                None => unread.push(claim),
+                None => unread.push(chunk),
             }
         }
         unread
@@ -329,7 +333,7 @@ impl KvStore {
         &self,
         key: &BlockKey,
         bytes: Bytes,
-        source: Source,
+        source: BlockOrigin,
         check: impl Fn(&Block) -> Result<(), BadBlock>,
     ) -> Option<Block> {
         match Block::parse(bytes).and_then(|block| check(&block).map(|()| block)) {
@@ -344,7 +348,7 @@ impl KvStore {
     }
 }
 
-impl Claim {
+impl PendingChunk {
     /// Returns the index of the chunk in the request.
     pub fn index(&self) -> usize {
         self.index
@@ -365,24 +369,24 @@ impl Claim {
 /// The blocks of a request that have been found or read so far.
 struct FoundBlocks {
     blocks: Vec<Option<Block>>,
-    sources: Sources,
+    sources: BlockOrigins,
 }
 
 impl FoundBlocks {
-    fn put(&mut self, indices: &[usize], block: Block, source: Source) {
+    fn put(&mut self, indices: &[usize], block: Block, source: BlockOrigin) {
         let count = match source {
-            Source::Memory => &mut self.sources.memory,
-            Source::Disk => &mut self.sources.disk,
-            Source::Shared => &mut self.sources.shared,
-            Source::Joined => &mut self.sources.joined,
-            Source::Read => &mut self.sources.read,
+            BlockOrigin::Memory => &mut self.sources.memory,
+            BlockOrigin::Disk => &mut self.sources.disk,
+            BlockOrigin::Shared => &mut self.sources.shared,
+            BlockOrigin::Joined => &mut self.sources.joined,
+            BlockOrigin::Read => &mut self.sources.read,
         };
         *count += indices.len();
         indices.iter().for_each(|&index| self.blocks[index] = Some(block.clone()));
     }
 
     fn count_lookups(&self) {
-        let Sources { memory, disk, shared, joined, read } = self.sources;
+        let BlockOrigins { memory, disk, shared, joined, read } = self.sources;
         for (source, blocks) in
             [("memory", memory), ("disk", disk), ("shared", shared), ("joined", joined), ("read", read)]
         {

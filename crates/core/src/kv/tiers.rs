@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::key::BlockKey;
 use super::local::{LocalTiers, TierName};
-use super::store::{Source, Tiers};
+use super::store::{BlockOrigin, Tiers};
 
 /// A tier that several processes share, such as a Redis server. Its bytes may come from other processes: the store checks each block
 /// before it uses it.
@@ -55,10 +55,10 @@ impl Tiers for AllTiers {
         self.local.has_on_disk(key)
     }
 
-    fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, Source)>> {
+    fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, BlockOrigin)>> {
         let source = |tier| match tier {
-            TierName::Memory => Source::Memory,
-            TierName::Disk => Source::Disk,
+            TierName::Memory => BlockOrigin::Memory,
+            TierName::Disk => BlockOrigin::Disk,
         };
         // The disk tier answers through Tokio's channels, for which any executor can wait. In a Tokio task, those channels would return
         // "pending" once the task's budget is spent, and only Tokio's own scheduler would wake it: hence `unconstrained`.
@@ -69,19 +69,19 @@ impl Tiers for AllTiers {
         let missing_keys: Vec<BlockKey> = missing.iter().map(|&i| keys[i]).collect();
         for (i, block) in missing.into_iter().zip(shared.fetch(&missing_keys)) {
             // A copy of its own: a slice of the server's reply would keep the whole reply in memory.
-            found[i] = block.map(|block| (Bytes::from(block.to_vec()), Source::Shared));
+            found[i] = block.map(|block| (Bytes::from(block.to_vec()), BlockOrigin::Shared));
         }
         found
     }
 
-    fn accept(&self, key: BlockKey, block: Bytes, source: Source) {
+    fn accept(&self, key: BlockKey, block: Bytes, source: BlockOrigin) {
         if let Some(shared) = &self.shared {
             shared.renew(&key, &block);
         }
         match source {
-            Source::Disk => self.local.promote(key, block),
-            Source::Shared => self.local.insert(key, block),
-            Source::Memory | Source::Joined | Source::Read => {}
+            BlockOrigin::Disk => self.local.promote(key, block),
+            BlockOrigin::Shared => self.local.insert(key, block),
+            BlockOrigin::Memory | BlockOrigin::Joined | BlockOrigin::Read => {}
         }
     }
 

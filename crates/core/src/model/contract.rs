@@ -50,7 +50,7 @@ pub struct Contract {
     /// The architecture of the exported model, as its `config.json` names it (for example `BertModel`).
     pub architecture: String,
     /// The checkpoint that the model was exported from.
-    pub source: Source,
+    pub source: CheckpointInfo,
     /// The tokenizer, and the special tokens around a window.
     pub tokenizer: Tokenizer,
     /// The size of a window: the tokens of one forward pass.
@@ -84,7 +84,7 @@ struct ContractFile {
     schema: u32,
     name: String,
     architecture: String,
-    source: Source,
+    source: CheckpointInfo,
     tokenizer: Tokenizer,
     window: Window,
     weights: StoredWeights,
@@ -100,7 +100,7 @@ struct ContractFile {
 /// The checkpoint that a model was exported from, as far as the checkpoint's folder says.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Source {
+pub struct CheckpointInfo {
     /// The publisher's name of the checkpoint (`_name_or_path` in `config.json`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,

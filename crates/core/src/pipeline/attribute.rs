@@ -33,7 +33,7 @@ use rayon::prelude::*;
 pub use self::candidates::Candidates;
 pub use self::cite::{PartOutcome, Source};
 pub use self::evidence::{Conflict, ConflictKind, Evidence, SecondOpinion, UnsupportedKind, UnsupportedSpan};
-pub use self::quotes::{Passage, QuoteOutcome, QuoteVerdict};
+pub use self::quotes::{QuoteOutcome, QuoteVerdict, QuotedSpan};
 use self::second_opinion::Question;
 use self::sentence_scores::{AnswerSentence, SentenceScores};
 pub use self::verdict::Verdict;
@@ -59,7 +59,7 @@ pub struct Attributed {
     /// The quotations in the answer of at least three words, in its order.
     pub quotes: Vec<QuoteOutcome>,
     /// How many blocks of the chunks came from each source.
-    pub block_sources: store::Sources,
+    pub block_sources: store::BlockOrigins,
     /// The time that each stage took.
     pub timings: Timings,
 }

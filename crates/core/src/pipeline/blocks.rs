@@ -14,13 +14,13 @@ use rayon::prelude::*;
 use super::PipelineError;
 use super::cancel::Cancel;
 use super::load::{LoadEstimator, OngoingRead};
-use super::tokenize::{self, Passage};
+use super::tokenize::{self, TokenizedChunk};
 use super::validate::RequestLimits;
 use crate::domain::{Chunk, Tenant, TokenSpan};
 use crate::kv::block::{BadBlock, Block, TokenCounts};
 use crate::kv::codec::{Codec, LANES};
 use crate::kv::key::{BlockKey, KeySpace};
-use crate::kv::store::{Claim, KvStore, Source, Sources, Unread};
+use crate::kv::store::{BlockOrigin, BlockOrigins, KvStore, PendingChunk, Unread};
 use crate::model::tokenizer::{self, ModelTokenizer};
 use crate::model::{ModelInfo, ModelRuntime};
 use crate::text;
@@ -43,12 +43,12 @@ pub struct Blocks {
     /// `[chunk]`: the tokens of each chunk on the key axis, those of its title first.
     pub spans: Vec<TokenSpan>,
     /// How many blocks came from each source.
-    pub sources: Sources,
+    pub sources: BlockOrigins,
 }
 
 impl Blocks {
     /// Returns the blocks with their tokens on one key axis, in the order given.
-    pub fn new(blocks: Vec<Block>, sources: Sources) -> Self {
+    pub fn new(blocks: Vec<Block>, sources: BlockOrigins) -> Self {
         let mut start = 0;
         let span = |block: &Block| {
             let span = TokenSpan::new(start, start + block.tokens());
@@ -171,8 +171,12 @@ impl Reader {
     }
 
     /// Returns the blocks that are cached, `[chunk]`. Their tokens are not counted as spent.
-    pub fn cached_blocks(&self, chunks: &[Arc<Chunk>], cancel: &Cancel) -> (Vec<Option<Block>>, Sources) {
-        let (mut all, mut sources) = (Vec::with_capacity(chunks.len()), Sources::default());
+    pub fn cached_blocks(
+        &self,
+        chunks: &[Arc<Chunk>],
+        cancel: &Cancel,
+    ) -> (Vec<Option<Block>>, BlockOrigins) {
+        let (mut all, mut sources) = (Vec::with_capacity(chunks.len()), BlockOrigins::default());
         for batch in chunks.chunks(chunks_per_batch(self.model.info().windows_at_once)) {
             if !cancel.go_on() {
                 break;
@@ -188,11 +192,11 @@ impl Reader {
     }
 
     /// Checks a block that a tier returned. The contents of a block in memory were checked before it was put there.
-    fn check_block(&self, chunk: &Chunk, block: &Block, source: Source) -> Result<(), BadBlock> {
+    fn check_block(&self, chunk: &Chunk, block: &Block, source: BlockOrigin) -> Result<(), BadBlock> {
         let info = self.model.info();
         block.check_shape(info.planes, info.head_dim, self.codec)?;
         match source {
-            Source::Memory => Ok(()),
+            BlockOrigin::Memory => Ok(()),
             _ => block.check(&chunk.text),
         }
     }
@@ -235,11 +239,11 @@ impl Reader {
     pub fn blocks_of_passages(
         &self,
         chunks: &[Arc<Chunk>],
-        passages: &[Passage],
+        passages: &[TokenizedChunk],
         limits: &RequestLimits,
         cancel: &Cancel,
     ) -> Result<Blocks, PipelineError> {
-        let counts: Vec<TokenCounts> = passages.iter().map(Passage::token_counts).collect();
+        let counts: Vec<TokenCounts> = passages.iter().map(TokenizedChunk::token_counts).collect();
         self.checked_blocks(chunks, Some(&counts), limits, cancel, cancel.time_left())
     }
 
@@ -258,7 +262,7 @@ impl Reader {
             let cancel = cancel.clone();
             Arc::new(move || cancel.go_on())
         };
-        let check = |i: usize, block: &Block, source: Source| {
+        let check = |i: usize, block: &Block, source: BlockOrigin| {
             if let Some(expected) = expected {
                 block.check_tokens(expected[i])?;
             }
@@ -300,7 +304,7 @@ impl Reader {
         self.keys.key(chunk.title.as_deref(), &chunk.text)
     }
 
-    /// Has the model read the claimed chunks, and completes each claim as soon as the last window of its
+    /// Has the model read the pending chunks, and completes each chunk as soon as the last window of its
     /// chunk has been read. A chunk for which only another request still waits is read, too.
     fn read<'a>(
         &'a self,
@@ -310,14 +314,14 @@ impl Reader {
         limits: &RequestLimits,
         cancel: &Cancel,
     ) -> Result<(), PipelineError> {
-        let Unread { claims, later, known_tokens } = unread;
+        let Unread { pending, later, known_tokens } = unread;
         self.check_tokens(known_tokens, limits)?;
-        if claims.is_empty() {
+        if pending.is_empty() {
             return Ok(());
         }
-        let text_bytes = |claim: &Claim| chunks[claim.index()].text.len();
+        let text_bytes = |chunk: &PendingChunk| chunks[chunk.index()].text.len();
         let bytes_later: usize = later.iter().map(|&index| chunks[index].text.len()).sum();
-        let bytes = claims.iter().map(text_bytes).sum::<usize>() + bytes_later;
+        let bytes = pending.iter().map(text_bytes).sum::<usize>() + bytes_later;
         let ongoing = match load.ongoing.get() {
             Some(ongoing) => {
                 ongoing.set_bytes_left(bytes);
@@ -328,14 +332,14 @@ impl Reader {
                 load.ongoing.get_or_init(|| begun)
             }
         };
-        let passages = self.passages(chunks, claims, known_tokens, limits, cancel)?;
+        let passages = self.passages(chunks, pending, known_tokens, limits, cancel)?;
         let info = self.model.info();
         let partial: Vec<PartialBlock> =
             passages.iter().map(|passage| PartialBlock::new(passage, info)).collect();
-        for (claim, partial) in
-            claims.iter().zip(&partial).filter(|(_, partial)| partial.passage.ids.is_empty())
+        for (chunk, partial) in
+            pending.iter().zip(&partial).filter(|(_, partial)| partial.passage.ids.is_empty())
         {
-            claim.complete(partial.encode(self.codec));
+            chunk.complete(partial.encode(self.codec));
         }
         let tokens_max = info.window_tokens_max;
         // Long chunks are read first, so that the last chunk to be finished is a short one and no worker
@@ -353,32 +357,32 @@ impl Reader {
             // Tokens are counted as soon as they have been read, even if the request then has no result.
             cancel.spend(ids.len());
             if let Some(block) = partial[i].add_and_encode(first, keys, self.codec) {
-                ongoing.add_bytes_read(text_bytes(&claims[i]));
-                claims[i].complete(block);
+                ongoing.add_bytes_read(text_bytes(&pending[i]));
+                pending[i].complete(block);
             }
         };
-        Ok(self.model.read(&ids, &|window| claims[windows[window].0].is_wanted(), &done)?)
+        Ok(self.model.read(&ids, &|window| pending[windows[window].0].is_wanted(), &done)?)
     }
 
-    /// Tokenizes the claimed chunks. `known_tokens` is the number of tokens in the request's other blocks.
+    /// Tokenizes the pending chunks. `known_tokens` is the number of tokens in the request's other blocks.
     fn passages(
         &self,
         chunks: &[Arc<Chunk>],
-        claims: &[Claim],
+        pending: &[PendingChunk],
         known_tokens: usize,
         limits: &RequestLimits,
         cancel: &Cancel,
-    ) -> Result<Vec<Passage>, PipelineError> {
+    ) -> Result<Vec<TokenizedChunk>, PipelineError> {
         let total = AtomicUsize::new(known_tokens);
-        let passage = |claim: &Claim| -> Result<_, PipelineError> {
+        let passage = |chunk: &PendingChunk| -> Result<_, PipelineError> {
             cancel.check()?;
             limits.check_tokens(total.load(Ordering::Relaxed), self.token_bytes.encoded)?;
-            let passage = tokenize::passage(&chunks[claim.index()], &self.tokenizer)?;
+            let passage = tokenize::passage(&chunks[chunk.index()], &self.tokenizer)?;
             limits.check_tokens(passage.ids.len(), self.token_bytes.decoded)?;
             total.fetch_add(passage.ids.len(), Ordering::Relaxed);
             Ok(passage)
         };
-        let passages = claims.par_iter().map(passage).collect::<Result<Vec<_>, _>>();
+        let passages = pending.par_iter().map(passage).collect::<Result<Vec<_>, _>>();
         limits.check_tokens(total.into_inner(), self.token_bytes.encoded)?;
         passages
     }
@@ -410,7 +414,7 @@ fn key_space(model: &ModelInfo, codec: Codec, tenant: &Tenant) -> KeySpace {
 /// Returns [`PipelineError::Model`] if the model fails.
 pub fn keys_of(windows: &[&[u32]], model: &dyn ModelRuntime) -> Result<Array3<f32>, PipelineError> {
     let info = model.info();
-    let passage = Passage { ids: windows.concat(), ..Passage::default() };
+    let passage = TokenizedChunk { ids: windows.concat(), ..TokenizedChunk::default() };
     let partial = PartialBlock::new(&passage, info);
     let starts: Vec<usize> = windows
         .iter()
@@ -424,7 +428,7 @@ pub fn keys_of(windows: &[&[u32]], model: &dyn ModelRuntime) -> Result<Array3<f3
 
 /// A block of which the model has read some windows.
 struct PartialBlock<'a> {
-    passage: &'a Passage,
+    passage: &'a TokenizedChunk,
     planes: Mutex<PartialPlanes>,
 }
 
@@ -435,7 +439,7 @@ struct PartialPlanes {
 }
 
 impl<'a> PartialBlock<'a> {
-    fn new(passage: &'a Passage, info: &ModelInfo) -> Self {
+    fn new(passage: &'a TokenizedChunk, info: &ModelInfo) -> Self {
         // Memory for all tokens is allocated when the first window arrives. Until then a chunk takes none.
         let values = Array3::zeros((info.planes, 0, info.head_dim));
         Self { passage, planes: Mutex::new(PartialPlanes { values, tokens_missing: passage.ids.len() }) }

@@ -22,7 +22,7 @@ use super::outcome::{ChunkOutcome, Compressed, Warning};
 use super::validate::RequestLimits;
 use crate::domain::{Chunk, CompressRequest, Order};
 use crate::kv::block::Block;
-use crate::kv::store::Sources;
+use crate::kv::store::BlockOrigins;
 use crate::text;
 
 /// The share of a request's time that is kept for what follows the reading.
@@ -47,7 +47,7 @@ pub struct InTime<'a> {
 struct Read {
     /// `[chunk]`: the blocks that were found or read.
     by_chunk: Vec<Option<Block>>,
-    sources: Sources,
+    sources: BlockOrigins,
     tokens: usize,
 }
 
@@ -57,7 +57,7 @@ impl Read {
         &mut self,
         chunks: Vec<usize>,
         found: impl IntoIterator<Item = Option<Block>>,
-        sources: Sources,
+        sources: BlockOrigins,
     ) -> Vec<usize> {
         self.sources += sources;
         let mut unread = Vec::new();
@@ -144,7 +144,7 @@ impl<'a> InTime<'a> {
         };
         let (found, sources) = reader.cached_blocks(&chunks(&order), &reading);
         let by_chunk = vec![None; request.chunks.len()];
-        let mut read = Read { by_chunk, sources: Sources::default(), tokens: 0 };
+        let mut read = Read { by_chunk, sources: BlockOrigins::default(), tokens: 0 };
         let mut unread = read.add(order, found, sources);
         cancel.spend(read.tokens);
         reader.check_tokens(read.tokens, limits)?;
@@ -178,7 +178,11 @@ impl<'a> InTime<'a> {
 
     /// Returns the request with the chunks that have a block, `[chunk]`. Returns `None` if there is none, or if a chunk has
     /// none that the request keeps whole.
-    fn new(request: &'a CompressRequest, by_chunk: Vec<Option<Block>>, sources: Sources) -> Option<Self> {
+    fn new(
+        request: &'a CompressRequest,
+        by_chunk: Vec<Option<Block>>,
+        sources: BlockOrigins,
+    ) -> Option<Self> {
         let kept: HashSet<&String> = request.keep.iter().collect();
         let is_missing =
             |(chunk, block): (&Arc<Chunk>, &Option<Block>)| block.is_none() && kept.contains(&chunk.id);

@@ -9,7 +9,7 @@ use super::assemble;
 use super::clock::Timings;
 use super::explain::Explanation;
 use crate::domain::{ByteRange, Chunk, CompressRequest, KeptSpan, Kind, Lang};
-use crate::kv::store::Sources;
+use crate::kv::store::BlockOrigins;
 
 /// The result of [`Pipeline::compress`](super::Pipeline::compress): a context for a language model, and where
 /// each part of it came from. All positions in texts are UTF-8 byte offsets.
@@ -38,7 +38,7 @@ pub struct Compressed {
     /// Whether `context` holds the caller's chunks unchanged, because they could not be compressed.
     pub degraded: bool,
     /// How many blocks came from the cache and how many chunks the model read. `None` in a degraded result.
-    pub sources: Option<Sources>,
+    pub sources: Option<BlockOrigins>,
     /// The time that each stage took.
     pub timings: Timings,
     /// What the caller should know about the result.

@@ -13,7 +13,7 @@ use crate::text;
 
 /// A tokenized chunk: the tokens of `"title. "`, if it has a title, and then the tokens of its text.
 #[derive(Debug, Clone, Default)]
-pub struct Passage {
+pub struct TokenizedChunk {
     /// The ids of all tokens, those of the title first.
     pub ids: Vec<u32>,
     /// The number of tokens in the title.
@@ -26,7 +26,7 @@ pub struct Passage {
     pub lang: Option<Lang>,
 }
 
-impl Passage {
+impl TokenizedChunk {
     /// Returns the ids in windows of at most `tokens_max`. No token is left out.
     pub fn windows(&self, tokens_max: usize) -> impl Iterator<Item = &[u32]> {
         self.ids.chunks(tokens_max)
@@ -178,7 +178,7 @@ pub fn history(
 ///
 /// # Errors
 /// Returns [`PipelineError::Model`] if the tokenizer fails.
-pub fn passage(chunk: &Chunk, tokenizer: &ModelTokenizer) -> Result<Passage, PipelineError> {
+pub fn passage(chunk: &Chunk, tokenizer: &ModelTokenizer) -> Result<TokenizedChunk, PipelineError> {
     let mut ids = match chunk.title.as_deref().map(str::trim) {
         Some(title) if !title.is_empty() => tokenizer.encode(&format!("{title}. "))?.ids,
         _ => Vec::new(),
@@ -191,7 +191,13 @@ pub fn passage(chunk: &Chunk, tokenizer: &ModelTokenizer) -> Result<Passage, Pip
     ids.extend(text.ids);
     let sentence = |bytes| Sentence { bytes, tokens: tokens_under(&text.offsets, title_tokens, bytes) };
     let sentences = text::sentences(&chunk.text).into_iter().map(sentence).collect();
-    Ok(Passage { ids, title_tokens, offsets: text.offsets, sentences, lang: text::lang_of(&chunk.text) })
+    Ok(TokenizedChunk {
+        ids,
+        title_tokens,
+        offsets: text.offsets,
+        sentences,
+        lang: text::lang_of(&chunk.text),
+    })
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use crate::text;
 pub const SOURCES_MAX: usize = 100;
 
 /// The limits on one request (settings `[limits]`).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RequestLimits {
     /// The number of chunks that a request may send; 1,000 by default.

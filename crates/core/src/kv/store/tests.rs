@@ -21,7 +21,7 @@ struct Map {
     disk: Mutex<HashMap<BlockKey, Bytes>>,
     shared: Mutex<HashMap<BlockKey, Bytes>>,
     /// The accepted blocks with their sources.
-    accepted: Mutex<Vec<(BlockKey, Source)>>,
+    accepted: Mutex<Vec<(BlockKey, BlockOrigin)>>,
 }
 
 impl Tiers for Map {
@@ -29,14 +29,14 @@ impl Tiers for Map {
         self.memory.lock().expect("no panic").get(key).cloned()
     }
 
-    fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, Source)>> {
+    fn fetch(&self, keys: &[BlockKey]) -> Vec<Option<(Bytes, BlockOrigin)>> {
         let of = |map: &Mutex<HashMap<_, Bytes>>, key| map.lock().expect("no panic").get(key).cloned();
-        let disk = |key| Some((of(&self.disk, key)?, Source::Disk));
-        let shared = |key| Some((of(&self.shared, key)?, Source::Shared));
+        let disk = |key| Some((of(&self.disk, key)?, BlockOrigin::Disk));
+        let shared = |key| Some((of(&self.shared, key)?, BlockOrigin::Shared));
         keys.iter().map(|key| disk(key).or_else(|| shared(key))).collect()
     }
 
-    fn accept(&self, key: BlockKey, bytes: Bytes, source: Source) {
+    fn accept(&self, key: BlockKey, bytes: Bytes, source: BlockOrigin) {
         self.memory.lock().expect("no panic").insert(key, bytes);
         self.accepted.lock().expect("no panic").push((key, source));
     }
@@ -74,13 +74,13 @@ fn always() -> CallerWaits {
 }
 
 /// Gets `keys` from the store. Returns the token counts of their blocks and how many came from each source.
-fn get(store: &KvStore, keys: &[u8], reads: &AtomicUsize) -> (Vec<usize>, Sources) {
+fn get(store: &KvStore, keys: &[u8], reads: &AtomicUsize) -> (Vec<usize>, BlockOrigins) {
     let all: Vec<BlockKey> = keys.iter().map(|&n| key(n)).collect();
-    let read = |Unread { claims, .. }: Unread| {
-        for claim in claims {
+    let read = |Unread { pending, .. }: Unread| {
+        for chunk in pending {
             reads.fetch_add(1, Ordering::Relaxed);
             std::thread::yield_now();
-            claim.complete(block(keys[claim.index()]));
+            chunk.complete(block(keys[chunk.index()]));
         }
         Ok::<_, Infallible>(())
     };
@@ -95,20 +95,20 @@ fn blocks_come_from_the_first_tier_that_has_them() {
     tiers.disk.lock().expect("no panic").insert(key(3), Bytes::from_static(b"no block"));
     let store = KvStore::new(tiers);
     let reads = AtomicUsize::new(0);
-    let check = |name: &str, keys: &[u8], expect: Sources| {
+    let check = |name: &str, keys: &[u8], expect: BlockOrigins| {
         let (tokens, sources) = get(&store, keys, &reads);
         assert_eq!(tokens, keys.iter().map(|&n| usize::from(n)).collect::<Vec<_>>(), "{name}");
         assert_eq!(sources, expect, "{name}");
     };
-    check("no keys", &[], Sources::default());
-    check("read once, though it occurs twice", &[1, 1], Sources { read: 2, ..Sources::default() });
-    check("then from memory", &[1, 1, 1], Sources { memory: 3, ..Sources::default() });
+    check("no keys", &[], BlockOrigins::default());
+    check("read once, though it occurs twice", &[1, 1], BlockOrigins { read: 2, ..BlockOrigins::default() });
+    check("then from memory", &[1, 1, 1], BlockOrigins { memory: 3, ..BlockOrigins::default() });
     check(
         "from disk beside one to read",
         &[2, 4, 1],
-        Sources { memory: 1, disk: 1, read: 1, ..Sources::default() },
+        BlockOrigins { memory: 1, disk: 1, read: 1, ..BlockOrigins::default() },
     );
-    check("an invalid block is read again", &[3], Sources { read: 1, ..Sources::default() });
+    check("an invalid block is read again", &[3], BlockOrigins { read: 1, ..BlockOrigins::default() });
     assert_eq!(reads.into_inner(), 3);
 }
 
@@ -118,17 +118,21 @@ fn blocks_that_fail_the_check_are_read_again() {
     tiers.memory.lock().expect("no panic").insert(key(1), block(9).bytes().clone());
     tiers.disk.lock().expect("no panic").insert(key(2), block(9).bytes().clone());
     let store = KvStore::new(tiers);
-    let read = |Unread { claims, .. }: Unread| {
-        claims.iter().for_each(|claim| claim.complete(block(claim.index() as u8 + 1)));
+    let read = |Unread { pending, .. }: Unread| {
+        pending.iter().for_each(|chunk| chunk.complete(block(chunk.index() as u8 + 1)));
         Ok::<_, Infallible>(())
     };
-    let fits = |index: usize, block: &Block, _: Source| {
+    let fits = |index: usize, block: &Block, _: BlockOrigin| {
         if block.tokens() == index + 1 { Ok(()) } else { Err(BadBlock("it is of another chunk")) }
     };
     let Ok((_, sources)) = store.get(&[key(1), key(2)], BATCH, always(), fits, read);
-    assert_eq!(sources, Sources { read: 2, ..Sources::default() });
+    assert_eq!(sources, BlockOrigins { read: 2, ..BlockOrigins::default() });
     let Ok((_, sources)) = store.get(&[key(1), key(2)], BATCH, always(), fits, read);
-    assert_eq!(sources, Sources { memory: 2, ..Sources::default() }, "the invalid blocks are replaced");
+    assert_eq!(
+        sources,
+        BlockOrigins { memory: 2, ..BlockOrigins::default() },
+        "the invalid blocks are replaced"
+    );
 }
 
 #[test]
@@ -143,25 +147,25 @@ fn a_block_from_outside_is_kept_in_memory_only_after_it_is_checked() {
     put(&tiers.shared, 4, 9);
     let store = KvStore::new(Arc::<Map>::clone(&tiers));
     let checked = Mutex::new(Vec::new());
-    let check = |index: usize, block: &Block, source: Source| {
+    let check = |index: usize, block: &Block, source: BlockOrigin| {
         checked.lock().expect("no panic").push((index + 1, source));
         if block.tokens() == index + 1 { Ok(()) } else { Err(BadBlock("it is of another chunk")) }
     };
     let keys = [1, 2, 3, 4].map(key);
     let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
-    let read = |Unread { claims, .. }: Unread| {
+    let read = |Unread { pending, .. }: Unread| {
         let memory = tiers.memory.lock().expect("no panic").clone();
         assert!(
-            claims.iter().all(|claim| !memory.contains_key(&keys[claim.index()])),
+            pending.iter().all(|chunk| !memory.contains_key(&keys[chunk.index()])),
             "no invalid block is in memory"
         );
-        claims.iter().for_each(|claim| claim.complete(block(claim.index() as u8 + 1)));
+        pending.iter().for_each(|chunk| chunk.complete(block(chunk.index() as u8 + 1)));
         Ok::<_, Infallible>(())
     };
     let get = || metrics::with_local_recorder(&recorder, || store.get(&keys, BATCH, always(), check, read));
     let Ok((_, sources)) = get();
-    assert_eq!(sources, Sources { disk: 1, shared: 1, read: 2, ..Sources::default() });
-    use Source::{Disk, Memory, Shared};
+    assert_eq!(sources, BlockOrigins { disk: 1, shared: 1, read: 2, ..BlockOrigins::default() });
+    use BlockOrigin::{Disk, Memory, Shared};
     assert_eq!(*tiers.accepted.lock().expect("no panic"), [(key(1), Disk), (key(3), Shared)]);
     let found = std::mem::take(&mut *checked.lock().expect("no panic"));
     assert_eq!(found, [(1, Disk), (2, Disk), (3, Shared), (4, Shared)]);
@@ -170,7 +174,7 @@ fn a_block_from_outside_is_kept_in_memory_only_after_it_is_checked() {
         assert!(text.contains(&format!("kv_damaged_total{{tier=\"{tier}\"}} 1")), "{text}");
     }
     let Ok((_, sources)) = get();
-    assert_eq!(sources, Sources { memory: 4, ..Sources::default() });
+    assert_eq!(sources, BlockOrigins { memory: 4, ..BlockOrigins::default() });
     let found = std::mem::take(&mut *checked.lock().expect("no panic"));
     assert_eq!(found, [1, 2, 3, 4].map(|n| (n, Memory)), "check is called with the source memory");
     assert_eq!(tiers.accepted.lock().expect("no panic").len(), 2);
@@ -199,15 +203,15 @@ fn a_large_request_claims_one_batch_at_a_time() {
     let keys: Vec<u8> = (0..=200).collect();
     let all: Vec<BlockKey> = keys.iter().map(|&n| key(n)).collect();
     let calls = Mutex::new(Vec::new());
-    let read = |Unread { claims, later, known_tokens }: Unread| {
-        assert!(claims.len() <= BATCH);
-        calls.lock().expect("no panic").push((known_tokens, claims.len(), later.len()));
+    let read = |Unread { pending, later, known_tokens }: Unread| {
+        assert!(pending.len() <= BATCH);
+        calls.lock().expect("no panic").push((known_tokens, pending.len(), later.len()));
         // Another request for a chunk of a later batch reads it and does not wait.
         let last = &keys[200..];
-        if claims.first().is_some_and(|claim| claim.index() == 0) {
+        if pending.first().is_some_and(|chunk| chunk.index() == 0) {
             assert_eq!(get(&store, last, &AtomicUsize::new(0)).1.read, 1);
         }
-        claims.iter().for_each(|claim| claim.complete(block(keys[claim.index()])));
+        pending.iter().for_each(|chunk| chunk.complete(block(keys[chunk.index()])));
         Ok::<_, Infallible>(())
     };
     let Ok((_, sources)) = store.get(&all, BATCH, always(), |_, _, _| Ok(()), read);
@@ -268,9 +272,9 @@ fn a_request_over_its_limit_is_refused_before_all_blocks_are_found() {
         BATCH,
         always(),
         |_, _, _| Ok(()),
-        |Unread { claims, known_tokens, .. }| {
+        |Unread { pending, known_tokens, .. }| {
             calls.fetch_add(1, Ordering::Relaxed);
-            assert!(claims.is_empty());
+            assert!(pending.is_empty());
             if known_tokens > 5_000 { Err(known_tokens) } else { Ok(()) }
         },
     );
@@ -285,7 +289,7 @@ fn an_error_is_returned_to_its_own_caller_and_the_next_request_reads() {
         BATCH,
         always(),
         |_, _, _| Ok(()),
-        |Unread { claims, .. }| if claims.is_empty() { Ok(()) } else { Err("model") },
+        |Unread { pending, .. }| if pending.is_empty() { Ok(()) } else { Err("model") },
     );
     assert_eq!(failed.map(|_| ()), Err("model"));
     assert_eq!(get(&store, &[1], &AtomicUsize::new(0)).1.read, 1);

@@ -11,7 +11,7 @@ fn contract() -> Contract {
         schema: SCHEMA,
         name: "tiny".into(),
         architecture: "BertModel".into(),
-        source: Source { licence: Some("apache-2.0".into()), ..Source::default() },
+        source: CheckpointInfo { licence: Some("apache-2.0".into()), ..CheckpointInfo::default() },
         tokenizer: Tokenizer {
             file: files[3].into(),
             prefix: vec![2],

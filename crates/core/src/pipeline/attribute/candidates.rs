@@ -216,7 +216,7 @@ impl Candidates {
     }
 
     /// Returns how many blocks of the chunks came from each source.
-    pub fn block_sources(&self) -> store::Sources {
+    pub fn block_sources(&self) -> store::BlockOrigins {
         self.blocks.sources
     }
 }

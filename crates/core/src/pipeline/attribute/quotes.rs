@@ -65,14 +65,14 @@ pub struct QuoteOutcome {
     /// Whether marks such as `…` say that something was left out.
     pub has_ellipsis: bool,
     /// The passages that it came from, in the order of the quotation. Empty if it is fabricated.
-    pub passages: Vec<Passage>,
+    pub passages: Vec<QuotedSpan>,
     /// The words that the passages do not have, as byte ranges of the answer. Empty unless it was altered.
     pub altered: Vec<ByteRange>,
 }
 
 /// A passage of a chunk that a quotation repeats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Passage {
+pub struct QuotedSpan {
     /// The index of the chunk in the request.
     pub chunk: usize,
     /// Byte range in the chunk's text.
@@ -351,8 +351,8 @@ impl<'a> Passages<'a> {
         words.iter().position(|&words| words == best)
     }
 
-    fn passage(&self, run: &Run) -> Passage {
+    fn passage(&self, run: &Run) -> QuotedSpan {
         let words = &self.words[run.chunk][run.at..run.at + run.len];
-        Passage { chunk: run.chunk, bytes: ByteRange::new(words[0].1.start, words[run.len - 1].1.end) }
+        QuotedSpan { chunk: run.chunk, bytes: ByteRange::new(words[0].1.start, words[run.len - 1].1.end) }
     }
 }
