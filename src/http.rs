@@ -61,7 +61,6 @@ fn answerable_value(answerable: Answerable) -> HeaderValue {
     HeaderValue::try_from(value).expect("ASCII")
 }
 
-/// The value of a header that is true or false.
 fn boolean_value(value: bool) -> HeaderValue {
     HeaderValue::from_static(if value { "true" } else { "false" })
 }
@@ -69,26 +68,19 @@ fn boolean_value(value: bool) -> HeaderValue {
 /// Limits of requests and answers.
 #[derive(Debug, Clone, Copy)]
 pub struct ServeLimits {
-    /// The most bytes of one request body.
     pub body_bytes_max: usize,
     /// The longest time for the head of a request to arrive, and again for its body.
     pub read_max: Duration,
-    /// The deadline of requests that name none.
     pub deadline_default: Duration,
-    /// The longest deadline that a request may name.
     pub deadline_max: Duration,
-    /// The longest time of a stream.
     pub stream_max: Duration,
-    /// Limits of the values in request bodies.
     pub bodies: BodyLimits,
-    /// Limits of registered chunks.
     pub registry: RegistryLimits,
 }
 
 /// Limits of registered chunks.
 #[derive(Debug, Clone, Copy)]
 pub struct RegistryLimits {
-    /// Limits of one chunk that is registered.
     pub register: RegisterLimits,
     pub search: SearchLimits,
     /// The most registered chunks of a tenant.
@@ -99,7 +91,6 @@ pub struct RegistryLimits {
     pub named_bytes_max: usize,
     /// The number of chunks above which a request is prefiltered; 0: never.
     pub prefilter_above: usize,
-    /// The number of chunks that the prefilter leaves.
     pub prefilter_to: usize,
 }
 

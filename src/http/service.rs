@@ -32,11 +32,8 @@ use crate::tenants::{NoRegistry, TenantState, Tenants};
 pub struct Service {
     pub receipts: Arc<ReceiptKey>,
     pub middleware: Arc<Middleware>,
-    /// The permits of requests.
     pub admission: Admission,
-    /// Limits of requests and answers.
     pub limits: ServeLimits,
-    /// Which hosts and web pages may send requests.
     pub origins: OriginPolicy,
     /// Whether both listeners serve the page.
     pub has_page: bool,
@@ -96,12 +93,10 @@ impl ReceiptKey {
 }
 
 impl Service {
-    /// The caller with this key.
     pub(super) fn authenticate(&self, key: Option<&str>) -> Result<Caller, Denied> {
         self.data.access.admit(key, Instant::now())
     }
 
-    /// Whether requests need a key.
     pub(super) fn is_keyed(&self) -> bool {
         self.data.access.is_keyed()
     }

@@ -43,7 +43,6 @@ pub struct Forwarder {
     pub dialect: Dialect,
     /// The texts that the answer may cite; none: the answer is forwarded unchanged.
     pub sources: Option<Arc<Sources>>,
-    /// Counts what the request saved.
     pub tally: Option<Tally>,
     /// The longest time that the upstream may send nothing.
     pub silence_max: Duration,
@@ -180,7 +179,6 @@ enum State {
     Failed(ForwardError),
 }
 
-/// An answer that is being forwarded.
 struct ForwardStream {
     forwarder: Forwarder,
     body: Incoming,
