@@ -17,9 +17,9 @@ pub use self::shares::{Sharer, Shares, Slot};
 /// The numbers of requests and streams that are admitted at the same time.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// Requests that are worked on.
+    /// The most requests that are worked on at once.
     pub concurrency_max: usize,
-    /// Requests that wait for a permit.
+    /// The most requests that wait for a permit.
     pub queue_max: usize,
     /// Streams of answers. Each sentence of a stream needs its own permit.
     pub stream_count_max: usize,
@@ -60,7 +60,6 @@ pub enum Refusal {
         /// Seconds until every request that waits now is expected to have a permit.
         retry_after_s: u64,
     },
-    /// This tenant has as many streams as it may have.
     StreamsTooMany {
         /// Seconds until one of the streams is expected to end.
         retry_after_s: u64,

@@ -37,7 +37,6 @@ pub struct Executor {
     /// Whether other tenants may want the same permits.
     pub has_rivals: bool,
     pub admission: Admission,
-    /// How long requests may take.
     pub time_limits: TimeLimits,
     /// The model, as the caller's tenant sees it.
     pub pipeline: PipelineSlot,

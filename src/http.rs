@@ -56,7 +56,6 @@ fn answerable_value(answerable: Answerable) -> HeaderValue {
     HeaderValue::try_from(value).expect("ASCII")
 }
 
-/// The value of a header that is true or false.
 fn boolean_value(value: bool) -> HeaderValue {
     HeaderValue::from_static(if value { "true" } else { "false" })
 }

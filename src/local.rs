@@ -28,9 +28,7 @@ pub struct Local {
 /// What a [`Local`] is made of.
 pub struct LocalParts {
     pub admission: Admission,
-    /// How long requests may take.
     pub time_limits: TimeLimits,
-    /// Bounds of request bodies.
     pub limits: BodyLimits,
     /// The private key that receipts are signed with (`receipts.key_file`).
     pub receipt_key_file: PathBuf,

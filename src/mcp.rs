@@ -341,7 +341,6 @@ const DAEMON_FIELDS: [&str; 2] = ["chunk_ids", "compress_id"];
 /// The definition of error codes, which tools describe as strings: a model that reads all of a tool's schema has no use for the list.
 const ERROR_CODE: &str = "ErrorCode";
 
-/// The schema of the requests of a tool.
 fn request_schema<T: JsonSchema>(has_registry: bool) -> Arc<JsonObject> {
     let mut schema = object_schema(SchemaSettings::draft2020_12().for_deserialize(), |settings| {
         settings.into_generator().into_root_schema_for::<T>()
@@ -358,7 +357,6 @@ fn request_schema<T: JsonSchema>(has_registry: bool) -> Arc<JsonObject> {
     schema.into()
 }
 
-/// The schema of the answers of a tool.
 fn response_schema<T: JsonSchema>() -> Arc<JsonObject> {
     object_schema(SchemaSettings::draft2020_12().for_serialize(), |settings| {
         settings.into_generator().into_root_schema_for::<T>()

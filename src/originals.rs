@@ -121,7 +121,6 @@ struct State {
     database: Option<Arc<Database>>,
     /// The time of the last attempt to open the file.
     open_tried: Option<Instant>,
-    /// The time of the last failed write.
     write_failed: Option<Instant>,
     /// Whether a failure was logged, and no recovery since.
     is_failing: bool,

@@ -39,7 +39,6 @@ pub struct TenantSettings {
     pub handles: TtlStoreSettings,
     /// Settings of each tenant's store of KV exports.
     pub kv_handles: TtlStoreSettings,
-    /// How each tenant's savings are counted.
     pub savings: Arc<SavingsSettings>,
     /// The most tenants whose state is kept, beside the default tenant.
     pub count_max: usize,

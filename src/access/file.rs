@@ -99,7 +99,6 @@ pub struct ParsedKey {
     pub entry: KeyEntry,
     /// The SHA-256 of the key, decoded.
     pub sha256: [u8; 32],
-    /// The tenant that the entry names.
     pub tenant: Tenant,
 }
 

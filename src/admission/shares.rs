@@ -52,9 +52,7 @@ pub struct Waiting {
 /// The outcome of a claim.
 #[derive(Debug)]
 pub enum Claimed {
-    /// The tenant holds a slot.
     Granted(Slot),
-    /// The claim waits in the tenant's queue.
     Queued(Waiting),
     /// The queue has no room for this tenant.
     Full,

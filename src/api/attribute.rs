@@ -127,7 +127,6 @@ pub enum ChunkReference {
 /// How the caller wants the attribution written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttributeOptions {
-    /// The unit of every offset in the answer.
     pub offsets: OffsetUnit,
     /// Whether the answer includes a signed record of the attribution.
     pub receipt: bool,

@@ -52,7 +52,6 @@ pub struct Batch {
     entries: Vec<Result<Arc<Chunk>, Rejected>>,
     /// Whether the caller waits until the model has read the chunks.
     pub wait: bool,
-    /// The deadline that the request names, in milliseconds.
     pub deadline_ms: Option<u64>,
 }
 

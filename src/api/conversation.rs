@@ -220,7 +220,6 @@ pub struct MiddlewareOptions {
     pub chunk_ids: Option<Vec<String>>,
     /// How much may be kept; none: as the settings say.
     pub budget: Option<Budget>,
-    /// The unit that is kept or dropped as a whole.
     pub granularity: Granularity,
 }
 

@@ -35,23 +35,18 @@ struct Guard<'a> {
     position: Position,
 }
 
-/// The limit that a body exceeds, if it exceeds one.
 #[derive(Default)]
 pub(super) struct Exceeded(Cell<Option<ListLimit>>);
 
-/// The position of a value in the body.
 #[derive(Clone, Copy)]
 enum Position {
-    /// The body itself.
     Body,
     /// The bounded list with this index in [`Guard::lists`].
     List(usize),
-    /// Any other position.
     Elsewhere,
 }
 
 impl Exceeded {
-    /// The error about the exceeded limit.
     pub(super) fn error(&self) -> Option<ApiError> {
         self.0.get().map(|list| list.error())
     }

@@ -7,7 +7,6 @@ use serde_json::value::RawValue;
 use super::request::Object;
 use crate::error::{ApiError, ErrorCode};
 
-/// The most messages in a request.
 pub(super) const MESSAGE_COUNT_MAX: usize = 1000;
 
 /// The roles of messages that are turns of the conversation. Others hold instructions and results of tools.

@@ -59,11 +59,10 @@ pub(super) struct KvBody {
 /// Which keys and values of the kept chunks a request asks for.
 #[derive(Debug, Clone, PartialEq)]
 pub enum KvWanted {
-    /// Those of all tokens.
+    /// The keys and values of all tokens.
     Chunks,
     /// Those with the highest RC for the question, in each layer and head.
     Heads {
-        /// How many keys are kept.
         eviction: Eviction,
         /// The text that the model will read after the chunks; `None` stands for the question alone.
         prompt: Option<String>,

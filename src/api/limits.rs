@@ -10,7 +10,6 @@ use thresher_registry::RegistrySettings;
 /// The most entries of `include`, which may repeat its few words.
 const INCLUDE_COUNT_MAX: usize = 16;
 
-/// The most names in `rank_fields`.
 pub(super) const RANK_FIELD_COUNT_MAX: usize = 64;
 
 /// The most objects and lists inside each other, in a body that is parsed into a tree.
@@ -42,16 +41,13 @@ pub trait Body: DeserializeOwned {
 pub struct ListLimit {
     /// The field of the body that holds the list.
     pub(super) field: &'static str,
-    /// The most elements that it may have.
     pub(super) max: usize,
-    /// The code of the error about a longer list.
     code: ErrorCode,
     /// The setting of the limit; empty if it is fixed.
     setting: &'static str,
 }
 
 impl ListLimit {
-    /// The error about a longer list.
     pub(super) fn error(&self) -> ApiError {
         let Self { field, max, code, setting } = self;
         let setting = if setting.is_empty() { String::new() } else { format!(" ({setting})") };
@@ -99,18 +95,15 @@ impl BodyLimits {
         }
     }
 
-    /// The limit of `include`.
     pub(super) fn include(&self) -> ListLimit {
         ListLimit { field: "include", max: INCLUDE_COUNT_MAX, code: ErrorCode::TooMany, setting: "" }
     }
 
-    /// The limit of `messages`.
     pub(super) fn messages(&self) -> ListLimit {
         let code = ErrorCode::TooMany;
         ListLimit { field: "messages", max: MESSAGE_COUNT_MAX, code, setting: "" }
     }
 
-    /// The limit of `spans`.
     pub(super) fn spans(&self) -> ListLimit {
         let (code, setting) = (ErrorCode::TooMany, "");
         ListLimit { field: "spans", max: self.requests.span_count_max, code, setting }
@@ -122,7 +115,6 @@ impl BodyLimits {
         ListLimit { field, max: self.batch_count_max, code, setting }
     }
 
-    /// The limit of `rank_fields`.
     pub(super) fn rank_fields(&self) -> ListLimit {
         ListLimit { field: "rank_fields", max: RANK_FIELD_COUNT_MAX, code: ErrorCode::TooMany, setting: "" }
     }

@@ -107,13 +107,10 @@ pub struct CompressBody {
 /// Options of a request that the pipeline does not need.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServeOptions {
-    /// The unit of every offset in the answer.
     pub offsets: OffsetUnit,
-    /// The deadline that the request names, in milliseconds.
     pub deadline_ms: Option<u64>,
     /// What to answer if the daemon fails, is overloaded or misses the deadline.
     pub on_error: OnError,
-    /// The keys and values to export, if any.
     pub kv: Option<KvWanted>,
 }
 

@@ -145,13 +145,10 @@ impl RerankDialect {
 /// The documents to rank, and the options of the answer.
 #[derive(Debug, Clone)]
 pub struct RerankRequest {
-    /// The question.
     pub query: String,
     /// One chunk for each document, in the order of the request.
     pub chunks: Vec<Arc<Chunk>>,
-    /// The format of the answer.
     pub dialect: RerankDialect,
-    /// What each result repeats of its document.
     returned: Returned,
     /// The most results; none: all.
     pub top_n: Option<usize>,
@@ -371,9 +368,7 @@ impl RerankRequest {
 pub enum RerankAnswer {
     /// In the format of Cohere, Jina and vLLM.
     Common(Reranked),
-    /// In the format of Voyage.
     Voyage(VoyageRanking),
-    /// In the format of Text Embeddings Inference.
     Tei(Vec<TeiResult>),
 }
 

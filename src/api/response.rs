@@ -590,7 +590,6 @@ impl ModelsAnswer {
 }
 
 impl ModelAnswer {
-    /// The models of a pipeline.
     fn list(pipeline: &Pipeline) -> Vec<Self> {
         let describe = |of: &Pipeline| {
             let model = of.model();

@@ -87,17 +87,13 @@ pub enum Rank {
 /// A parsed search.
 #[derive(Debug, Clone)]
 pub struct SearchRequest {
-    /// The question.
     pub query: String,
-    /// The most results.
     pub limit: usize,
     /// The number of chunks that BM25 finds and the model ranks; at least `limit`.
     pub candidates: usize,
     /// The filter of the metadata of the chunks.
     pub filter: Option<Filter>,
-    /// The score by which the results are ordered.
     pub rank: Rank,
-    /// The deadline that the request names, in milliseconds.
     pub deadline_ms: Option<u64>,
 }
 

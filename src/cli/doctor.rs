@@ -23,7 +23,7 @@ use crate::{originals, receipt};
 
 /// The outcome of a check that does not prevent the daemon from working.
 enum Finding {
-    /// Nothing to do.
+    /// The check passed.
     Fine(String),
     /// The operator should look at it.
     Warning(String),

@@ -131,7 +131,6 @@ impl ParsedRequest {
     }
 }
 
-/// The chunks that a request names.
 enum ReferencedChunks {
     Registered(Vec<Arc<Chunk>>),
     RecentRequest(Arc<RecentRequest>),

@@ -29,7 +29,6 @@ use crate::executor::{self, run_blocking};
 use crate::kv_export::KvExportFile;
 use crate::tenants::ttl_store::RecentRequest;
 
-/// A request about chunks.
 struct ChunksRequest {
     /// The request to the pipeline. It has no chunks yet if the body names registered ones.
     request: CompressRequest,
@@ -273,7 +272,6 @@ fn export(
     Ok(KvExportFile::new(kv_export, heads, &kept, pipeline))
 }
 
-/// Stores an export for its tenant.
 fn store_export(service: &Scope, file: KvExportFile, wanted: &KvWanted) -> Result<KvAnswer, ApiError> {
     let decoder = service.ready()?.exporting().model().decoder.as_ref();
     let fingerprint = decoder.and_then(|decoder| decoder.weights.clone()).unwrap_or_default();

@@ -22,7 +22,6 @@ use tokio::sync::Notify;
 /// frames, most of an unread answer stays in the handler, where this module notices it.
 const FRAME_BYTES_MAX: usize = 64 * 1024;
 
-/// The longest time between two checks of a connection.
 const CHECK_INTERVAL_MAX: Duration = Duration::from_secs(1);
 
 /// Limits of the connections of a listener.
@@ -76,7 +75,6 @@ pub enum Close {
     Evicted,
 }
 
-/// The activity of a connection.
 #[derive(Debug)]
 struct Activity {
     peer: IpAddr,

@@ -122,7 +122,6 @@ impl ApiError {
         self.respond(RerankError { message, detail, error: self.clone() })
     }
 
-    /// The answer as the API of this dialect writes it.
     pub(super) fn dialect_response(self, dialect: Dialect) -> Response {
         let status = self.code.status();
         let kind = match (dialect, status) {

@@ -214,7 +214,6 @@ async fn store_marked(originals: TenantOriginals, rewritten: &mut Rewritten) {
     }
 }
 
-/// A parsed request to a language model.
 #[derive(Clone)]
 struct ModelRequest {
     dialect: Dialect,
@@ -238,7 +237,6 @@ struct ModelRequest {
     turns: Vec<Turn>,
     other_text_bytes: usize,
     prompt: Prompt,
-    /// The chunks that the request adds.
     added: AddedContext,
     /// Whether the request turns on citations of the upstream, which are then left to it.
     upstream_cites: bool,
@@ -258,7 +256,6 @@ enum How {
     Within(usize),
 }
 
-/// What was done to a request.
 struct RewriteOutcome {
     report: CompressionReport,
     /// The texts that the answer may cite; none if no citations are added.

@@ -117,7 +117,6 @@ pub async fn serve(
     let _ = all_ended.recv().await;
 }
 
-/// The task that serves one connection.
 struct ConnectionTask {
     builder: Builder<TokioExecutor>,
     router: Router,

@@ -34,7 +34,6 @@ use crate::tenants::{NoRegistry, TenantState, Tenants};
 pub struct Service {
     pub receipts: Arc<ReceiptKey>,
     pub middleware: Arc<Middleware>,
-    /// The permits of requests.
     pub admission: Admission,
     pub config: Arc<Config>,
     /// Which hosts and web pages may send requests.
@@ -105,7 +104,6 @@ impl Service {
         self.data.access.admit(key, Instant::now())
     }
 
-    /// Whether requests need a key.
     pub(super) fn is_keyed(&self) -> bool {
         self.data.access.is_keyed()
     }

@@ -52,7 +52,6 @@ pub enum TlsError {
     },
 }
 
-/// The certificate that is in use.
 #[derive(Debug)]
 struct CurrentCertificate {
     cert_file: PathBuf,
@@ -124,7 +123,6 @@ impl Tls {
     }
 }
 
-/// The files of a certificate and its key.
 struct CertificateFiles<'a> {
     cert: &'a Path,
     key: &'a Path,

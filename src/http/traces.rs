@@ -18,16 +18,13 @@ use thresher_core::pipeline::answerable::Answerable;
 pub use self::context::inject;
 use crate::error::ApiError;
 
-/// The class of an error.
 const ERROR_TYPE: &str = "error.type";
 
-/// The operation of a span of generative AI.
 const OPERATION: &str = "gen_ai.operation.name";
 
 /// Who offers the model of a span of generative AI.
 const PROVIDER: &str = "gen_ai.provider.name";
 
-/// The model of a span of generative AI.
 const REQUEST_MODEL: &str = "gen_ai.request.model";
 
 /// Makes spans once traces are exported.
@@ -116,7 +113,6 @@ pub struct Retrieval {
     pub operation: &'static str,
     /// Whether the chunks are registered ones; otherwise they are in the request.
     pub is_from_registry: bool,
-    /// The most results that the request asks for.
     pub top_k: Option<usize>,
 }
 

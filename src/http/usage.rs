@@ -21,9 +21,9 @@ use crate::tenants::usage::UsageCounts;
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub struct SessionUsage {
     counts: UsageCounts,
-    /// How many messages were returned last.
+    /// The number of messages in the session's newest answer.
     message_count: usize,
-    /// How many of them come back unchanged.
+    /// The number of those messages that come back unchanged in later answers.
     #[serde(default)]
     unchanged_count: usize,
     used_at_s: u64,

@@ -32,7 +32,6 @@ pub enum Role {
 /// One message of a conversation.
 #[derive(Debug, Clone)]
 pub struct Message<'a> {
-    /// The author of the message.
     pub role: Role,
     /// The whole message in the body.
     pub at: Located<'a>,
@@ -84,7 +83,6 @@ pub enum PartKind {
         /// The index of the block in the document; `None`: the document has no blocks.
         block: Option<usize>,
     },
-    /// A content block of a search result.
     SearchResult {
         /// The index of the search result among those of the conversation.
         index: usize,
@@ -188,7 +186,6 @@ fn join(run: &[TextBlock], edits: &mut Edits) {
     edits.remove_field(kept.at, "citations");
 }
 
-/// A call of a tool.
 struct Call {
     name: Arc<str>,
     arguments: Option<Arc<str>>,
@@ -197,7 +194,6 @@ struct Call {
 #[derive(Default)]
 struct Reader<'a> {
     messages: Vec<Message<'a>>,
-    /// The calls of tools by their ids.
     calls: HashMap<Arc<str>, Call>,
     document_count: usize,
     search_result_count: usize,

@@ -45,7 +45,6 @@ pub struct Policy {
     pub delimiters: Option<(String, String)>,
     /// Whether documents and search results are not compressed, because the upstream cites positions in them.
     pub keeps_documents: bool,
-    /// The limits of a conversation that is compressed.
     pub bounds: Bounds,
 }
 
@@ -134,7 +133,6 @@ pub struct CitedRecord {
     pub text: String,
     /// The kind of text that contains the record.
     pub kind: PartKind,
-    /// The names that the record gives itself.
     pub names: Names,
 }
 
@@ -146,12 +144,10 @@ const HISTORY_TEXTS_MAX: usize = 8;
 pub struct Turn {
     /// A hash of the conversation up to the end of the turn. For instructions, a hash of their text and of the first message.
     pub key: [u8; 32],
-    /// Whether the turn is the instructions of the conversation.
     pub is_instructions: bool,
     /// The question that the turn is compressed for: the end of the user's last text up to the end of the turn that asks for something. For
     /// instructions, of the whole conversation.
     pub query: String,
-    /// What the user asks of the texts of the turn.
     pub wants: Wants,
     /// The newest texts of the user and the model before the question, oldest first.
     pub history: Vec<Arc<str>>,

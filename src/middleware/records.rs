@@ -44,7 +44,6 @@ impl Names {
     }
 }
 
-/// The value of an attribute of a tag.
 fn attribute(tag: &str, name: &str) -> Option<Arc<str>> {
     let mut rest = tag;
     while let Some((before, after)) = rest.split_once("=\"") {
@@ -61,7 +60,6 @@ fn attribute(tag: &str, name: &str) -> Option<Arc<str>> {
 /// A record of a JSON text: the whole text, an object in a list, or an object with an id.
 #[derive(Debug, Clone)]
 pub struct Record {
-    /// The names that the record gives itself.
     pub names: Names,
     /// The JSON of the record. `"[...]"` stands for long strings, and `{}` for the records inside it. `None`: there is nothing else.
     pub text: Option<String>,

@@ -32,9 +32,7 @@ const NOTHING_KEPT: &str = "[...]";
 /// How passages are compressed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CompressOptions {
-    /// How much of a turn is kept.
     pub budget: Budget,
-    /// The unit of text that is kept or dropped as a whole.
     pub granularity: Granularity,
     /// The least tokens of a prompt after compression with the automatic budget: a shorter prompt is not compressed at all. Providers do
     /// not cache shorter prompts.
@@ -115,7 +113,6 @@ pub struct Rewritten {
     pub unshortened: Option<Unshortened>,
     /// Bytes of the sources that the model sees.
     seen_bytes: usize,
-    /// Whether chunks were added to the request.
     has_added: bool,
 }
 

@@ -75,7 +75,6 @@ struct Link {
     index: usize,
     /// The hash of the conversation up to the end of the message.
     hash: String,
-    /// Whether the message was returned before.
     is_returned: bool,
 }
 

@@ -11,7 +11,6 @@ const LINES_MAX: usize = 200;
 /// The least lines of a text that may be a listing, matches, or numbered lines.
 const LINES_MIN: usize = 3;
 
-/// The longest line that may be a path, in bytes.
 const PATH_BYTES_MAX: usize = 260;
 
 /// Names of tools whose results are not shortened by default, as [`is_named`] compares them.
@@ -145,7 +144,6 @@ fn is_listed(line: &str) -> bool {
     is_mode || line.trim_start_matches(['│', ' ', '\u{a0}', '|']).starts_with(['├', '└'])
 }
 
-/// A path of a file or folder.
 fn is_path(line: &str) -> bool {
     let name = line.trim_end_matches(['/', '*', '@']);
     let has_extension = name.rsplit_once('.').is_some_and(|(stem, extension)| {

@@ -25,9 +25,8 @@ const MEASURES: usize = 4;
 /// One arm of the comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Arm {
-    /// Conversations that go whole.
+    /// Conversations that are sent uncompressed, for comparison.
     Whole,
-    /// Conversations that are compressed.
     Compressed,
 }
 
@@ -57,7 +56,6 @@ struct Conversation {
 struct Sums {
     conversations: u64,
     requests: f64,
-    /// The sum of the squared number of requests.
     requests_squared: f64,
     values: [f64; MEASURES],
     values_squared: [f64; MEASURES],

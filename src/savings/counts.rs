@@ -18,9 +18,9 @@ const MILLION: f64 = 1e6;
 pub enum Treatment {
     /// It was compressed, as far as something could become shorter.
     Compress,
-    /// It was sent whole, for comparison.
+    /// It was sent uncompressed, for comparison.
     HoldOut,
-    /// It was sent whole, and what compression would have kept was computed.
+    /// It was sent uncompressed, and what compression would have kept was computed.
     Shadow,
 }
 
@@ -28,9 +28,7 @@ pub enum Treatment {
 #[derive(Debug, Clone)]
 pub struct Exchange<'a> {
     pub dialect: Dialect,
-    /// The model that the request names.
     pub model: &'a str,
-    /// What was done to the request.
     pub treatment: Treatment,
     /// Tokens (`o200k_base`) of the texts that could be compressed, before and after.
     pub tokens: (u64, u64),

@@ -28,7 +28,6 @@ use serde::{Deserialize, Serialize, Serializer};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ByteRange {
-    /// Offset of the first byte.
     pub start: usize,
     /// Offset one past the last byte; never below `start`.
     pub end: usize,
@@ -136,7 +135,6 @@ impl From<Range<usize>> for ByteRange {
 /// token, a sentence or a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TokenSpan {
-    /// Index of the first token.
     pub start: usize,
     /// Index one past the last token; never below `start`.
     pub end: usize,
@@ -449,7 +447,6 @@ pub struct CompressRequest {
     pub format: Format,
     /// Whether the context has the titles of its chunks, in formats other than XML; true by default.
     pub titles: bool,
-    /// How the places are marked at which text was left out.
     pub omissions: Omissions,
     /// The tokenizer that counts the tokens of the budget and of usage; OpenAI's `o200k_base` by default.
     pub tokenizer: TokenizerName,
@@ -536,10 +533,8 @@ pub struct AttributeRequest {
 /// How an answer is divided into the parts that are attributed to chunks separately.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Parts {
-    /// Each sentence of the answer is a part.
     #[default]
     Sentences,
-    /// Each word of the answer is a part.
     Words,
     /// Each of these byte ranges of the answer is a part. The ranges are ascending and do not overlap.
     Spans(Vec<ByteRange>),

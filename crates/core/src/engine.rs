@@ -59,13 +59,11 @@ pub enum EngineError {
     Calibration(#[from] CalibrationError),
     #[error("verdict.model: {cause}. It names the folder of a cross-encoder that `thresher export` wrote")]
     VerdictModel {
-        /// Why it cannot be loaded.
         #[source]
         cause: ModelError,
     },
     #[error("{} cannot be the model for KV export: {reason}", .dir.display())]
     KvModel {
-        /// The folder of the model.
         dir: PathBuf,
         /// Why its keys and values cannot be exported.
         reason: Box<InvalidRequest>,

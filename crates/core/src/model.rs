@@ -317,7 +317,6 @@ pub struct ModelInfo {
     pub decoder: Option<DecoderInfo>,
     /// About how many windows of full length the model reads at the same time.
     pub windows_at_once: usize,
-    /// The device that the model runs on.
     pub device: DeviceInUse,
 }
 
@@ -326,7 +325,6 @@ pub struct ModelInfo {
 pub struct DecoderInfo {
     /// The largest number of tokens in the attention context, special tokens and question included.
     pub context_tokens_max: usize,
-    /// The number of layers of the model.
     pub layers: usize,
     /// The number of layers, from the first, that are run and whose keys and values are cached.
     pub depth: usize,
@@ -350,7 +348,6 @@ pub struct DecoderInfo {
     pub sliding_windows: Vec<Option<usize>>,
     /// How keys are evicted: as calibrated for this model, or by default.
     pub eviction: EvictionForm,
-    /// How keys are evicted by default.
     pub default_eviction: EvictionForm,
     /// The probe, if the model was loaded to use it.
     pub probe: Option<Arc<Probe>>,
@@ -522,7 +519,6 @@ pub enum ModelError {
     Graph {
         /// The file name of the graph.
         graph: String,
-        /// The message of the runtime.
         reason: String,
     },
 }

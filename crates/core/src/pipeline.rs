@@ -101,7 +101,6 @@ pub struct Prepared {
     clock: Clock,
 }
 
-/// The scores of chunks that have been read.
 struct Scored {
     scores: Scores,
     answerable: Option<Answerable>,
@@ -135,7 +134,6 @@ pub struct Settings {
     /// The limits of budgets that promise a coverage; `None` means those of
     /// [`Calibration::of_default_model`] for an encoder with the default scoring, and none for other models.
     pub calibration: Option<Arc<Calibration>>,
-    /// When a question counts as answerable.
     pub answerable: AnswerableSettings,
     /// How chunks and units are scored; `peak/ranked+coverage` by default.
     pub scoring: Scoring,
@@ -395,7 +393,6 @@ impl Pipeline {
         clock.stage("blocks", || InTime::read(request, order, reader, limits, until, cancel))
     }
 
-    /// Scores chunks that have been read.
     fn score(
         &self,
         request: &CompressRequest,
@@ -408,7 +405,6 @@ impl Pipeline {
         Ok(Scored { scores, answerable })
     }
 
-    /// Compresses chunks that have been read and scored.
     fn compress_scored(
         &self,
         request: &CompressRequest,

@@ -25,7 +25,6 @@ pub const PROMISES: [f64; 4] = [0.8, 0.9, 0.95, 0.98];
 /// The folds of the measurement: each is measured with a calibration on the others.
 const FOLDS: usize = 5;
 
-/// The fewest rows of a group that is measured.
 const GROUP_ROWS_MIN: usize = 20;
 
 /// The evidence that an answer needs.

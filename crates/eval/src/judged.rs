@@ -37,13 +37,10 @@ pub struct ClaimRow {
 /// What a person said of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub enum Label {
-    /// The chunks support it.
     #[serde(rename = "SUPPORTS")]
     Supports,
-    /// The chunks contradict it.
     #[serde(rename = "REFUTES")]
     Refutes,
-    /// The chunks do neither.
     #[serde(rename = "NOT ENOUGH INFO")]
     NotEnoughInfo,
 }
@@ -53,7 +50,6 @@ pub enum Label {
 pub struct AnswerableRow {
     pub query: String,
     pub chunks: Vec<LabelledChunk>,
-    /// Whether a chunk answers the question.
     pub answerable: bool,
 }
 

@@ -35,7 +35,6 @@ impl Kind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PerturbedAnswer {
     pub kind: Kind,
-    /// The whole perturbed answer.
     pub answer: String,
     /// The perturbed span, in bytes of `answer`.
     pub span: ByteRange,

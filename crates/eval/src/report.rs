@@ -12,7 +12,6 @@ use super::judged::{Judged, JudgedReport};
 pub struct Report {
     /// Name of the file, without its extension.
     pub data: String,
-    /// Number of rows evaluated.
     pub rows: usize,
     /// Number of rows left out because no chunk answers their question.
     pub unlabelled: usize,

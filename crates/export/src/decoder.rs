@@ -48,13 +48,11 @@ pub struct Decoder {
     pub layers: usize,
     /// The number of query heads of a layer.
     pub heads: usize,
-    /// The number of key and value heads of a layer.
     pub kv_heads: usize,
     /// The number of components of a query, key or value in one head.
     pub head_dim: usize,
     /// The number of rows of the embedding table.
     pub vocab_size: usize,
-    /// The context length that the model was made for, in tokens.
     pub context_tokens_max: usize,
     /// The rotary position embedding; `None` if position embeddings are learned.
     pub rotary: Option<Rotary>,
@@ -74,7 +72,6 @@ pub struct Decoder {
     activation: Activation,
     /// Whether the activation's result is multiplied by a second projection.
     gated: bool,
-    /// Whether queries and keys are normalised in each head.
     pub qk_norm: bool,
     /// Whether attention and the feed-forward part of a layer read the same hidden state.
     parallel: bool,
@@ -96,7 +93,6 @@ enum NormKind {
     Layer,
 }
 
-/// Which linear layers have a bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Biases {
     qkv: bool,

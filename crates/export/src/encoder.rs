@@ -111,7 +111,6 @@ enum Positions {
     },
 }
 
-/// How one layer rotates queries and keys.
 #[derive(Debug, Clone)]
 struct RotaryLayer {
     /// `[head_dim / 2]`: the angle in radians by which a pair of components is rotated at each position.
@@ -120,7 +119,6 @@ struct RotaryLayer {
     reach: Option<usize>,
 }
 
-/// Which operations have a bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Biases {
     attention: bool,

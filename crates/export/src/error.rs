@@ -10,7 +10,6 @@ pub enum ExportError {
     #[error("cannot read {}: {cause}", file.display())]
     Read {
         file: PathBuf,
-        /// The error of the operating system.
         #[source]
         cause: io::Error,
     },
@@ -20,9 +19,7 @@ pub enum ExportError {
     )]
     OtherForm {
         dir: PathBuf,
-        /// The name of the file that the folder has.
         found: &'static str,
-        /// The name of the file that is needed.
         expected: &'static str,
         /// What of `transformers` writes the needed file.
         saved_by: &'static str,
@@ -30,14 +27,12 @@ pub enum ExportError {
     #[error("cannot write {}: {cause}", file.display())]
     Write {
         file: PathBuf,
-        /// The error of the operating system.
         #[source]
         cause: io::Error,
     },
     #[error("{}: {cause}", file.display())]
     JsonMalformed {
         file: PathBuf,
-        /// The parser's error, with line and column.
         #[source]
         cause: serde_json::Error,
     },
@@ -45,7 +40,6 @@ pub enum ExportError {
     ConfigValue {
         file: PathBuf,
         key: &'static str,
-        /// The parser's error.
         #[source]
         cause: serde_json::Error,
     },
@@ -68,7 +62,6 @@ pub enum ExportError {
         file: PathBuf,
         /// The length that the header implies, in bytes.
         expected_bytes: u64,
-        /// The length of the file, in bytes.
         found_bytes: u64,
     },
     #[error("{} is not a safetensors file: {reason}", file.display())]
@@ -106,7 +99,6 @@ pub enum ExportError {
         at: String,
         /// The smallest length of a file that has this part, in bytes.
         expected_bytes: u64,
-        /// The length of the file, in bytes.
         found_bytes: u64,
     },
     #[error("{}: {at}: {reason}", file.display())]
@@ -137,7 +129,6 @@ pub enum ExportError {
         file: PathBuf,
         /// The name of the first such tensor.
         key: String,
-        /// The architecture in the configuration.
         architecture: String,
     },
     #[error("--weights {weights} is not supported for {architecture}; supported: {supported}")]
@@ -145,7 +136,6 @@ pub enum ExportError {
         /// The requested element type.
         weights: &'static str,
         architecture: String,
-        /// The supported element types.
         supported: &'static str,
     },
     #[error(

@@ -31,11 +31,9 @@ pub(crate) struct GgufModel {
     pub config: Map<String, Json>,
     /// The content of `tokenizer.json`.
     pub tokenizer: Vec<u8>,
-    /// The chat template, if the file has one.
     pub chat_template: Option<ChatTemplate>,
     /// The name that the file gives to the model.
     pub name: Option<String>,
-    /// The licence, as the file states it.
     pub licence: Option<String>,
     pub checkpoint: GgufCheckpoint,
 }

@@ -28,17 +28,14 @@ const OTHER_FORMS: [(&str, &str, &str); 5] = [
 pub struct Input {
     /// The folder, or the folder of the GGUF file.
     pub dir: PathBuf,
-    /// The file that `config` comes from.
     pub config_file: PathBuf,
     /// The content of `config.json`.
     pub config: Map<String, Value>,
     /// The keys of `config` that are common to all architectures.
     pub header: Header,
-    /// The file that `tokenizer` comes from.
     pub tokenizer_file: PathBuf,
     /// The content of `tokenizer.json`.
     pub tokenizer: Vec<u8>,
-    /// The chat template, if the model has one.
     pub chat_template: Option<ChatTemplate>,
     pub checkpoint: Checkpoint,
     /// The origin of the model, without the hash of its weights.

@@ -16,9 +16,7 @@ use super::{
 /// with an empty text, there is none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Prefixes {
-    /// The text before a question.
     pub question: Option<String>,
-    /// The text before a passage.
     pub passage: Option<String>,
 }
 

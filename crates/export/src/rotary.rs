@@ -87,7 +87,7 @@ pub fn read_rotary(
 pub struct LayerRotary {
     /// That of layers with full attention or, without `local`, of all layers.
     pub global: Rotary,
-    /// That of layers with a sliding window, if it is another one.
+    /// The embedding of layers with a sliding window; `None` if they use `global`.
     pub local: Option<Rotary>,
 }
 

@@ -121,9 +121,7 @@ const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 pub struct ChatTemplate {
     /// The template, in the language Jinja.
     pub template: String,
-    /// The token that the template names `bos_token`.
     pub bos_token: Option<String>,
-    /// The token that the template names `eos_token`.
     pub eos_token: Option<String>,
 }
 

@@ -26,11 +26,8 @@ pub enum Item {
 /// A package in one version.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Pin {
-    /// The name of the package on the index.
     pub package: String,
-    /// The pinned version of the package.
     pub version: String,
-    /// The name of the folder for its files.
     pub folder: String,
     /// The wheels by platform; `any` holds for all.
     wheels: BTreeMap<String, Wheel>,
@@ -47,7 +44,6 @@ pub(crate) struct Wheel {
     pub files: BTreeMap<String, Member>,
 }
 
-/// A file of a wheel.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(crate) struct Member {
     /// The path of the file in the wheel.

@@ -38,7 +38,6 @@ enum Warmth {
 /// The number of registered chunks and of those that the model has read ahead of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
-    /// The number of registered chunks.
     pub registered: usize,
     /// The number of chunks that the model has read.
     pub warm: usize,

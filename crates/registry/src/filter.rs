@@ -14,7 +14,6 @@ use thresher_core::shape::{self, ShapeError, ShapeLimits};
 
 /// The largest filter, in bytes of JSON.
 const BYTES_MAX: usize = 262_144;
-/// The largest number of conditions in one filter.
 const CONDITIONS_MAX: usize = 1_024;
 /// The largest number of JSON values in one filter: the conditions, and the objects and lists around them.
 const VALUES_MAX: usize = 16 * CONDITIONS_MAX;
@@ -27,18 +26,14 @@ const JSON_DEPTH_MAX: usize = 2 * DEPTH_MAX + 4;
 /// A condition on metadata.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Filter {
-    /// Every one of these filters passes.
     All(Vec<Filter>),
-    /// At least one of these filters passes.
     Any(Vec<Filter>),
-    /// This filter does not pass.
     Not(Box<Filter>),
     Field {
         /// The field's dotted path in the metadata.
         field: String,
         /// The path of the condition in the request, for errors.
         param: String,
-        /// The test that the field's value has to pass.
         test: Test,
     },
 }

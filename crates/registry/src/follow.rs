@@ -53,7 +53,6 @@ pub struct Membership {
     task: JoinHandle<()>,
 }
 
-/// How far the log has been applied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Applied {
     /// The log has not been adopted since the start, or since entries were missing.

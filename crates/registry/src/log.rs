@@ -68,7 +68,6 @@ pub trait Tail: Send {
 /// What a [`Tail`] reports.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// The next entry, with its position.
     Entry(Position, Vec<Change>),
     /// Entries are missing: the log was trimmed past the tail's position, or an entry is damaged. This is the
     /// tail's last event.

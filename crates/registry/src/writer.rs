@@ -230,7 +230,6 @@ impl Writer {
         Ok(())
     }
 
-    /// Discards the pending changes.
     fn rollback(&mut self) -> Result<(), TantivyError> {
         self.pending.clear();
         self.order.clear();

@@ -58,7 +58,6 @@ pub enum SharedError {
     Url {
         /// The index in `shared.urls`, from 0.
         index: usize,
-        /// What is wrong with the URL, or how to write it.
         reason: &'static str,
     },
     #[error("cannot read {path} ({setting}): {source}")]
@@ -66,7 +65,6 @@ pub enum SharedError {
         /// The setting that names the file, such as `shared.ca_file`.
         setting: &'static str,
         path: PathBuf,
-        /// The error of the operating system.
         source: std::io::Error,
     },
     #[error("{path} ({setting}) holds no {expected}")]

@@ -109,10 +109,8 @@ impl SharedSettings {
 /// setting.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum SharedSettingsError {
-    /// `timeout_ms` is 0.
     #[error("shared.timeout_ms is 0, so no answer could arrive in time; set it to at least 1")]
     TimeoutZero,
-    /// `prefix` is over its limit.
     #[error("shared.prefix has {prefix_bytes} bytes; the limit is {PREFIX_BYTES_MAX}")]
     PrefixTooLong {
         /// The length of the prefix, in bytes.

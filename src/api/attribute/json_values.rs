@@ -12,7 +12,6 @@ use thresher_core::domain::{ByteRange, Parts, Value};
 
 use crate::api::limits::BodyLimits;
 
-/// The most objects and arrays inside each other.
 const DEPTH_MAX: usize = 64;
 
 /// The most bytes of the pointers to all values together: each pointer repeats the keys above its value.
@@ -24,7 +23,6 @@ pub enum NoValues {
     /// The answer is not JSON with values; its sentences are attributed instead.
     #[error("{0}")]
     Unusable(String),
-    /// The answer has more values than the limit.
     #[error("the answer has more than {max} values")]
     TooMany {
         /// The limit.
@@ -82,7 +80,6 @@ fn inside_fence(text: &str) -> &str {
     inside().unwrap_or(text)
 }
 
-/// The position of a value in the JSON.
 struct Position {
     pointer: String,
     /// The nearest key above it.

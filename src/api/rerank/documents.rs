@@ -14,7 +14,6 @@ use crate::error::{ApiError, ErrorCode};
 /// Names in `rank_fields` that an error message quotes.
 const FIELDS_QUOTED_MAX: usize = 3;
 
-/// Reads documents of one request.
 pub(super) struct DocumentReader<'a> {
     /// The names in `rank_fields`; none if the field `text` is read.
     fields: Option<&'a [String]>,

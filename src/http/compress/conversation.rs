@@ -33,7 +33,6 @@ use crate::middleware::session::{Session, SessionKeys};
 use crate::originals::{ENTRY_BYTES, TenantOriginals};
 use crate::tenants::usage::UsageCounts;
 
-/// A conversation to compress.
 struct ConversationRequest {
     body: String,
     config: Config,
@@ -46,7 +45,6 @@ struct Compressed {
     reason: Option<&'static str>,
 }
 
-/// The tokens of a conversation.
 #[derive(Debug, Clone, Copy)]
 struct Tokens {
     before: usize,
@@ -54,7 +52,6 @@ struct Tokens {
 }
 
 impl ConversationRequest {
-    /// Checks the body.
     fn parse(body: &[u8], limits: &BodyLimits) -> Result<Self, ApiError> {
         let body = std::str::from_utf8(body).map_err(|_| ApiError::body_not_utf8())?;
         let located = Located::parse(body).map_err(|error| ApiError::invalid_json(&error))?;
@@ -180,7 +177,6 @@ impl ConversationRequest {
         Ok(Compressed { answer, reason })
     }
 
-    /// The session that the request names.
     fn session(&self, conversation: &Conversation, originals: &TenantOriginals) -> Option<Session> {
         let keys = SessionKeys::derive(self.config.session_id.as_deref()?);
         let store = StoredSessions(originals.clone());

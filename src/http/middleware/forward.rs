@@ -180,7 +180,6 @@ enum State {
     Failed(ForwardError),
 }
 
-/// An answer that is being forwarded.
 struct ForwardStream {
     forwarder: Forwarder,
     body: Incoming,

@@ -19,7 +19,6 @@ use crate::error::ApiError;
 use crate::middleware::dialect::Dialect;
 use crate::middleware::settings::Credential;
 
-/// The path of the list.
 const PATH: &str = "/v1/models";
 
 /// The query parameter that is `false` if a request wants the daemon's own models only, as the page does again and again.

@@ -30,7 +30,6 @@ const CONVERSATIONS: [&str; 3] = ["/v1/chat/completions", "/v1/responses", MESSA
 /// The header with the host or URL of the upstream, for requests without a model.
 const UPSTREAM: &str = "x-thresher-upstream";
 
-/// A request that is passed on.
 struct Forwarded {
     dialect: Dialect,
     method: Method,

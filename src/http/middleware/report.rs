@@ -15,7 +15,7 @@ const TOKENS_AFTER: &str = "x-thresher-tokens-after";
 pub struct CompressionReport {
     /// `compressed`, `uncompressed` or `shadow`.
     pub outcome: &'static str,
-    /// Why the request is whole although it was to be compressed.
+    /// Why the request was sent uncompressed although it was to be compressed.
     pub reason: Option<&'static str>,
     /// Tokens of the compressed texts before and after.
     pub tokens: Option<(usize, usize)>,

@@ -30,7 +30,6 @@ pub struct LeftOut {
 pub struct Tally {
     pub scope: Scope,
     pub dialect: Dialect,
-    /// The model that the request names.
     pub model: String,
     /// The name of the model's upstream or price in the settings, for metrics.
     pub label: Option<String>,

@@ -155,15 +155,13 @@ fn described_defaults(schema: &mut Schema) {
 /// The format of an operation's errors.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum ErrorFormat {
-    /// Thresher's own.
+    /// That of Thresher's own API.
     Native,
     /// That of `rerank` and `score`.
     Rerank,
     /// That of Text Embeddings Inference.
     Tei,
-    /// That of OpenAI's APIs.
     OpenAi,
-    /// That of Anthropic's API.
     Anthropic,
 }
 

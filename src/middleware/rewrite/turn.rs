@@ -26,7 +26,6 @@ const BYTES_PER_TOKEN: usize = 6;
 /// Bytes that hardly any token of a natural text has.
 const TOKEN_BYTES_MAX: usize = 16;
 
-/// One turn to compress.
 pub(super) struct TurnWork<'a> {
     pub(super) turn: &'a Turn,
     /// The passages of the turn.
@@ -166,7 +165,6 @@ impl TurnWork<'_> {
         groups.filter(|group| !group.indexes.is_empty()).collect()
     }
 
-    /// The tokens of the marks of strings.
     pub(super) fn mark_tokens<'a>(
         &self,
         mut marked: impl Iterator<Item = &'a Shortened>,
@@ -378,7 +376,6 @@ fn fill(
     Ok(())
 }
 
-/// Adds tokens before and after compression.
 pub(super) fn add_tokens(tokens: &mut Option<(usize, usize)>, before: usize, after: usize) {
     let (all_before, all_after) = tokens.unwrap_or_default();
     *tokens = Some((all_before + before, all_after + after));

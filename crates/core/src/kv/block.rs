@@ -48,7 +48,6 @@ pub struct BadBlock(pub(super) &'static str);
 pub struct Parts<'a> {
     /// The keys, `[head, token, head_dim]`. The tokens of the title come first, then those of the text.
     pub keys: ArrayView3<'a, f32>,
-    /// The number of tokens in the title.
     pub title_tokens: usize,
     /// The byte range in the text of each token after the title, in ascending order.
     pub offsets: &'a [ByteRange],

@@ -92,7 +92,6 @@ pub enum LocalError {
         /// The failed operation, such as `write`.
         action: &'static str,
         path: PathBuf,
-        /// The operating system's error.
         source: io::Error,
     },
     #[error("{} (blocks.dir) is in use by another process: give every daemon a directory of its own", path.display())]
@@ -107,7 +106,6 @@ pub enum LocalError {
     Thread {
         /// What the thread does: `reading` or `writing`.
         thread: &'static str,
-        /// The operating system's error.
         reason: String,
     },
 }
@@ -306,9 +304,7 @@ struct TierMetrics {
     evictions: Counter,
     /// Blocks whose bytes differ from those that were written.
     damaged: Counter,
-    /// Blocks that could not be read.
     unreadable: Counter,
-    /// Blocks that were stored.
     written: Counter,
     /// Blocks that could not be written.
     failed: Counter,

@@ -200,9 +200,7 @@ pub struct Window {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StoredWeights {
-    /// The file name of the weights.
     pub file: String,
-    /// The element type of the weights.
     pub dtype: Weights,
 }
 
@@ -527,14 +525,12 @@ pub enum ContractError {
     #[error("cannot read {}: {cause}", file.display())]
     Read {
         file: PathBuf,
-        /// The error of the operating system.
         #[source]
         cause: io::Error,
     },
     #[error("cannot write {}: {cause}", file.display())]
     Write {
         file: PathBuf,
-        /// The error of the operating system.
         #[source]
         cause: io::Error,
     },
@@ -542,7 +538,6 @@ pub enum ContractError {
     #[error("{}: {cause}", file.display())]
     Malformed {
         file: PathBuf,
-        /// The error of the TOML parser.
         #[source]
         cause: toml::de::Error,
     },
@@ -557,7 +552,6 @@ pub enum ContractError {
         file: PathBuf,
         /// The key of the value with its tables, separated by dots.
         key: String,
-        /// What is wrong with its value.
         reason: String,
     },
     #[error("{} names {}, which does not exist; export the model again", contract.display(), file.display())]
@@ -572,7 +566,6 @@ pub enum ContractError {
     },
     #[error("{graph}: contract declares {declared}, graph has {found}")]
     IoMismatch {
-        /// The file name of the graph.
         graph: String,
         /// The inputs or outputs that the contract declares.
         declared: String,

@@ -54,14 +54,12 @@ const QUESTION_THREADS_PER_CORE: usize = 2;
 /// How a model is loaded.
 #[derive(Debug, Clone)]
 pub struct OrtSettings {
-    /// The path of the shared library of ONNX Runtime.
     pub runtime_lib: PathBuf,
     /// The folder of the exported model, which contains `contract.toml`.
     pub model_dir: PathBuf,
     /// The number of worker threads. On the CPU each has its own session and reads one batch of windows at a
     /// time.
     pub workers: usize,
-    /// The device that the model runs on.
     pub device: DeviceChoice,
     /// The largest number of bytes of GPU memory that the sessions may allocate; 0 means no limit.
     pub device_memory_bytes_max: u64,

@@ -23,7 +23,6 @@ const KNOWN_HAN_CHARACTERS_MIN: usize = 2_000;
 /// The tokens of a text, without special tokens.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tokens {
-    /// The ids of the tokens in the model's vocabulary.
     pub ids: Vec<u32>,
     /// The byte range of each token in the text, in the order of `ids`. The starts never decrease.
     pub offsets: Vec<ByteRange>,

@@ -30,7 +30,6 @@ pub struct Style {
     pub format: Format,
     /// Whether chunks have their titles, in formats other than XML.
     pub titles: bool,
-    /// How the places are marked at which text was left out.
     pub omissions: Omissions,
 }
 

@@ -58,9 +58,7 @@ pub struct Attributed {
     pub parts: Vec<PartOutcome>,
     /// The quotations in the answer of at least three words, in its order.
     pub quotes: Vec<QuoteOutcome>,
-    /// How many blocks of the chunks came from each source.
     pub block_sources: store::BlockOrigins,
-    /// The time that each stage took.
     pub timings: Timings,
 }
 

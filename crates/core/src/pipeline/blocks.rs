@@ -42,7 +42,6 @@ pub struct Blocks {
     pub blocks: Vec<Block>,
     /// `[chunk]`: the tokens of each chunk on the key axis, those of its title first.
     pub spans: Vec<TokenSpan>,
-    /// How many blocks came from each source.
     pub sources: BlockOrigins,
 }
 
@@ -86,7 +85,6 @@ struct ReadLoad<'a> {
     time_left: Option<Duration>,
 }
 
-/// The size of one token, in bytes.
 #[derive(Debug, Clone, Copy)]
 struct TokenBytes {
     /// In a block, as the codec encodes it.

@@ -12,7 +12,6 @@ use crate::model::tokenizer::ModelTokenizer;
 /// Counts tokens with one tokenizer.
 #[derive(Clone)]
 pub enum TokenCounter {
-    /// The tokenizer of the scoring model.
     Model(Arc<ModelTokenizer>),
     /// A tokenizer of OpenAI. Its tables are built at the first use and shared by the whole process.
     OpenAi(&'static tiktoken_rs::CoreBPE),

@@ -24,7 +24,6 @@ const BUDGET_PER_ALWAYS_KEPT: usize = 16;
 /// Which keys each head keeps.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Eviction {
-    /// How many keys the heads keep.
     pub keep: HeadBudget,
     /// The number of tokens at the beginning (attention sinks) that every head keeps, special tokens
     /// included. `None` keeps the special tokens and 4 more, or fewer of a small budget: at most a sixteenth

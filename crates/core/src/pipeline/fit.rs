@@ -33,7 +33,6 @@ const PART_TOKENS_MORE_MAX: usize = 4;
 pub struct Fitted {
     /// The text to send to the language model.
     pub context: String,
-    /// The numbers of tokens before and after compression.
     pub usage: Usage,
     /// The indices of all chunks, in the order of the result.
     pub order: Vec<usize>,
@@ -197,7 +196,6 @@ pub fn steps(request: &CompressRequest, reading: &Reading, scores: &Scores) -> V
     input.steps()
 }
 
-/// Returns the tokens that a ratio allows.
 fn share_of(ratio: f64, tokens_in: usize) -> usize {
     (ratio * tokens_in as f64) as usize
 }
@@ -224,11 +222,9 @@ struct Fitter<'a> {
     order: Vec<usize>,
     relevance: Option<Relevance>,
     compares_rows: bool,
-    /// The units that say again what another one says.
     repeats: Repeats,
 }
 
-/// A context as it is written, and the number of its tokens.
 struct RenderedContext {
     text: String,
     /// `[chunk]`: the kept spans of each chunk.

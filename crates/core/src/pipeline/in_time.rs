@@ -28,7 +28,7 @@ use crate::text;
 /// The share of a request's time that is kept for what follows the reading.
 const RESERVE_SHARE: f64 = 0.15;
 
-/// The least and the most time that is kept for it.
+/// The least and the most time that is kept for what follows the reading.
 const RESERVE_MIN: Duration = Duration::from_millis(30);
 const RESERVE_MAX: Duration = Duration::from_secs(2);
 
@@ -36,7 +36,6 @@ const RESERVE_MAX: Duration = Duration::from_secs(2);
 pub struct InTime<'a> {
     /// The request with the chunks that were read.
     pub request: Cow<'a, CompressRequest>,
-    /// The blocks of these chunks.
     pub blocks: Blocks,
     /// `[chunk]`: the index in the caller's request of each chunk that was read.
     indices: Vec<usize>,

@@ -28,7 +28,6 @@ pub struct KvExport {
 /// An exported token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvExportToken {
-    /// The token's id in the vocabulary.
     pub id: u32,
     /// The index of its chunk among the exported chunks.
     pub chunk: usize,

@@ -52,7 +52,6 @@ pub struct LexicalRc {
 /// A question over chunks, and their units at one granularity.
 #[derive(Clone, Copy)]
 pub struct LexicalInput<'a> {
-    /// The text of the question.
     pub query: &'a str,
     /// The model's tokens of the question.
     pub tokens: &'a Tokens,
@@ -61,7 +60,6 @@ pub struct LexicalInput<'a> {
     pub chunks: &'a [Arc<Chunk>],
     pub granularity: Granularity,
     pub units: &'a [Unit],
-    /// How the units belong together.
     pub outlines: &'a Outlines,
 }
 
@@ -274,7 +272,6 @@ fn is_name(word: &str) -> bool {
     word.contains(|c: char| c.is_ascii_digit())
 }
 
-/// The logits of the question's words over some texts.
 struct LexicalLogits {
     /// `[word, text]`: the share of the word's n-grams that the text has.
     logits: Array2<f32>,

@@ -36,7 +36,6 @@ struct State {
     tenants: HashMap<Tenant, TenantLoad>,
 }
 
-/// The ongoing reads of one tenant.
 #[derive(Debug, Default)]
 struct TenantLoad {
     reads: usize,

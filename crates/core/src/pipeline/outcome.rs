@@ -39,9 +39,7 @@ pub struct Compressed {
     pub degraded: bool,
     /// How many blocks came from the cache and how many chunks the model read. `None` in a degraded result.
     pub sources: Option<BlockOrigins>,
-    /// The time that each stage took.
     pub timings: Timings,
-    /// What the caller should know about the result.
     pub warnings: Vec<Warning>,
     /// RC per token, if the request asked for it with `explain`. `None` if a probe gave the scores.
     pub explanation: Option<Explanation>,
@@ -79,7 +77,6 @@ pub enum Warning {
     },
     /// The deadline left no time to read some chunks.
     Unread {
-        /// The number of these chunks.
         chunks: usize,
         /// The number of all chunks.
         of: usize,

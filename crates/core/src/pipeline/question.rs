@@ -84,14 +84,12 @@ struct KeyRotation {
 /// What encoding a question needs besides the question and the blocks.
 #[derive(Clone, Copy)]
 pub struct EncodeContext<'a> {
-    /// The model that encodes the question.
     pub model: &'a dyn ModelRuntime,
     pub limits: &'a RequestLimits,
     pub cancel: &'a Cancel,
     /// Whether other questions are encoded at the same time for the same request. Each then runs on one
     /// thread.
     pub is_concurrent: bool,
-    /// The heads in which the question is encoded.
     pub heads: EncodedHeads,
 }
 

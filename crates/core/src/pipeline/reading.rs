@@ -38,11 +38,9 @@ pub struct Reading {
     /// The blocks of the chunks, and the positions of their tokens on one key axis. The sentences of one
     /// answer share the blocks and the units.
     pub blocks: Arc<Blocks>,
-    /// The unit of text that is kept or dropped as a whole.
     pub granularity: Granularity,
     /// The units that can be kept, in the order of the text.
     pub units: Arc<[Unit]>,
-    /// How the units belong together.
     pub outlines: Arc<Outlines>,
     /// The units that say again what another one says. They are no rivals of it. Empty for the sentences of an answer.
     pub repeats: Arc<Repeats>,
@@ -58,7 +56,6 @@ pub struct Reading {
     pub question_tokens: QuestionTokens,
     /// The RC of the lexical head. `None` if it scores no word of the question, and for decoders.
     pub lexical: Option<Arc<LexicalRc>>,
-    /// What scores this reading.
     pub scorer: Arc<dyn Scorer>,
 }
 

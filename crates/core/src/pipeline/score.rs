@@ -65,7 +65,6 @@ pub struct Wants<'a> {
     pub around: (&'a str, &'a str),
     /// Whether the model reads the turns of the conversation before the question.
     pub history: bool,
-    /// The heads in which the question is encoded.
     pub heads: EncodedHeads,
     /// Whether the logits of all tokens are needed, and not only the peaks of chunks and units.
     pub all_logits: bool,

@@ -44,7 +44,6 @@ pub struct SelectionInput<'a> {
     pub frame_costs: &'a [usize],
     /// `[unit]`: whether the request wants the unit kept, whatever its score.
     pub required: &'a [bool],
-    /// How the units belong together.
     pub outlines: &'a Outlines,
     /// The units that say again what another one says. They are not chosen for themselves.
     pub repeats: &'a Repeats,

@@ -16,11 +16,9 @@ use crate::text;
 pub struct TokenizedChunk {
     /// The ids of all tokens, those of the title first.
     pub ids: Vec<u32>,
-    /// The number of tokens in the title.
     pub title_tokens: usize,
     /// The byte range in the chunk's text of each token after the title.
     pub offsets: Vec<ByteRange>,
-    /// The sentences of the chunk's text.
     pub sentences: Vec<Sentence>,
     /// The language of the chunk's text; `None` if it is unknown.
     pub lang: Option<Lang>,
@@ -140,7 +138,6 @@ pub fn shortened(
 pub struct HistoryText {
     /// The ids of all tokens, oldest turn first.
     pub ids: Vec<u32>,
-    /// How many turns these are.
     pub turns: usize,
 }
 

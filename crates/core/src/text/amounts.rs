@@ -49,7 +49,6 @@ const CURRENCIES: [&str; 4] = ["$", "€", "£", "¥"];
 /// Words that are amounts by themselves, in percent.
 const SHARES: [(&str, f64); 2] = [("half", 50.0), ("quarter", 25.0)];
 
-/// Words that are ordinals.
 const ORDINALS: [(&str, f64); 2] = [("first", 1.0), ("second", 2.0)];
 
 /// The numbers that are taken for years if they have no unit and no separator.

@@ -18,7 +18,6 @@ const GREETINGS: [&str; 14] = [
     "welcome",
 ];
 
-/// The longest sentence that is a greeting, in words.
 const GREETING_WORDS_MAX: usize = 3;
 
 /// Beginnings of sentences by which an answer thanks or offers more.
@@ -87,10 +86,8 @@ const ABSTENTIONS: [&str; 31] = [
     "was unable to find",
 ];
 
-/// The longest heading, in words.
 const HEADING_WORDS_MAX: usize = 8;
 
-/// The longest label, in words.
 const LABEL_WORDS_MAX: usize = 4;
 
 /// What may follow a courtesy: "If you have any questions, just ask."

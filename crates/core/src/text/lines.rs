@@ -30,7 +30,6 @@ pub(super) enum GroupKind {
     Whole,
 }
 
-/// Consecutive lines that belong together.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LineGroup {
     pub range: ByteRange,

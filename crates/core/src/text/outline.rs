@@ -61,7 +61,6 @@ impl Joint {
 /// A part of a text that is kept or left out as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
-    /// Where the piece stands in the text.
     pub bytes: ByteRange,
     /// The pieces, as indices into the same list, that the context must hold if it holds this one. Only the
     /// direct ones: the caller follows them further. They may form cycles.
@@ -233,7 +232,6 @@ impl Pieces {
         first..self.list.len()
     }
 
-    /// Lets a piece require another one.
     fn require(&mut self, piece: usize, other: usize) {
         let requires = &mut self.list[piece].requires;
         if piece != other && !requires.contains(&other) {

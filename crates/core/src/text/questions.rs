@@ -14,7 +14,6 @@ const STARTS: [&str; 44] = [
 /// What divides questions in one sentence.
 const SEPARATORS: [&str; 8] = [", and ", "; and ", ", und ", "; ", ", ", " and ", " und ", " & "];
 
-/// The most questions that are looked for.
 const QUESTIONS_MAX: usize = 8;
 
 /// Returns the questions of a text, in order: its sentences that end with a question mark, and within them the parts

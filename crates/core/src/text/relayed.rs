@@ -10,7 +10,6 @@ const LOOKAHEAD_BYTES: usize = 48;
 /// sentence; a sentence with more stops ends at its longest length.
 const STOPS_MAX: usize = 64;
 
-/// The fence of a code block.
 const FENCE: &str = "```";
 
 /// The characters behind which a sentence may end.

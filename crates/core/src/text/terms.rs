@@ -14,7 +14,6 @@ use crate::domain::ByteRange;
 /// A word of a text in normalized form.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Term {
-    /// Byte range of the word in the text.
     pub bytes: ByteRange,
     /// The normalized form: lower case, with straight apostrophes and without a possessive `'s`. A number is
     /// its value, such as `1200` for `1,200`. `cannot` and words that end in `n't`, such as `doesn't`, are

@@ -22,7 +22,6 @@ use super::rows::{self, KvRow, RowOptions};
 use super::{RATIOS, for_each_row, losses_of_methods};
 use crate::estimate::{Estimate, bootstrap_mean};
 
-/// The ratios at which forms are compared.
 const COMPARED_RATIOS: [u32; 2] = [4, 16];
 
 /// The number of tokens of an answer that the model chooses itself.

@@ -224,7 +224,6 @@ fn answer_tokens(engine: &Engine, prompt: &str, question: &[u32], answer: &str) 
     Ok(joined.split_off(question.len()))
 }
 
-/// Returns the logarithm of the softmax of each row.
 fn log_probabilities(logits: ArrayView2<f32>) -> Array2<f32> {
     let mut logits = logits.to_owned();
     for mut row in logits.rows_mut() {

@@ -129,7 +129,6 @@ fn key_heads(decoder: &DecoderInfo) -> impl Iterator<Item = (usize, usize, usize
     layers.flat_map(|(at, layer)| (0..decoder.kv_heads).map(move |kv_head| (at, layer, kv_head)))
 }
 
-/// Returns the ranges of tokens that belong to the same window.
 fn window_ranges(kv_export: &KvExport) -> Vec<Range<usize>> {
     let windows = kv_export.tokens.chunk_by(|a, b| a.window == b.window);
     let range = |start: &mut usize, window: &[KvExportToken]| {

@@ -254,7 +254,6 @@ impl Decoder {
         }
     }
 
-    /// Applies the normalisation, if there is one.
     fn normalise_if(&self, g: &mut GraphBuilder, norm: Option<&Norm>, x: Value) -> Value {
         match norm {
             Some(norm) => self.normalise(g, norm, &x),

@@ -293,7 +293,6 @@ struct TensorNames {
     output: &'static str,
 }
 
-/// The names of the projections to queries, keys and values.
 #[derive(Debug, Clone, Copy)]
 enum QkvNames {
     /// Three layers, and the normalisations of queries and keys.

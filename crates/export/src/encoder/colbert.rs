@@ -167,7 +167,6 @@ fn stanford_settings(file: &Path) -> Result<Settings, ExportError> {
     })
 }
 
-/// Reads the settings of a model that PyLate wrote.
 fn pylate_settings(file: &Path) -> Result<Settings, ExportError> {
     #[derive(Deserialize)]
     struct Found {

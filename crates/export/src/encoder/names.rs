@@ -14,7 +14,6 @@ pub(super) struct Names {
     pub token_types: &'static str,
     pub embedding_norm: &'static str,
     pub relative_bias: &'static str,
-    /// The normalisation after the last layer.
     pub final_norm: &'static str,
     pub layer: &'static str,
     pub qkv: Joined,

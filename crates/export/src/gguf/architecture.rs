@@ -39,7 +39,6 @@ pub struct Architecture {
     /// Whether the two components that a rotary embedding turns together are neighbours in the file. In a
     /// checkpoint they are half a head apart.
     pub neighbours_rotate: bool,
-    /// Whether the scales of norms have 1 added in the file.
     pub norms_have_one_added: bool,
     /// The order in which a SentencePiece vocabulary is merged.
     pub merge_order: MergeOrder,
@@ -103,7 +102,6 @@ pub static ARCHITECTURES: [Architecture; 4] = [
 
 const GEMMA3: &str = "gemma3";
 
-/// Keys that all architectures have.
 const COMMON: [Key; 8] = [
     required("context_length", "max_position_embeddings"),
     required("embedding_length", "hidden_size"),

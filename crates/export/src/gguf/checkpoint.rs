@@ -13,7 +13,6 @@ pub struct GgufCheckpoint {
     architecture: &'static Architecture,
     /// The number of query heads of a layer.
     heads: usize,
-    /// The number of key and value heads of a layer.
     kv_heads: usize,
 }
 

@@ -14,7 +14,6 @@ use std::{
 use super::quant::Encoding;
 use crate::ExportError;
 
-/// The first bytes of every file.
 const MAGIC: &[u8; 4] = b"GGUF";
 
 /// The limit on the number of metadata keys and on the number of tensors.
@@ -29,7 +28,6 @@ const TEXT_BYTES_MAX: u64 = 1 << 22;
 /// The limit on everything before the tensors, in bytes. A vocabulary of 262,144 tokens takes 20 MB.
 const HEADER_BYTES_MAX: u64 = 1 << 26;
 
-/// The largest number of axes of a tensor.
 const AXES_MAX: u32 = 4;
 
 /// The alignment of tensors in a file that does not say, in bytes.
@@ -56,7 +54,6 @@ pub struct GgufFile {
 /// A value of the metadata.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
-    /// An integer that is not negative.
     Unsigned(u64),
     Negative(i64),
     /// A number of 32 or 64 bits.
@@ -91,7 +88,6 @@ enum Scalar {
     F64,
 }
 
-/// Where a tensor is, and how it is stored.
 #[derive(Debug)]
 struct TensorInfo {
     /// The sizes of the axes, the slowest first.
@@ -228,7 +224,6 @@ impl Numbers {
 }
 
 impl Scalar {
-    /// Returns the type that `id` stands for in a file.
     fn with_id(id: u32) -> Option<Self> {
         Some(match id {
             0 => Self::U8,

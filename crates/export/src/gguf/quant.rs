@@ -22,7 +22,6 @@ pub struct Encoding {
     id: u32,
     /// The name of the type, as the format's documentation spells it.
     pub name: &'static str,
-    /// The number of elements in a block.
     pub block_elements: usize,
     pub block_bytes: usize,
     /// Converts one block. The slices have exactly the lengths above.

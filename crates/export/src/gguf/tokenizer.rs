@@ -66,7 +66,6 @@ struct Split {
     adds_bos: bool,
 }
 
-/// A rule that splits a text.
 #[derive(Clone, Copy)]
 enum Rule {
     Gpt2,

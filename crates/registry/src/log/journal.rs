@@ -100,7 +100,6 @@ impl ChangeLog for JournalLog {
     }
 }
 
-/// An encoded entry.
 struct EntryBytes {
     /// The changes of the hash, by field name.
     fields: Vec<(Vec<u8>, FieldBytes)>,

@@ -17,7 +17,6 @@ use super::{BLOCK_BYTES_MAX, Core};
 /// Commands of one call in flight at once. The limit bounds the replies that are in memory.
 const CALL_GETS_MAX: usize = 128;
 
-/// The outcome of reading one key.
 enum GetOutcome {
     Hit(Bytes),
     Miss,

@@ -164,7 +164,6 @@ pub struct Link {
     timeouts: Timeouts,
     current: RwLock<Option<NumberedConnection>>,
     connect_count: AtomicU64,
-    /// Notified whenever the connection is lost.
     lost: Arc<Notify>,
 }
 

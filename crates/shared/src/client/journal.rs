@@ -52,7 +52,6 @@ pub struct EntryId {
 /// An entry of a journal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// The ID of the entry in the stream.
     pub id: EntryId,
     /// The names and values of the fields, in the order in which they were appended. Empty for the mark that
     /// follows an entry.

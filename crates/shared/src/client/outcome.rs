@@ -15,7 +15,6 @@ pub enum Failure {
     NoConnection,
     /// The connection was lost or could not be made, with the error of the operating system.
     Lost(String),
-    /// The answer did not arrive in time.
     Timeout,
     /// The key holds a value of another Redis type.
     WrongType,

@@ -16,7 +16,6 @@ use crate::middleware::session::SESSION_ID_CHARS_MAX;
 pub struct Config {
     /// Whether shortened texts name the hash under which the original is stored.
     pub names_hashes: bool,
-    /// The id of the session that the conversation belongs to.
     pub session_id: Option<String>,
     /// How many messages at the beginning come back as they were sent.
     pub frozen_message_count: usize,

@@ -21,7 +21,6 @@ pub(super) fn u32_at(bytes: &[u8], i: usize) -> usize {
     u32::from_le_bytes(bytes[4 * i..][..4].try_into().expect("four bytes were taken")) as usize
 }
 
-/// Appends the byte ranges of tokens.
 pub(super) fn put_offsets(bytes: &mut Vec<u8>, offsets: &[ByteRange]) {
     let mut end = 0;
     for offset in offsets {

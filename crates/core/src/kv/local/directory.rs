@@ -325,7 +325,6 @@ fn ignore_not_found(deleted: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Returns the header of the record of a block.
 fn record_header(key: &BlockKey, bytes: &[u8]) -> [u8; RECORD_HEADER_BYTES] {
     let mut header = [0; RECORD_HEADER_BYTES];
     header[..RECORD_MAGIC.len()].copy_from_slice(RECORD_MAGIC);

@@ -20,12 +20,9 @@ pub(super) type Sums = [[i32; LANES]; QUERIES];
 /// The instruction set with which quantized keys are scanned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kernel {
-    /// Portable code for any processor.
     Portable,
-    /// x86-64 with AVX2.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// x86-64 with AVX-512 VNNI.
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni,
 }
@@ -86,7 +83,6 @@ impl Kernel {
     }
 }
 
-/// Returns the tiles that contain these tokens.
 fn tiles_of(tokens: TokenSpan) -> Range<usize> {
     tokens.start / LANES..tokens.end.div_ceil(LANES).max(tokens.start / LANES)
 }

@@ -20,7 +20,6 @@ struct Map {
     memory: Mutex<HashMap<BlockKey, Bytes>>,
     disk: Mutex<HashMap<BlockKey, Bytes>>,
     shared: Mutex<HashMap<BlockKey, Bytes>>,
-    /// The accepted blocks with their sources.
     accepted: Mutex<Vec<(BlockKey, BlockOrigin)>>,
 }
 

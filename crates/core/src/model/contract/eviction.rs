@@ -26,7 +26,6 @@ pub struct EvictionForm {
     pub neighbours: usize,
     /// How the scores of different heads are made comparable.
     pub scale: KeyScale,
-    /// Which heads share a budget.
     pub budget: BudgetScope,
     /// The share of an even budget, from 0 to 1, that each head keeps for its own best keys. With an even
     /// budget, all heads keep equally many keys.

@@ -81,16 +81,13 @@ pub enum Graph {
 /// Whether a tensor is an input or an output of a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// The graph reads the tensor.
     Input,
-    /// The graph computes the tensor.
     Output,
 }
 
 /// The size of one axis of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dim {
-    /// The axis always has this size.
     Fixed(usize),
     /// The axis may have any size, which is known when the graph runs.
     Free,
@@ -99,9 +96,7 @@ pub enum Dim {
 /// An input or output of a graph, as a contract declares it or as a session reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IoTensor {
-    /// Whether the tensor is an input or an output.
     pub side: Side,
-    /// The tensor's name in the graph.
     pub name: String,
     /// The element type, for example `f32` or `i64`.
     pub dtype: String,

@@ -38,7 +38,6 @@ const RUN_SHARE: f32 = 0.8;
 pub struct PartOutcome {
     /// Byte range of the part in the answer.
     pub bytes: ByteRange,
-    /// What the sources say of the part.
     pub verdict: Verdict,
     /// How far the sources support the part, from 0 to 1; `None` if it makes no claim. A probability if the evidence has a
     /// `similarity_mean`; otherwise [`Evidence::evidence`], which only ranks parts.

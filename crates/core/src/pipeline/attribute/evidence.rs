@@ -14,7 +14,6 @@ pub(super) const EVIDENCE_MIN: f32 = 0.5;
 /// `similarity_mean` is 0 or false if that is `None`.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Evidence {
-    /// Whether there is a chunk to cite.
     pub is_citable: bool,
     /// The mean evidence of the part's words (`docs/attribution.md`).
     pub evidence_mean: f32,
@@ -80,7 +79,6 @@ pub struct Evidence {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UnsupportedSpan {
     pub bytes: ByteRange,
-    /// Why the source does not support it.
     pub kind: UnsupportedKind,
 }
 
@@ -133,7 +131,6 @@ pub struct SecondOpinion {
     pub own: f32,
     /// The log-odds of the cross-encoder alone.
     pub model: f32,
-    /// How the two are combined.
     pub weights: VerdictWeights,
 }
 

@@ -33,11 +33,9 @@ pub(super) struct Part<'a> {
     cited: &'a [usize],
 }
 
-/// A word of the part.
 pub(super) struct PartWord<'a> {
     pub term: &'a AnswerTerm,
     pub trace: Trace,
-    /// The words of its sentence.
     pub sentence: &'a [AnswerTerm],
     /// The index of the word in its sentence.
     pub index: usize,

@@ -60,7 +60,6 @@ pub enum QuoteVerdict {
 pub struct QuoteOutcome {
     /// Byte range in the answer, without the quotation marks.
     pub bytes: ByteRange,
-    /// Whether it stands in a chunk.
     pub verdict: QuoteVerdict,
     /// Whether marks such as `…` say that something was left out.
     pub has_ellipsis: bool,

@@ -57,7 +57,6 @@ pub struct SentenceScores {
     pub bytes: ByteRange,
     /// `[token]`: byte range of each token in the answer. Empty if the sentence has no word.
     pub(super) tokens: Vec<ByteRange>,
-    /// The words of the sentence.
     pub(super) terms: Vec<AnswerTerm>,
     /// `[term]`: where each word came from; empty if there are no chunks.
     pub(super) traces: Vec<Trace>,
@@ -77,7 +76,6 @@ pub struct SentenceScores {
     most_similar_words: RefCell<HashMap<usize, MostSimilarWords>>,
 }
 
-/// A word of the answer.
 #[derive(Debug, Clone)]
 pub(super) struct AnswerTerm {
     /// Byte range of the word in the answer.
@@ -91,7 +89,6 @@ pub(super) struct AnswerTerm {
     /// The ids of what a source may say instead of a number with a unit: the same amount, or the number without a
     /// unit. `None` for other words.
     pub amount_ids: Option<[Option<u32>; 2]>,
-    /// The word's [contrasts](text::contrasts).
     pub contrasts: &'static [Contrast],
     /// Whether the word is the unit of the number before it.
     pub is_unit: bool,
@@ -99,7 +96,6 @@ pub(super) struct AnswerTerm {
     pub weight: f32,
     /// Whether the word has meaning by itself: it is neither a function word nor a negation.
     pub is_content: bool,
-    /// Whether the word begins with an upper-case letter.
     pub is_capitalized: bool,
     /// Whether the word is a number, or a weekday or month: a similar one is a different one.
     pub is_number: bool,
@@ -268,7 +264,6 @@ fn length_of_mean(count: usize) -> f32 {
     ((1.0 + WORD_COHESION * (count as f32 - 1.0)) / count as f32).sqrt()
 }
 
-/// Returns the mean over rows of the largest value in each row.
 fn mean_of_row_maxima(values: &Array2<f32>) -> f32 {
     let maxima = values.outer_iter().map(|row| row.iter().copied().fold(0.0, f32::max));
     maxima.sum::<f32>() / values.nrows().max(1) as f32
@@ -385,7 +380,6 @@ impl SentenceScores {
         scan::mean_logits(&self.reading, chunk, TokenSpan::new(tokens.start - first, tokens.end - first))
     }
 
-    /// Returns the number of scored tokens.
     pub(super) fn token_count(&self) -> usize {
         self.tokens.len()
     }

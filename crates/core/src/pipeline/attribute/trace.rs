@@ -33,9 +33,7 @@ pub(super) struct Trace {
     pub unit: Option<usize>,
     /// How much the source supports the word: from 0, not at all, to 1, the unit contains the word.
     pub evidence: f32,
-    /// Whether the unit contains the word.
     pub in_unit: bool,
-    /// Whether the chunk contains the word.
     pub in_chunk: bool,
 }
 

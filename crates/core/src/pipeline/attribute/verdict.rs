@@ -58,7 +58,6 @@ impl Verdict {
     }
 }
 
-/// What the evidence on a part amounts to.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Judgement {
     pub verdict: Verdict,
@@ -66,7 +65,6 @@ pub(super) struct Judgement {
     pub support: f32,
 }
 
-/// Judges a part by the evidence on it.
 pub(super) fn judge(evidence: &Evidence) -> Judgement {
     let support = match evidence.second_opinion {
         Some(SecondOpinion { own, model, weights }) => {

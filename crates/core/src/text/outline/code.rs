@@ -23,12 +23,10 @@ const LINES_WHOLE: usize = 12;
 const BYTES_WHOLE: usize = 600;
 /// The most lines of a group of simple statements.
 const GROUP_LINES_MAX: usize = 5;
-/// The most lines of a group of imports.
 const IMPORT_LINES_MAX: usize = 40;
 /// How many blocks can stand inside each other; what is deeper is one piece.
 const DEPTH_MAX: usize = 32;
 
-/// Returns the pieces of a program.
 pub(super) fn outline(text: &str) -> Pieces {
     let mut pieces = Pieces::default();
     block(&mut pieces, text, &lines(text), None);
@@ -49,7 +47,6 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Writes the lines of one block.
     fn lines(&mut self, lines: Range<usize>, head: Option<usize>, depth: usize) {
         if depth >= DEPTH_MAX {
             return self.piece(lines, head);

@@ -248,7 +248,6 @@ impl Writer<'_, '_> {
         index + 1
     }
 
-    /// Closes the elements that end before the node `index`.
     fn close_before(&mut self, index: usize) {
         while self.open.len() > 1 && self.open.last().is_some_and(|open| open.next <= index) {
             let open = self.open.pop().expect("there are several");

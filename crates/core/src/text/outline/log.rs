@@ -72,7 +72,6 @@ pub(super) fn is_trace(lines: &[Line]) -> bool {
     trace::is_trace(lines)
 }
 
-/// Returns the indices of the lines that begin an event.
 fn event_starts(lines: &[Line]) -> Vec<usize> {
     let marks: Vec<bool> = lines.iter().map(|line| begins_event(line.text)).collect();
     let frames: Vec<bool> = (0..lines.len()).map(|at| trace::is_frame(lines, at)).collect();
@@ -157,7 +156,6 @@ fn count(marks: &[bool]) -> usize {
     marks.iter().filter(|&&mark| mark).count()
 }
 
-/// Returns whether a line looks like the first one of an event.
 pub(super) fn begins_event(line: &str) -> bool {
     is_stamped(line) || begins_with_level(line) || line.starts_with("$ ") || is_build_step(line)
 }

@@ -17,7 +17,6 @@ const DATES: [&str; 8] = ["date", "sent", "datum", "gesendet", "fecha", "enviado
 const SUBJECTS: [&str; 6] = ["asunto", "betreff", "objet", "oggetto", "onderwerp", "subject"];
 const OTHERS: [&str; 9] = ["aan", "an", "attachments", "bcc", "cc", "para", "reply-to", "to", "à"];
 
-/// The most lines of a head.
 const HEAD_LINES_MAX: usize = 30;
 
 /// What a line between two mails has.
@@ -157,10 +156,8 @@ struct Writer<'a, 'b> {
 /// How many sentences of a reply a quoted question requires.
 const REPLY_PIECES_MAX: usize = 3;
 
-/// The longest greeting, in words.
 const GREETING_WORDS_MAX: usize = 4;
 
-/// Returns the pieces of a mail.
 pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
     let lines = lines(text);
     let contents: Vec<(usize, &str)> = lines.iter().map(|line| content(line.text)).collect();

@@ -21,7 +21,6 @@ const HEADING_BYTES_SHORT: usize = 80;
 /// The longest list item that is one piece even if it has several sentences, in bytes.
 const ITEM_BYTES_WHOLE: usize = 400;
 
-/// Returns the pieces of a Markdown text.
 pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
     let lines = lines(text);
     let mut writer = Writer {

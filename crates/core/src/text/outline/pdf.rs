@@ -23,7 +23,6 @@ use crate::domain::ByteRange;
 /// The longest line that is a heading or the beginning of a label, in bytes.
 const LABEL_BYTES_MAX: usize = 90;
 
-/// The most lines of one label.
 const LABEL_LINES_MAX: usize = 4;
 
 /// The most lines above a row of years that belong to the header.
@@ -36,7 +35,6 @@ const COLUMNS_NAMED_MAX: usize = 2;
 const ROWS_MIN: usize = 3;
 const CELLS_SHARE: f64 = 0.12;
 
-/// How many sentences a caption has at most.
 const CAPTION_PIECES_MAX: usize = 3;
 
 /// What the labels of rows begin with below which a heading no longer holds.
@@ -45,7 +43,6 @@ const TOTALS: [&str; 5] = ["total", "subtotal", "summe", "gesamt", "insgesamt"];
 /// The longest name of a column that stands in a line of its own, in bytes.
 const COLUMN_BYTES_MAX: usize = 32;
 
-/// What a line of a page is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LineKind {
     Blank,
@@ -88,7 +85,6 @@ pub(super) fn has_rows(lines: &[Line]) -> bool {
     lines.iter().filter(is_row).count() >= ROWS_MIN
 }
 
-/// Returns the pieces of a page.
 pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
     let lines = lines(text);
     let kinds = kinds_of(&lines);
@@ -235,7 +231,6 @@ impl Page<'_, '_> {
         if count > 1 && (cells..=cells + 1).contains(&count) && !is_again() { first - count } else { first }
     }
 
-    /// Adds the header of a table.
     fn header(&mut self, first: usize, end: usize) {
         let range = self.range(first, end);
         let requires: Vec<usize> = self.caption.into_iter().collect();
@@ -309,7 +304,6 @@ fn continues(line: &str, next: &str) -> bool {
     !line.is_empty() && !next.is_empty() && (begins_small || is_open) && !line.ends_with([':', '.'])
 }
 
-/// Returns whether a line may be the name of a column.
 fn is_column_name(line: &str) -> bool {
     let line = line.trim();
     let is_named = line.starts_with(|c: char| c.is_uppercase() || c == '(' || c == '%' || c.is_ascii_digit());

@@ -49,7 +49,6 @@ enum Part {
     Suffix,
 }
 
-/// Returns what part of a point in time a word is.
 fn part(word: &str) -> Option<Part> {
     let first = word.bytes().next()?;
     if first.is_ascii_alphabetic() {

@@ -33,7 +33,6 @@ fn is_time(line: &str) -> bool {
 /// The most pieces in a row of which each requires the one before it.
 const ROW_MAX: usize = 4;
 
-/// Returns the pieces of subtitles.
 pub(super) fn outline(text: &str) -> Pieces {
     let lines = lines(text);
     let mut pieces = Pieces::default();

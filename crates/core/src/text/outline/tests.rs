@@ -100,7 +100,7 @@ fn written(text: &str, pieces: &[Piece], kept: &[usize]) -> String {
     out
 }
 
-/// Chooses some pieces that may be chosen.
+/// Returns a random set of the pieces that may be chosen.
 fn choice(random: &mut fastrand::Rng, pieces: &[Piece]) -> Vec<usize> {
     let share = random.f64() * 0.6;
     (0..pieces.len()).filter(|&index| !pieces[index].is_frame && random.f64() < share).collect()

@@ -4,11 +4,9 @@ use super::super::{line::Line, stamp};
 
 /// The longest name of a speaker, in bytes.
 const NAME_BYTES_MAX: usize = 40;
-/// The most words of a name.
 const NAME_WORDS_MAX: usize = 4;
 /// How many lines decide how the turns of a chat begin.
 const LINES_READ: usize = 400;
-/// The most speakers of a chat.
 const SPEAKERS_MAX: usize = 64;
 /// The speakers of chats with an assistant and of support chats, which no other text is made of.
 const ROLES: [&str; 12] = [

@@ -3,7 +3,6 @@
 
 use super::super::line::Line;
 
-/// Words that close a block.
 const CLOSING_WORDS: [&str; 9] =
     ["end", "fi", "done", "esac", "endif", "endfunction", "endforeach", "endwhile", "endfor"];
 /// Words that continue the block above them with another part, as "else" does.
@@ -36,7 +35,6 @@ const SQL_WORDS: [&str; 22] = [
     "AS",
     "SELECT",
 ];
-/// Words that begin an import.
 const IMPORT_WORDS: [&str; 9] =
     ["import", "from", "use", "using", "#include", "package", "require", "require_once", "extern"];
 

@@ -64,7 +64,7 @@ const QUERY_WORDS: [&str; 8] =
 /// The levels that tell a log from a chat.
 const LEVELS: [&str; 6] = ["INFO", "WARN", "ERROR", "DEBUG", "TRACE", "FATAL"];
 
-/// How many lines look like what.
+/// How many lines look like each kind of text.
 #[derive(Debug, Default)]
 pub(super) struct Signs {
     /// `"key": value`, or nothing but brackets.

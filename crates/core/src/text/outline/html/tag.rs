@@ -5,7 +5,6 @@ use crate::domain::ByteRange;
 /// The longest tag, in bytes. What is longer is a "less than" sign in a text, or a tag that is cut off.
 const TAG_BYTES_MAX: usize = 16 * 1024;
 
-/// A tag.
 pub(super) struct Tag<'a> {
     pub range: ByteRange,
     pub name: &'a str,
@@ -62,12 +61,10 @@ const INLINE: [&str; 20] = [
     "small", "time", "sup", "sub", "picture", "video",
 ];
 
-/// Returns whether a name is that of an inline element of HTML.
 pub(super) fn is_inline(name: &str) -> bool {
     INLINE.iter().any(|other| name.eq_ignore_ascii_case(other))
 }
 
-/// Returns what an element is.
 pub(super) fn class_of(name: &str) -> Class {
     let is = |other: &&str| name.eq_ignore_ascii_case(other);
     if WRAPPERS.iter().any(is) {

@@ -32,7 +32,6 @@ pub(super) enum Form {
     StrayClose,
 }
 
-/// What was read of a text.
 pub(super) struct Nodes {
     /// Every value, each before the values inside it.
     pub list: Vec<Node>,
@@ -40,7 +39,6 @@ pub(super) struct Nodes {
     pub commas_at_top: bool,
 }
 
-/// Reads all values of `text`.
 pub(super) fn read(text: &str) -> Nodes {
     let mut reader = Reader {
         text,

@@ -5,15 +5,12 @@ use super::super::Pieces;
 use super::stamp;
 use std::collections::HashMap;
 
-/// The shortest identifier, in bytes.
 const IDENTIFIER_BYTES_MIN: usize = 4;
-/// The longest identifier, in bytes.
 const IDENTIFIER_BYTES_MAX: usize = 64;
 /// The most events that an identifier may occur in.
 const EVENTS_MAX: usize = 12;
 /// The most identifiers of one event, which bounds the work for a long one.
 const IDENTIFIERS_MAX: usize = 40;
-/// The most related events of one event.
 const RELATED_MAX: usize = 6;
 /// How many events before and after one with the same identifier are related to it.
 const REACH: usize = 2;

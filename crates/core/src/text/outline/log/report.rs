@@ -17,7 +17,6 @@ pub(in super::super) fn is_report(lines: &[Line]) -> bool {
     is_jest || is_cargo || has(is_rule) && has(is_underscored) || has(|line| line.starts_with("--- FAIL: "))
 }
 
-/// Returns the pieces of a report.
 pub(super) fn outline(text: &str, lines: &[Line]) -> Pieces {
     let mut pieces = Pieces::default();
     // The head of the failed test, and its first paragraph.

@@ -19,10 +19,8 @@ pub(super) struct Trace {
 /// Words of a message that a trace follows.
 const RAISED: [&str; 5] = ["xception", "rror", "panic", "fail", "FAIL"];
 
-/// The fewest frames that make lines a trace.
 const FRAMES_MIN: usize = 2;
 
-/// Returns whether lines have a stack trace.
 pub(super) fn has_trace(lines: &[Line]) -> bool {
     let frames = (0..lines.len()).filter(|&at| is_frame(lines, at)).count();
     let is_raised = || (0..lines.len()).any(|at| !is_frame(lines, at) && raises(lines[at].text));
@@ -35,7 +33,6 @@ pub(super) fn is_trace(lines: &[Line]) -> bool {
     has_trace(lines) && (frames * 5 >= lines.len() || lines.iter().any(|line| is_python(line.text)))
 }
 
-/// Returns whether the line at an index is a frame.
 pub(super) fn is_frame(lines: &[Line], at: usize) -> bool {
     let (line, text) = (lines[at].text, lines[at].text.trim());
     let is_indented = line.starts_with([' ', '\t']);

@@ -145,7 +145,6 @@ pub(in super::super) struct Fence {
     bare: bool,
 }
 
-/// Returns the fence that a line is.
 pub(in super::super) fn fence(line: &str) -> Option<Fence> {
     let line = line.trim();
     let mark = line.bytes().next().filter(|b| matches!(b, b'`' | b'~'))?;

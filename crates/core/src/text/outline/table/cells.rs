@@ -15,7 +15,7 @@ const CELL_BYTES_USUAL: usize = 40;
 /// How the cells of a row are divided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) enum Form {
-    /// By bars, as in Markdown.
+    /// The cells are separated by bars, as in Markdown.
     Pipes,
     Separated(char),
     Columns,
@@ -62,7 +62,6 @@ fn with_quoted_breaks(lines: &[&str]) -> Vec<String> {
     found
 }
 
-/// Returns whether a line is a row of a table with bars.
 pub(in super::super) fn is_bar_row(line: &str) -> bool {
     let line = line.trim();
     let has_cells = || line.match_indices(" | ").nth(1).is_some();
