@@ -472,7 +472,7 @@ export interface components {
             /** @description The model, and the statistic by which it scored. */
             rc: components["schemas"]["CompressRc"];
             /** @description How many blocks (cached keys of chunks) came from which tier of the cache. */
-            blocks: components["schemas"]["Sources"] | null;
+            blocks: components["schemas"]["BlockOrigins"] | null;
             timing_ms: components["schemas"]["TimingMs"];
             /** @description The RC of every token, if the request asks for it. */
             explain?: components["schemas"]["Explanation"];
@@ -607,7 +607,7 @@ export interface components {
             fingerprint: string | null;
         };
         /** @description How many blocks of a request came from each source. */
-        Sources: {
+        BlockOrigins: {
             /** @description Blocks from the memory tier. */
             memory: number;
             /** @description Blocks from the disk tier. */
@@ -687,7 +687,7 @@ export interface components {
             /** @description The model, and the statistic by which it scored. */
             rc: components["schemas"]["AttributeRc"];
             /** @description How many blocks (cached keys of chunks) came from which tier of the cache. */
-            blocks: components["schemas"]["Sources"];
+            blocks: components["schemas"]["BlockOrigins"];
             timing_ms: components["schemas"]["TimingMs"];
             /** @description A signed record of the attribution, if the request asks for one. */
             receipt?: components["schemas"]["Receipt"];
