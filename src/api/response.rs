@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use thresher_core::domain::{ByteRange, Chunk, CompressRequest, Kind, Lang, TokenizerName};
 use thresher_core::pipeline::clock::Timings;
-use thresher_core::pipeline::explain::{ChunkExplanation, Explanation};
+use thresher_core::pipeline::explain::Explanation;
 use thresher_core::pipeline::score::Scoring;
 use thresher_core::pipeline::{
     BlockOrigins, ChunkOutcome, Compressed, Pipeline, Relevance, Usage, Warning, kv_export,
@@ -466,7 +466,8 @@ impl ExplainAnswer {
         sources: &[Offsets],
     ) -> Self {
         let question = Offsets::new(&request.query, unit);
-        let chunk = |(index, chunk): (usize, &ChunkExplanation)| {
+        let mut chunks = Vec::with_capacity(explanation.chunks.len());
+        for (index, chunk) in explanation.chunks.iter().enumerate() {
             let range = |bytes: ByteRange| sources[index].range(bytes);
             let token = |&(bytes, rc): &(ByteRange, f32)| {
                 let Range { start, end } = range(bytes);
@@ -476,16 +477,13 @@ impl ExplainAnswer {
                 rc,
                 source: anchor.map(range),
             };
-            ExplainChunk {
+            chunks.push(ExplainChunk {
                 id: request.chunks[index].id.clone(),
                 tokens: chunk.tokens.iter().map(token).collect(),
                 query: chunk.question.iter().map(query_token).collect(),
-            }
-        };
-        Self {
-            query: explanation.question.iter().map(|&bytes| question.range(bytes)).collect(),
-            chunks: explanation.chunks.iter().enumerate().map(chunk).collect(),
+            });
         }
+        Self { query: explanation.question.iter().map(|&bytes| question.range(bytes)).collect(), chunks }
     }
 }
 

@@ -249,31 +249,41 @@ pub fn plan(
     before: &dyn Fn(&[u8; 32]) -> Option<SentTurn>,
     cancel: &Cancel,
 ) -> Result<Vec<TurnPlan>, PipelineError> {
-    let plan_turn = |(at, turn): (usize, &Turn)| {
+    let mut plans = Vec::with_capacity(turns.len());
+    for (at, turn) in turns.iter().enumerate() {
         cancel.check()?;
-        let is_newest = at + 1 == turns.len();
-        if extent == Extent::AllTurns {
-            return Ok(TurnPlan::Compress { is_recorded: false });
-        }
-        let stays = |sent: &SentTurn| match extent {
-            _ if !is_newest => true,
-            Extent::NewestTurn => sent.options == options,
-            Extent::AsBefore => true,
-            Extent::AllTurns | Extent::NewestWhole => false,
-        };
-        let is_recorded = match before(&turn.key).filter(|sent| sent.fits(turn)) {
-            Some(sent) if stays(&sent) => return Ok(TurnPlan::AsBefore(sent)),
-            Some(_) => true,
-            None if is_newest || turn.is_instructions => turn.is_instructions,
-            None => return Ok(TurnPlan::Whole { is_recorded: false }),
-        };
-        Ok(if extent == Extent::NewestTurn {
-            TurnPlan::Compress { is_recorded }
-        } else {
-            TurnPlan::Whole { is_recorded }
-        })
+        plans.push(plan_turn(turn, at + 1 == turns.len(), extent, options, before));
+    }
+    Ok(plans)
+}
+
+fn plan_turn(
+    turn: &Turn,
+    is_newest: bool,
+    extent: Extent,
+    options: &str,
+    before: &dyn Fn(&[u8; 32]) -> Option<SentTurn>,
+) -> TurnPlan {
+    if extent == Extent::AllTurns {
+        return TurnPlan::Compress { is_recorded: false };
+    }
+    let stays = |sent: &SentTurn| match extent {
+        _ if !is_newest => true,
+        Extent::NewestTurn => sent.options == options,
+        Extent::AsBefore => true,
+        Extent::AllTurns | Extent::NewestWhole => false,
     };
-    turns.iter().enumerate().map(plan_turn).collect()
+    let is_recorded = match before(&turn.key).filter(|sent| sent.fits(turn)) {
+        Some(sent) if stays(&sent) => return TurnPlan::AsBefore(sent),
+        Some(_) => true,
+        None if is_newest || turn.is_instructions => turn.is_instructions,
+        None => return TurnPlan::Whole { is_recorded: false },
+    };
+    if extent == Extent::NewestTurn {
+        TurnPlan::Compress { is_recorded }
+    } else {
+        TurnPlan::Whole { is_recorded }
+    }
 }
 
 /// A conversation to rewrite.

@@ -53,7 +53,8 @@ fn written(body: Located, turn: &Turn, sent: &SentTurn) -> Vec<(Range<usize>, Sh
     }
     strings.retain(|(_, passages)| passages.iter().any(|(_, kept)| kept.is_some()));
     let body_start = body.range().start;
-    let write = |(indexes, passages): (Range<usize>, InString)| {
+    let mut written = Vec::with_capacity(strings.len());
+    for (indexes, passages) in strings {
         let at = passages[0].0.string.clone();
         let string = &body.json()[at.start - body_start..at.end - body_start];
         let original: String = serde_json::from_str(string).expect("a passage is in a JSON string");
@@ -78,9 +79,9 @@ fn written(body: Located, turn: &Turn, sent: &SentTurn) -> Vec<(Range<usize>, Sh
         if is_marked {
             text.push_str(&mark(&original, &left_out));
         }
-        (indexes, Shortened { at, text, original, is_json, left_out, is_marked })
-    };
-    strings.into_iter().map(write).collect()
+        written.push((indexes, Shortened { at, text, original, is_json, left_out, is_marked }));
+    }
+    written
 }
 
 /// The ranges of a passage that are not kept, in bytes of the string around it.

@@ -485,7 +485,8 @@ impl Fitter<'_> {
     /// Returns the chunks with a piece within `spans` that requires one outside them.
     fn groups_cut(&self, spans: &[Vec<KeptSpan>]) -> Vec<usize> {
         let outlines = &self.reading.outlines;
-        let is_partial = |&(chunk, spans): &(usize, &Vec<KeptSpan>)| {
+        let mut cut = Vec::new();
+        for (chunk, spans) in spans.iter().enumerate().filter(|(_, spans)| !spans.is_empty()) {
             // Spans ascend and do not overlap, so one that ends behind a piece's start decides.
             let is_kept = |piece: &Piece| {
                 let at = spans.partition_point(|span| span.source.end <= piece.bytes.start);
@@ -500,10 +501,11 @@ impl Fitter<'_> {
             let is_alone = |at: usize, piece: &Piece| piece.introduces.is_some() && !is_needed[at];
             let is_cut =
                 |(at, piece): (usize, &Piece)| is_kept(piece) && (lacks(piece) || is_alone(at, piece));
-            pieces.iter().enumerate().any(is_cut)
-        };
-        let kept = spans.iter().enumerate().filter(|(_, spans)| !spans.is_empty());
-        kept.filter(is_partial).map(|(chunk, _)| chunk).collect()
+            if pieces.iter().enumerate().any(is_cut) {
+                cut.push(chunk);
+            }
+        }
+        cut
     }
 
     /// Returns the best unit for each of several questions in one: that with the most RC for its words. Empty if the question asks

@@ -101,21 +101,18 @@ impl Candidates {
 
     /// Builds the vocabulary and the index from `[unit]`, the terms of each unit.
     fn index(&mut self, terms: Vec<Vec<Term>>) {
-        let mut ids = |terms: Vec<Term>| {
-            let next = |vocabulary: &HashMap<String, u32>| {
-                u32::try_from(vocabulary.len()).expect("a request has fewer than 2^32 words")
-            };
-            let id = |name: String| {
-                let next = next(&self.vocabulary);
-                *self.vocabulary.entry(name).or_insert(next)
-            };
-            let names = terms.into_iter().flat_map(|term| {
+        for terms in terms {
+            let mut ids = Vec::with_capacity(terms.len());
+            for term in terms {
                 let key = term.number_key();
-                std::iter::once(term.folded).chain(key)
-            });
-            sorted_distinct(names.map(id).collect())
-        };
-        self.unit_terms = terms.into_iter().map(&mut ids).collect();
+                for name in std::iter::once(term.folded).chain(key) {
+                    let next =
+                        u32::try_from(self.vocabulary.len()).expect("a request has fewer than 2^32 words");
+                    ids.push(*self.vocabulary.entry(name).or_insert(next));
+                }
+            }
+            self.unit_terms.push(sorted_distinct(ids));
+        }
         let chunk_terms = |units: &Range<usize>| {
             sorted_distinct(self.unit_terms[units.clone()].iter().flatten().copied().collect())
         };

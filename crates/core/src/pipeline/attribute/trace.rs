@@ -5,7 +5,7 @@
 use ndarray::{Array1, Array2, Axis, Zip, s};
 
 use super::candidates::Candidates;
-use super::sentence_scores::{AnswerTerm, SentenceScores};
+use super::sentence_scores::SentenceScores;
 
 /// The weight of a token's neighbour relative to the token itself. The weight at distance d is its d-th
 /// power.
@@ -46,7 +46,8 @@ pub(super) fn terms(candidates: &Candidates, scores: &SentenceScores) -> Vec<Tra
     let units = neighbourhood_mean(&scores.unit_evidence, &scores.token_weights);
     let similarities =
         scores.similarity.as_ref().map(|similarity| neighbourhood_mean(similarity, &scores.token_weights));
-    let trace = |term: &AnswerTerm| {
+    let mut traces: Vec<Trace> = Vec::with_capacity(scores.terms.len());
+    for term in &scores.terms {
         let sum = |of: &Array2<f32>, column: usize| of.slice(s![term.tokens.range(), column]).sum();
         let chunk = best(0..candidates.len(), |chunk| sum(&chunks, chunk)).unwrap_or(0);
         let unit = best(candidates.sentences(chunk), |unit| sum(&units, unit));
@@ -75,9 +76,8 @@ pub(super) fn terms(candidates: &Candidates, scores: &SentenceScores) -> Vec<Tra
         } else {
             by_similarity().unwrap_or(0.0).max(by_paraphrase().unwrap_or(0.0)).max(by_chunk)
         };
-        Trace { chunk, unit, evidence, in_unit, in_chunk }
-    };
-    let mut traces: Vec<Trace> = scores.terms.iter().map(trace).collect();
+        traces.push(Trace { chunk, unit, evidence, in_unit, in_chunk });
+    }
     // If the source has the same amount in another unit, it need not have this unit.
     for at in 1..traces.len() {
         if scores.terms[at].is_unit && traces[at - 1].in_unit {
