@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use thresher_core::domain::Tenant;
 
 use self::retry::RefusalDelays;
-use self::shares::Claimed;
+use self::shares::Requested;
 pub use self::shares::{Sharer, Shares, Slot};
 
 /// The numbers of requests and streams that are admitted at the same time.
@@ -104,10 +104,10 @@ impl Admission {
     }
 
     async fn wait(&self, sharer: Sharer<'_>, deadline: Instant) -> Result<Permit, Refusal> {
-        let slot = match self.permits.claim(sharer) {
-            Claimed::Granted(slot) => Some(slot),
-            Claimed::Queued(waiting) => waiting.until(deadline).await,
-            Claimed::Full => {
+        let slot = match self.permits.request(sharer) {
+            Requested::Granted(slot) => Some(slot),
+            Requested::Queued(waiting) => waiting.until(deadline).await,
+            Requested::Full => {
                 return Err(Refusal::Overloaded { retry_after_s: self.retry_after_s(sharer.tenant) });
             }
         };

@@ -29,7 +29,7 @@ use crate::config::{self, Config};
 use crate::executor::TimeLimits;
 use crate::http::tls::{Tls, TlsError};
 use crate::http::{
-    self, ConnectionLimits, MemoryPool, OriginPolicy, ReceiptKey, Service, Serving, TenantData,
+    self, ConnectionLimits, MemoryPool, OriginPolicy, ReceiptKey, ServeSettings, Service, Serving, TenantData,
 };
 use crate::local::{Local, LocalParts};
 use crate::originals::Originals;
@@ -323,7 +323,12 @@ pub fn service(config: &Config, access: Access, tenants: Tenants) -> anyhow::Res
         bodies: MemoryPool::new(config.http.bodies_bytes_max),
         answers: MemoryPool::new(config.http.answers_bytes_max),
         data: TenantData::new(access, tenants, originals),
-        config: Arc::new(config.clone()),
+        settings: Arc::new(ServeSettings {
+            http: config.http.clone(),
+            admission: config.admission.clone(),
+            limits: config.limits,
+            registry: config.registry.clone(),
+        }),
     })
 }
 

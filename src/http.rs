@@ -39,7 +39,7 @@ pub use self::memory::MemoryPool;
 pub use self::middleware::{Middleware, UpstreamError};
 pub use self::origin::OriginPolicy;
 pub use self::serve::{Serving, serve};
-pub use self::service::{ReceiptKey, Scope, Service, TenantData};
+pub use self::service::{ReceiptKey, Scope, ServeSettings, Service, TenantData};
 use thresher_core::pipeline::answerable::Answerable;
 
 use crate::error::ApiError;
@@ -137,7 +137,7 @@ pub fn router(service: Service) -> Router {
         // Before any body is read, and around the fallback: a client without a key learns nothing.
         .layer(axum::middleware::from_fn_with_state(service.clone(), keys::authenticate))
         // Outside the keys: the page asks for one.
-        .merge(page::router(service.config.http.page))
+        .merge(page::router(service.settings.http.page))
         // Around the keys: web pages that are not allowed do not even learn whether there are keys.
         .layer(axum::middleware::from_fn_with_state(origins, origin::guard));
     // Around the keys, since a browser sends preflight requests without a key.

@@ -61,6 +61,7 @@ NAMES = {
 OBJECT = {"type": "object", "additionalProperties": True}
 COUNTS = {"type": "object", "additionalProperties": {"type": "integer"}}
 PLAIN: dict[str, Schema] = {
+    "BlockOrigins": COUNTS,
     "Explanation": {},
     "Filter": OBJECT,
     "HistoryMessage": OBJECT,
@@ -68,7 +69,6 @@ PLAIN: dict[str, Schema] = {
     "Receipt": {},
     "RerankMeta": {},
     "RerankUsage": COUNTS,
-    "Sources": COUNTS,
 }
 ANSWERS = [
     "AttributeAnswer",

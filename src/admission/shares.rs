@@ -40,7 +40,7 @@ pub struct Slot {
     since: Instant,
 }
 
-/// A claim in its tenant's queue. Dropping it leaves the queue; a slot that was granted in the meantime goes to the next claim.
+/// A request in its tenant's queue. Dropping it leaves the queue; a slot that was granted in the meantime goes to the next request.
 #[derive(Debug)]
 pub struct Waiting {
     shares: Shares,
@@ -49,9 +49,9 @@ pub struct Waiting {
     granted: oneshot::Receiver<Slot>,
 }
 
-/// The outcome of a claim.
+/// The outcome of a request.
 #[derive(Debug)]
-pub enum Claimed {
+pub enum Requested {
     Granted(Slot),
     Queued(Waiting),
     /// The queue has no room for this tenant.
@@ -62,11 +62,11 @@ pub enum Claimed {
 struct State {
     free: usize,
     queue_free: usize,
-    /// Whether several tenants have keys, according to the latest claim.
+    /// Whether several tenants have keys, according to the latest request.
     has_rivals: bool,
-    /// Grows with every claim and every grant, and so orders both.
+    /// Grows with every request and every grant, and so orders both.
     clock: u64,
-    /// The share of every tenant that has ever claimed a slot. The operator's keys name the tenants, so there are few.
+    /// The share of every tenant that has ever requested a slot. The operator's keys name the tenants, so there are few.
     tenants: HashMap<Tenant, Share>,
     epoch: Instant,
 }
@@ -77,7 +77,7 @@ struct Share {
     held: usize,
     /// Sum over the held slots of the time at which each was granted, in seconds after [`State::epoch`].
     held_since_s: f64,
-    /// Claims that wait, by ticket: the oldest first.
+    /// Requests that wait, by ticket: the oldest first.
     queue: BTreeMap<u64, oneshot::Sender<Slot>>,
     /// The value of [`State::clock`] when this tenant was last granted a slot.
     granted_at: u64,
@@ -86,7 +86,7 @@ struct Share {
 }
 
 impl Shares {
-    /// Creates `count` free slots, and queues with room for `queue_max` claims together.
+    /// Creates `count` free slots, and queues with room for `queue_max` requests together.
     pub fn new(count: usize, queue_max: usize) -> Self {
         Self(Arc::new(Mutex::new(State {
             free: count,
@@ -104,27 +104,27 @@ impl Shares {
     }
 
     /// Takes a slot, or joins the tenant's queue if no slot is free for it now.
-    pub fn claim(&self, sharer: Sharer) -> Claimed {
+    pub fn request(&self, sharer: Sharer) -> Requested {
         let mut state = self.lock();
         if state.take(sharer) {
             drop(state);
-            return Claimed::Granted(self.slot(sharer.tenant));
+            return Requested::Granted(self.slot(sharer.tenant));
         }
         match state.queue(sharer) {
-            None => Claimed::Full,
+            None => Requested::Full,
             Some((ticket, granted)) => {
                 let (shares, tenant) = (self.clone(), sharer.tenant.clone());
-                Claimed::Queued(Waiting { shares, tenant, ticket, granted })
+                Requested::Queued(Waiting { shares, tenant, ticket, granted })
             }
         }
     }
 
-    /// Returns the number of claims that wait, of all tenants.
+    /// Returns the number of requests that wait, of all tenants.
     pub fn waiting(&self) -> usize {
         self.lock().tenants.values().map(|share| share.queue.len()).sum()
     }
 
-    /// Estimates the seconds after which a claim of this tenant that found no slot should be repeated.
+    /// Estimates the seconds after which a request of this tenant that found no slot should be repeated.
     pub fn retry_after_s(&self, tenant: &Tenant) -> u64 {
         retry::after_s(self.lock().load(tenant))
     }
@@ -137,7 +137,7 @@ impl Shares {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Grants free slots to waiting claims. Must not be called while the state is locked: if a receiver is gone, sending drops the slot,
+    /// Grants free slots to waiting requests. Must not be called while the state is locked: if a receiver is gone, sending drops the slot,
     /// which locks the state.
     fn dispatch(&self) {
         let granted = self.lock().grants();
@@ -188,13 +188,13 @@ impl State {
         Some((self.clock, granted))
     }
 
-    /// Grants free slots to the claims that are next, until no slot or no claim is left. Returns the tenants and the senders of their slots.
+    /// Grants free slots to the requests that are next, until no slot or no request is left. Returns the tenants and the senders of their slots.
     fn grants(&mut self) -> Vec<(Tenant, oneshot::Sender<Slot>)> {
         let mut granted = Vec::new();
         while let Some(tenant) = self.next() {
             self.grant(&tenant);
             let share = self.tenants.get_mut(&tenant).expect("a waiting tenant has a share");
-            let (_, sender) = share.queue.pop_first().expect("a waiting tenant has a claim");
+            let (_, sender) = share.queue.pop_first().expect("a waiting tenant has a request");
             self.queue_free += 1;
             granted.push((tenant, sender));
         }
@@ -230,7 +230,7 @@ impl State {
         self.queue_free += usize::from(waited.is_some());
     }
 
-    /// The load that a claim of this tenant meets: that of the tenant's own share, or of all shares while the tenant holds no slot.
+    /// The load that a request of this tenant meets: that of the tenant's own share, or of all shares while the tenant holds no slot.
     fn load(&self, tenant: &Tenant) -> Load {
         let own = self.tenants.get(tenant).filter(|share| share.held > 0);
         let shares: Vec<&Share> = own.map_or_else(|| self.tenants.values().collect(), |own| vec![own]);
@@ -255,7 +255,7 @@ impl Waiting {
     /// Waits for a slot, at most until `deadline`. A caller that stops waiting leaves the queue.
     pub async fn until(mut self, deadline: Instant) -> Option<Slot> {
         let granted = tokio::time::timeout_at(deadline.into(), &mut self.granted).await.ok()?;
-        Some(granted.expect("the sender is dropped only when the claim leaves the queue"))
+        Some(granted.expect("the sender is dropped only when the request leaves the queue"))
     }
 }
 
@@ -311,11 +311,11 @@ mod tests {
     #[test]
     fn a_free_slot_goes_to_the_tenant_with_the_fewest_slots_and_then_in_turn() {
         let shares = Shares::new(1, 64);
-        let claim = |name: usize| shares.claim(Sharer { tenant: &tenant(name), has_rivals: true });
-        let Claimed::Granted(mut slot) = claim(0) else { panic!("the slot was free") };
+        let request = |name: usize| shares.request(Sharer { tenant: &tenant(name), has_rivals: true });
+        let Requested::Granted(mut slot) = request(0) else { panic!("the slot was free") };
         let mut waiting: Vec<(usize, Waiting)> = Vec::new();
         for name in [0, 0, 0, 0, 1, 1] {
-            let Claimed::Queued(queued) = claim(name) else { panic!("there was room in the queue") };
+            let Requested::Queued(queued) = request(name) else { panic!("there was room in the queue") };
             waiting.push((name, queued));
         }
         let mut served = Vec::new();
@@ -330,7 +330,7 @@ mod tests {
                 }
                 Err(_) => true,
             });
-            slot = granted.expect("a claim is served");
+            slot = granted.expect("a request is served");
         }
         assert_eq!(served, [1, 0, 1, 0, 0, 0], "not all of tenant 0 first, though all of it came first");
     }
@@ -338,24 +338,24 @@ mod tests {
     /// One random action of the property test.
     #[derive(Debug, Clone)]
     enum Step {
-        Claim(usize),
-        /// Receives the slot of the n-th waiting claim, if it has been granted one.
+        Request(usize),
+        /// Receives the slot of the n-th waiting request, if it has been granted one.
         Receive(usize),
-        /// Drops the n-th waiting claim, whether it has been granted a slot or not.
+        /// Drops the n-th waiting request, whether it has been granted a slot or not.
         Cancel(usize),
         Release(usize),
     }
 
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
-            3 => (0..4_usize).prop_map(Step::Claim),
+            3 => (0..4_usize).prop_map(Step::Request),
             2 => any::<usize>().prop_map(Step::Receive),
             1 => any::<usize>().prop_map(Step::Cancel),
             2 => any::<usize>().prop_map(Step::Release),
         ]
     }
 
-    /// Checks that no slot was lost, and that no claim waits while a slot is free for it.
+    /// Checks that no slot was lost, and that no request waits while a slot is free for it.
     #[track_caller]
     fn check(shares: &Shares, count: usize, queue_max: usize, held: &[Slot], waiting: &[(usize, Waiting)]) {
         let state = shares.lock();
@@ -364,7 +364,7 @@ mod tests {
         let queued: usize = (0..4).map(|name| of(name).1).sum();
         assert_eq!(out + state.free, count, "a slot was lost or created");
         assert_eq!(queued + state.queue_free, queue_max, "room in the queue was lost or created");
-        // Slots that were granted and not yet received belong to waiting claims.
+        // Slots that were granted and not yet received belong to waiting requests.
         assert_eq!(out, held.len() + waiting.len() - queued, "a slot is held by nobody");
         for name in (0..4).filter(|&name| of(name).1 > 0) {
             assert!(
@@ -376,7 +376,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_slot_is_lost_and_no_claim_is_passed_over(
+        fn no_slot_is_lost_and_no_request_is_passed_over(
             (count, queue_max, has_rivals) in (1..6_usize, 0..6_usize, any::<bool>()),
             steps in proptest::collection::vec(step(), 1..120),
         ) {
@@ -390,10 +390,10 @@ mod tests {
                 };
                 let before = held_and_queued();
                 match step {
-                    Step::Claim(name) => match shares.claim(Sharer { tenant: &tenant(name), has_rivals }) {
-                        Claimed::Granted(slot) => held.push(slot),
-                        Claimed::Queued(queued) => waiting.push((name, queued)),
-                        Claimed::Full => {}
+                    Step::Request(name) => match shares.request(Sharer { tenant: &tenant(name), has_rivals }) {
+                        Requested::Granted(slot) => held.push(slot),
+                        Requested::Queued(queued) => waiting.push((name, queued)),
+                        Requested::Full => {}
                     },
                     Step::Receive(n) if !waiting.is_empty() => {
                         let n = n % waiting.len();
@@ -423,12 +423,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_claim_that_stops_waiting_at_any_point_loses_no_slot() {
+    async fn a_request_that_stops_waiting_at_any_point_loses_no_slot() {
         let (shares, a) = (Shares::new(1, 4), tenant(0));
         let sharer = Sharer { tenant: &a, has_rivals: false };
         let far = Instant::now() + Duration::from_secs(3600);
-        let wait = |shares: &Shares| match shares.claim(sharer) {
-            Claimed::Queued(queued) => Box::pin(queued.until(far)),
+        let wait = |shares: &Shares| match shares.request(sharer) {
+            Requested::Queued(queued) => Box::pin(queued.until(far)),
             other => panic!("{other:?}"),
         };
         let mut cx = Context::from_waker(Waker::noop());
@@ -448,18 +448,18 @@ mod tests {
             }
             assert_eq!((shares.waiting(), shares.lock().free), (0, 1), "point {point}");
         }
-        // The next claim in the queue gets the slot that was granted to a claim that is gone.
+        // The next request in the queue gets the slot that was granted to a request that is gone.
         let slot = shares.take(sharer).expect("the slot is free");
         let (gone, mut next) = (wait(&shares), wait(&shares));
         drop(slot);
         drop(gone);
         let Poll::Ready(Some(slot)) = pin!(&mut next).poll(&mut cx) else {
-            panic!("the slot is the next claim's")
+            panic!("the slot is the next request's")
         };
         drop(slot);
-        // A claim whose deadline passes loses no slot, either.
+        // A request whose deadline passes loses no slot, either.
         let slot = shares.take(sharer).expect("the slot is free");
-        let Claimed::Queued(queued) = shares.claim(sharer) else { panic!("the slot is taken") };
+        let Requested::Queued(queued) = shares.request(sharer) else { panic!("the slot is taken") };
         assert!(queued.until(Instant::now()).await.is_none());
         drop(slot);
         assert_eq!((shares.waiting(), shares.lock().free), (0, 1));

@@ -245,7 +245,7 @@ impl MiddlewareBody {
     pub fn into_domain(self) -> Result<MiddlewareOptions, ApiError> {
         let budget = self.budget.map(|Object(budget)| budget.into_domain()).transpose()?;
         if let Some(budget) = budget {
-            validate::check_budget(budget)?;
+            validate::check_budget(budget, self.granularity)?;
         }
         if self.chunks.as_ref().is_some_and(Vec::is_empty) {
             let message = "chunks is empty: send at least one, or leave it out";

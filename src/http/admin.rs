@@ -32,7 +32,7 @@ pub fn router(admin: Admin, origins: OriginPolicy) -> Router {
         .route("/v1/savings", get(savings::show_all))
         .fallback(async || ApiError::not_found(&["/livez", "/readyz", "/metrics", "/v1/savings"]))
         .method_not_allowed_fallback(async || ApiError::method_not_allowed())
-        .merge(page::router(admin.service.config.http.page))
+        .merge(page::router(admin.service.settings.http.page))
         .layer(axum::middleware::from_fn_with_state(origins, origin::guard))
         .layer(axum::middleware::from_fn(accept))
         .with_state(admin)

@@ -38,7 +38,7 @@ pub struct BodyLimit {
 impl BodyLimit {
     /// The limit of requests that the daemon answers itself.
     pub fn new(service: &Service) -> Self {
-        Self { bytes: service.config.http.body_bytes_max, setting: "http.body_bytes_max" }
+        Self { bytes: service.settings.http.body_bytes_max, setting: "http.body_bytes_max" }
     }
 
     /// The error about a longer body.
@@ -136,11 +136,11 @@ pub async fn whole(
 
 /// Reads and discards the body of a request that is refused, so that the client reads the answer.
 pub async fn discard(body: Body, service: &Service) {
-    let bytes_max = service.config.http.body_bytes_max;
+    let bytes_max = service.settings.http.body_bytes_max;
     if declared_bytes(&body) > bytes_max.saturating_add(DISCARD_BYTES_MAX) {
         return;
     }
-    read_and_discard(body, bytes_max, service.config.http.read_max()).await;
+    read_and_discard(body, bytes_max, service.settings.http.read_max()).await;
 }
 
 async fn read_and_discard(mut body: Body, bytes_max: usize, time_max: Duration) {
@@ -177,7 +177,7 @@ pub async fn collect(mut body: Body, limit: BodyLimit, scope: &Scope) -> Result<
     if declared_bytes(&body) > give_up {
         return Err(limit.exceeded());
     }
-    let mut reader = PacedReader::start(scope.config.http.read_max());
+    let mut reader = PacedReader::start(scope.settings.http.read_max());
     let (mut bytes, mut len) = (Vec::new(), 0);
     while let Some(data) = reader.next(&mut body).await? {
         len += data.len();

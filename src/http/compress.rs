@@ -102,7 +102,7 @@ async fn run(
             question_of_export(exporting, &request.request.query, wanted).map(|question| (wanted, question))
         });
         let kv = kv.transpose()?;
-        let loaded = request.load(&scope, scope.config.limits.registered_bytes_max, cancel)?;
+        let loaded = request.load(&scope, scope.settings.limits.registered_bytes_max, cancel)?;
         let mut compressed = pipeline.compress(&loaded.request, cancel)?;
         let kv = kv.map(|(wanted, question)| {
             let started = Instant::now();
@@ -129,7 +129,7 @@ async fn pass_through(
 ) -> Result<CompressAnswer, ApiError> {
     let scope = service.clone();
     run_blocking(move || {
-        let Ok(loaded) = request.load(&scope, scope.config.http.body_bytes_max, &Cancel::default()) else {
+        let Ok(loaded) = request.load(&scope, scope.settings.http.body_bytes_max, &Cancel::default()) else {
             return Err(error);
         };
         let compressed = pipeline::passthrough(&loaded.request, arrived.elapsed());
@@ -199,8 +199,8 @@ pub fn named_chunks(
     keep: &[String],
     cancel: &Cancel,
 ) -> Result<(Vec<Arc<Chunk>>, Option<Prefiltered>), ApiError> {
-    let (registry, settings) = (service.registry()?, &service.config.registry);
-    check_ids(ids, service.config.limits.registered_chunk_count_max)?;
+    let (registry, settings) = (service.registry()?, &service.settings.registry);
+    check_ids(ids, service.settings.limits.registered_chunk_count_max)?;
     let lookup = ChunkLookup { registry, ids, bytes_max, cancel };
     if settings.prefilter_above == 0 || ids.len() <= settings.prefilter_above {
         return Ok((lookup.chunks((0..ids.len()).collect())?, None));

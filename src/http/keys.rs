@@ -41,7 +41,7 @@ pub async fn authenticate(State(service): State<Service>, mut request: Request, 
             }
             request.extensions_mut().insert(caller);
             let answer = next.run(request).await;
-            let answer = memory::account(&service.answers, service.claim_of(&tenant), answer);
+            let answer = memory::account(&service.answers, service.sharer_of(&tenant), answer);
             (
                 name,
                 answer.unwrap_or_else(|PoolExhausted| {

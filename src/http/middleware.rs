@@ -22,7 +22,8 @@ use axum::body::Body;
 use axum::http::{HeaderMap, Method, Uri};
 use axum::response::Response;
 use futures_util::TryFutureExt as _;
-use thresher_core::domain::{Budget, TokenizerName};
+use thresher_core::domain::TokenizerName;
+use thresher_core::pipeline::PipelineError;
 use thresher_core::pipeline::cancel::Cancel;
 
 use self::report::CompressionReport;
@@ -43,7 +44,7 @@ use crate::middleware::find::{self, TooMany, Turn};
 use crate::middleware::json::Located;
 use crate::middleware::prompt::{self, Prompt};
 use crate::middleware::rewrite::{
-    self, AddedContext, CompressOptions, Compressor, Extent, ReadTurns, Rewritten, SentTurn,
+    self, AddedContext, CompressOptions, Compressor, Extent, ReadTurns, Rewritten, SentTurn, TurnPlan,
 };
 use crate::middleware::settings::{MiddlewareSettings, When};
 use crate::middleware::shadow::shadow_key;
@@ -247,15 +248,6 @@ struct ModelRequest {
 /// How often a turn is compressed further, if the request is over the cap.
 const STRONGER_COUNT_MAX: usize = 3;
 
-/// How much is kept of the newest turn.
-#[derive(Clone, Copy)]
-enum How {
-    /// As the request or the settings say.
-    AsAsked,
-    /// At most this number of tokens.
-    Within(usize),
-}
-
 struct RewriteOutcome {
     report: CompressionReport,
     /// The texts that the answer may cite; none if no citations are added.
@@ -314,7 +306,7 @@ async fn rewrite(
     let finish = move |cancel: &Cancel| {
         let (rewritten, reason) = match rewritten {
             Some(rewritten) => (rewritten, reason),
-            None => match request.rewrite(&scope, None, &mut ReadTurns::default(), cancel) {
+            None => match request.without_compression(&scope, cancel) {
                 Ok(rewritten) => (rewritten, reason),
                 // Looking up what was sent of earlier turns took too long: all turns are sent whole.
                 Err(error) => (request.uncompressed(), reason.or(Some(error.code.as_str()))),
@@ -364,7 +356,7 @@ impl ModelRequest {
         let limit = body::BodyLimit { bytes, setting: "memory_bytes_max" };
         let body = body::whole(service, headers, body, limit).await?;
         let limits = service.limits();
-        let (middleware, time) = (Arc::clone(&service.middleware), service.config.admission.deadline_max());
+        let (middleware, time) = (Arc::clone(&service.middleware), service.settings.admission.deadline_max());
         // The clone keeps the memory of the body until it has been parsed.
         let scope = service.clone();
         let parse = move |_: &Cancel| {
@@ -387,7 +379,7 @@ impl ModelRequest {
         let question = self.options.query.clone().or(question).ok_or_else(ApiError::question_missing)?;
         let scope = service.clone();
         let found = run_blocking(move || {
-            let bytes_max = scope.config.limits.registered_bytes_max;
+            let bytes_max = scope.settings.limits.registered_bytes_max;
             named_chunks(&scope, &ids, bytes_max, &question, &[], &Cancel::default())
         });
         let (chunks, _) = found.await.map_err(|error| match error.param {
@@ -481,8 +473,22 @@ impl ModelRequest {
         input_tokens_max: Option<usize>,
         cancel: &Cancel,
     ) -> Result<Rewritten, ApiError> {
-        let mut read = ReadTurns::default();
-        let mut rewritten = self.rewrite(service, Some(How::AsAsked), &mut read, cancel)?;
+        if self.too_many.is_some() {
+            return Ok(self.uncompressed());
+        }
+        let options = self.compress_options(&service.middleware.settings);
+        let mut compressor = Compressor {
+            options: &options,
+            tokens_max: None,
+            other_text_bytes: self.other_text_bytes,
+            pipeline: service.ready()?,
+        };
+        let mut plans = self.plan(service, Extent::NewestTurn, &options.id(), cancel)?;
+        let mut read = ReadTurns::new(input_tokens_max.is_some());
+        let mut rewrite = |plans: &[TurnPlan], compressor| {
+            rewrite::rewrite(self.as_conversation(), plans, Some(compressor), &mut read, cancel)
+        };
+        let mut rewritten = rewrite(&plans, compressor)?;
         let Some(max) = input_tokens_max else { return Ok(rewritten) };
         // Marks of what was left out take tokens, too, so one more compression may not be enough.
         for _ in 0..STRONGER_COUNT_MAX {
@@ -492,13 +498,60 @@ impl ModelRequest {
             if tokens <= max || left == 0 {
                 break;
             }
-            rewritten = match self.rewrite(service, Some(How::Within(left)), &mut read, cancel) {
+            compressor.tokens_max = Some(left);
+            if let Some(newest @ TurnPlan::AsBefore(_)) = plans.last_mut() {
+                *newest = TurnPlan::Compress { is_recorded: true };
+            }
+            rewritten = match rewrite(&plans, compressor).map_err(ApiError::from) {
                 // Not even one unit fits: the request is refused.
                 Err(error) if error.code.is_callers_fault() => break,
                 stronger => stronger?,
             };
         }
         Ok(rewritten)
+    }
+
+    /// Sends the newest turn whole, or as it was sent before, and all others as they were sent before.
+    fn without_compression(&self, service: &Scope, cancel: &Cancel) -> Result<Rewritten, ApiError> {
+        if self.too_many.is_some() {
+            return Ok(self.uncompressed());
+        }
+        let extent = if self.compress == Some(false) { Extent::NewestWhole } else { Extent::AsBefore };
+        let plans = self.plan(service, extent, "", cancel)?;
+        Ok(rewrite::rewrite(self.as_conversation(), &plans, None, &mut ReadTurns::new(false), cancel)?)
+    }
+
+    fn compress_options(&self, settings: &MiddlewareSettings) -> CompressOptions {
+        let (options, asked) = (&self.options, self.options.budget);
+        CompressOptions {
+            budget: asked.unwrap_or_else(|| settings.budget()),
+            granularity: options.granularity,
+            // A request that names its budget gets it, however short the prompt becomes.
+            prompt_tokens_min: if asked.is_some() { 0 } else { settings.prompt_tokens_min },
+            // Only the end of a question is read, and it is stored with every turn that is compressed for it.
+            query: options.query.as_deref().map(find::tail),
+            result_tokens_min: settings.result_tokens_min,
+            marks: settings.retrievable,
+        }
+    }
+
+    /// Decides how each turn is sent. `options` is the id of the options of this request.
+    fn plan(
+        &self,
+        service: &Scope,
+        extent: Extent,
+        options: &str,
+        cancel: &Cancel,
+    ) -> Result<Vec<TurnPlan>, PipelineError> {
+        let stored = StoredTurns(service.originals());
+        let is_shadow = self.treatment == Some(Treatment::Shadow);
+        // In shadow mode, a conversation is sent whole, and what would have been sent of its turns is stored apart.
+        let before = |key: &[u8; 32]| match (is_shadow, extent) {
+            (false, _) => stored.get(key),
+            (true, Extent::NewestTurn) => stored.get(&shadow_key(key)),
+            (true, _) => None,
+        };
+        rewrite::plan(&self.turns, extent, options, &before, cancel)
     }
 
     /// The tokens of the prompt for the upstream. A request of at most `max` bytes is not counted, since a token has at least one byte, nor is any
@@ -531,57 +584,6 @@ impl ModelRequest {
             return Ok(());
         }
         Err(ApiError::input_over_cap(tokens, max, rewritten.is_shorter(), field))
-    }
-
-    /// Rewrites the conversation until `cancel` says to stop. The newest turn is compressed, or sent as it was sent before.
-    fn rewrite(
-        &self,
-        service: &Scope,
-        how: Option<How>,
-        read: &mut ReadTurns,
-        cancel: &Cancel,
-    ) -> Result<Rewritten, ApiError> {
-        if self.too_many.is_some() {
-            return Ok(self.uncompressed());
-        }
-        let settings = &service.middleware.settings;
-        let (options, asked) = (&self.options, self.options.budget);
-        let compress_options = CompressOptions {
-            budget: match how {
-                Some(How::Within(tokens)) => Budget::Tokens(tokens),
-                _ => asked.unwrap_or_else(|| settings.budget()),
-            },
-            granularity: options.granularity,
-            // A request that names its budget gets it, however short the prompt becomes.
-            prompt_tokens_min: if asked.is_some() { 0 } else { settings.prompt_tokens_min },
-            // Only the end of a question is read, and it is stored with every turn that is compressed for it.
-            query: options.query.as_deref().map(find::tail),
-            result_tokens_min: settings.result_tokens_min,
-            marks: settings.retrievable,
-        };
-        let compressor = match how {
-            Some(_) => Some(Compressor {
-                options: &compress_options,
-                other_text_bytes: self.other_text_bytes,
-                pipeline: service.ready()?,
-            }),
-            None => None,
-        };
-        let extent = match how {
-            Some(_) => Extent::NewestTurn,
-            None if self.compress == Some(false) => Extent::NewestWhole,
-            None => Extent::AsBefore,
-        };
-        let stored = StoredTurns(service.originals());
-        let is_shadow = self.treatment == Some(Treatment::Shadow);
-        // In shadow mode, a conversation is sent whole, and what would have been sent of its turns is stored apart.
-        let before = |key: &[u8; 32]| match (is_shadow, how) {
-            (false, _) => stored.get(key),
-            (true, Some(_)) => stored.get(&shadow_key(key)),
-            (true, None) => None,
-        };
-        let plans = rewrite::plan(&self.turns, extent, &compress_options.id(), &before, cancel)?;
-        Ok(rewrite::rewrite(self.as_conversation(), plans, compressor, read, cancel)?)
     }
 
     /// Leaves the conversation uncompressed; only the chunks of the request are added.

@@ -49,7 +49,7 @@ async fn rerank<T: api::Body + Send + 'static>(
     into_request: fn(T, &BodyLimits) -> Result<RerankRequest, ApiError>,
     error_response: fn(ApiError) -> Response,
 ) -> Response {
-    let deadline = Instant::now() + service.config.admission.deadline_max();
+    let deadline = Instant::now() + service.settings.admission.deadline_max();
     let limits = service.limits();
     let parse = move |body: &[u8]| into_request(api::parse::<T>(body, &limits)?, &limits);
     let request = match body::parsed(service, headers, body, parse).await {
@@ -109,7 +109,7 @@ async fn ranked<T: Send + 'static>(
 
 /// `POST /vllm/score`: vLLM's format.
 pub async fn score(service: Scope, headers: HeaderMap, body: Body) -> Response {
-    let deadline = Instant::now() + service.config.admission.deadline_max();
+    let deadline = Instant::now() + service.settings.admission.deadline_max();
     let limits = service.limits();
     let parse = move |body: &[u8]| api::parse::<ScoreBody>(body, &limits)?.into_domain();
     let answer = async {

@@ -10,7 +10,8 @@ use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use thresher_core::domain::Tenant;
 use thresher_core::pipeline::Pipeline;
-use thresher_registry::{Progress, Registry};
+use thresher_core::pipeline::validate::RequestLimits;
+use thresher_registry::{Progress, Registry, RegistrySettings};
 
 use super::Middleware;
 use super::memory::{BodyMemory, MemoryPool};
@@ -18,7 +19,7 @@ use super::origin::OriginPolicy;
 use crate::access::{Access, Caller, Denied};
 use crate::admission::{Admission, Sharer};
 use crate::api::BodyLimits;
-use crate::config::Config;
+use crate::config::{Admission as AdmissionSettings, Http as HttpSettings};
 use crate::error::ApiError;
 use crate::executor::{Executor, TimeLimits};
 use crate::kv_export::KvExportFile;
@@ -35,7 +36,7 @@ pub struct Service {
     pub receipts: Arc<ReceiptKey>,
     pub middleware: Arc<Middleware>,
     pub admission: Admission,
-    pub config: Arc<Config>,
+    pub settings: Arc<ServeSettings>,
     /// Which hosts and web pages may send requests.
     pub origins: OriginPolicy,
     /// The memory that all request bodies share.
@@ -43,6 +44,15 @@ pub struct Service {
     /// The memory that all answers share until their clients have read them.
     pub answers: MemoryPool,
     pub data: TenantData,
+}
+
+/// The sections of the settings that handlers read.
+#[derive(Debug, Clone)]
+pub struct ServeSettings {
+    pub http: HttpSettings,
+    pub admission: AdmissionSettings,
+    pub limits: RequestLimits,
+    pub registry: RegistrySettings,
 }
 
 /// The data of tenants, which handlers reach only through a [`Scope`].
@@ -96,7 +106,7 @@ impl ReceiptKey {
 impl Service {
     /// The limits of request bodies.
     pub(super) fn limits(&self) -> BodyLimits {
-        BodyLimits::new(&self.config.limits, &self.config.registry)
+        BodyLimits::new(&self.settings.limits, &self.settings.registry)
     }
 
     /// The caller with this key.
@@ -124,7 +134,7 @@ impl Service {
     }
 
     /// The tenant as one of those that share slots and memory.
-    pub(super) fn claim_of<'a>(&self, tenant: &'a Tenant) -> Sharer<'a> {
+    pub(super) fn sharer_of<'a>(&self, tenant: &'a Tenant) -> Sharer<'a> {
         Sharer { tenant, has_rivals: self.data.access.is_shared() }
     }
 
@@ -240,7 +250,7 @@ impl FromRequestParts<Service> for Scope {
         let tenant_state =
             service.data.tenants.get(caller.tenant()).ok_or_else(ApiError::registry_not_ready)?;
         let body_memory = Arc::new(BodyMemory::new(service.bodies.clone()));
-        let admission = &service.config.admission;
+        let admission = &service.settings.admission;
         let executor = Executor {
             caller,
             has_rivals: service.data.access.is_shared(),

@@ -35,9 +35,10 @@ pub const QUERY_BYTES_MAX: usize = 1_000;
 /// Which texts of a conversation may be compressed, in addition to documents and search results.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Policy {
-    /// Names of tools whose results may be compressed, in any spelling; `*`: all tools, except those of `tools_untouched`.
+    /// Names of tools whose results may be compressed, in any spelling; `*`: all tools, except those of `tools_untouched` and those that
+    /// [`untouched`] knows.
     pub tools: Vec<String>,
-    /// Names of tools whose results are not compressed unless `tools` names them.
+    /// Names of further tools whose results are not compressed unless `tools` names them.
     pub tools_untouched: Vec<String>,
     /// Kinds of text that are not compressed in results of tools.
     pub kinds_untouched: Vec<TextKind>,
@@ -49,10 +50,14 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Returns whether results of the tool with this name may be compressed.
-    fn may_compress(&self, name: &str) -> bool {
+    /// Returns whether the result of a call of this tool may be compressed.
+    fn may_compress(&self, name: &str, arguments: Option<&str>) -> bool {
         let is_all = self.tools.iter().any(|tool| tool == "*");
-        let is_untouched = || untouched::is_named(name, &self.tools_untouched);
+        let is_untouched = || {
+            untouched::is_untouched(name)
+                || untouched::is_named(name, &self.tools_untouched)
+                || arguments.is_some_and(|arguments| untouched::prints_file(name, arguments))
+        };
         untouched::is_named(name, &self.tools) || is_all && !is_untouched()
     }
 }
@@ -406,7 +411,7 @@ impl PassageFinder<'_> {
                 self.passage(part, whole, false, of_part(), found)?;
             }
             PartKind::ToolResult { name, .. } => {
-                if self.policy.may_compress(name) {
+                if self.policy.may_compress(name, part.arguments.as_deref()) {
                     match parse_json(&part.text) {
                         Some(json) => {
                             let records = Records::find(&part.text, json, JSON_STRING_BYTES_MIN);

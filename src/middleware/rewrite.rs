@@ -204,6 +204,8 @@ impl CompressOptions {
 #[derive(Clone, Copy)]
 pub struct Compressor<'a> {
     pub options: &'a CompressOptions,
+    /// The most tokens of a turn, in place of the budget of the options; `None`: the options hold.
+    pub tokens_max: Option<usize>,
     /// Bytes of the conversation's texts outside its passages: see [`super::find::other_text_bytes`].
     pub other_text_bytes: usize,
     pub pipeline: &'a Pipeline,
@@ -298,14 +300,14 @@ pub struct Conversation<'a> {
     pub is_cited: bool,
 }
 
-/// Carries out a plan. Without a `compressor`, nothing is compressed or counted, and the added context is inserted whole. `read` is empty at
-/// first; with what one call has read, the next one compresses the same turns to another budget.
+/// Carries out a plan. Without a `compressor`, nothing is compressed or counted, and the added context is inserted whole. With what one call
+/// has `read`, the next one compresses the same turns to another budget.
 ///
 /// # Errors
 /// Fails if [`Pipeline::compress`] fails, and if `cancel` is cancelled, which is checked before every turn.
 pub fn rewrite(
     conversation: Conversation<'_>,
-    plans: Vec<TurnPlan>,
+    plans: &[TurnPlan],
     compressor: Option<Compressor>,
     read: &mut ReadTurns,
     cancel: &Cancel,
@@ -337,11 +339,11 @@ pub fn rewrite(
             None => work.keep_all(),
         };
         let (sent, is_recorded) = match plan {
-            TurnPlan::AsBefore(sent) => (sent, false),
-            TurnPlan::Whole { is_recorded } => (work.keep_all().0, is_recorded),
+            TurnPlan::AsBefore(sent) => (sent.clone(), false),
+            TurnPlan::Whole { is_recorded } => (work.keep_all().0, *is_recorded),
             TurnPlan::Compress { is_recorded } => {
                 keep_no_shorter(body, turn, &mut compressed);
-                let is_recorded = is_recorded || compressed.kept.iter().any(Option::is_some);
+                let is_recorded = *is_recorded || compressed.kept.iter().any(Option::is_some);
                 (compressed, is_recorded)
             }
         };
@@ -549,7 +551,7 @@ mod tests {
         let cancel = Cancel::default();
         let plans = plan(&turns, Extent::AsBefore, "", &|_| None, &cancel).expect("not cancelled");
         let as_before =
-            rewrite(conversation, plans, None, &mut ReadTurns::default(), &cancel).expect("not cancelled");
+            rewrite(conversation, &plans, None, &mut ReadTurns::new(false), &cancel).expect("not cancelled");
         assert_eq!(as_before.seen_bytes, 7 * "At noon.".len() + "Added.".len());
         let whole = uncompressed(conversation);
         assert_eq!((whole.sources.len(), whole.seen_bytes), (1, "Added.".len()));

@@ -8,7 +8,7 @@ use thresher_core::domain::Budget;
 
 use super::find::{Bounds, Policy};
 use super::paths;
-use super::untouched::{self, TextKind};
+use super::untouched::TextKind;
 
 /// `[middleware]`: the OpenAI- and Anthropic-compatible proxy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -24,7 +24,7 @@ pub struct MiddlewareSettings {
     pub shadow: bool,
     /// Names of tools whose results are compressed; `*`: all tools.
     pub tools: Vec<String>,
-    /// Names of tools whose results are not compressed unless `tools` names them: those that list, search, read and change files.
+    /// Names of tools whose results stay whole, beside those that list, search, read and change files. A tool that `tools` names is compressed.
     pub tools_untouched: Vec<String>,
     /// Kinds of text that are not compressed in results of tools.
     #[serde(skip)]
@@ -149,7 +149,7 @@ impl Default for MiddlewareSettings {
             cite: true,
             shadow: false,
             tools: Vec::new(),
-            tools_untouched: untouched::tools(),
+            tools_untouched: Vec::new(),
             kinds_untouched: TextKind::ALL.into(),
             retrievable: false,
             input_tokens_max: 0,

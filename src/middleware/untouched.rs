@@ -13,44 +13,31 @@ const LINES_MIN: usize = 3;
 
 const PATH_BYTES_MAX: usize = 260;
 
-/// Names of tools whose results are not shortened by default, as [`is_named`] compares them.
-const TOOLS: [&str; 35] = [
-    "apply_patch",
-    "cat",
-    "create_file",
-    "diff",
-    "directory_tree",
-    "edit",
-    "edit_file",
-    "find_files",
-    "get_file_contents",
-    "git_diff",
-    "git_show",
-    "glob",
-    "grep",
-    "grep_search",
-    "headroom_retrieve",
-    "list_dir",
-    "list_directory",
-    "list_files",
-    "ls",
-    "multi_edit",
-    "notebook_read",
-    "open_file",
-    "read",
-    "read_file",
-    "read_many_files",
-    "read_multiple_files",
-    "read_text_file",
-    "rg",
-    "search_file_content",
-    "search_files",
-    "str_replace_based_edit_tool",
-    "str_replace_editor",
-    "thresher__retrieve",
-    "view",
-    "view_file",
-];
+/// Words in the name of a tool that works on files, or on what a person or another agent says.
+const VERBS: &str = "\
+    apply ask cat codebase delete diff edit editor glob grep insert ls memories memory multiedit notebook patch path paths replace rg \
+    skill skills todo tree write agent subagent";
+
+/// Words that mean a file in the name of a tool.
+const FILES: &str = "dir directory file files filesystem folder fs";
+
+/// Words in the name of a tool that reads something: a file, unless another word says what.
+const READING: &str = "load open read show view";
+
+/// Words in the name of a tool that reads something of the web.
+const WEB: &str = "browser html http link page pages site url urls web webpage website wiki";
+
+/// Names of tools that no rule knows: those that give originals back, and that of a sub-agent.
+const NAMES: [&str; 3] = ["headroom_retrieve", "task", "thresher__retrieve"];
+
+/// Names of tools of retrievers that have a word of a file.
+const RETRIEVERS: [&str; 2] = ["file_search", "files_search"];
+
+/// Tools that run a command.
+const SHELLS: &str = "bash cmd command exec execute powershell run shell sh terminal";
+
+/// Commands that print a file.
+const PRINTING: &str = "awk bat cat get-content head less more nl sed tail type";
 
 /// A kind of text that is not shortened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,17 +72,44 @@ impl TextKind {
     }
 }
 
-/// The names of tools whose results are not shortened by default.
-pub fn tools() -> Vec<String> {
-    TOOLS.map(str::to_owned).into()
+/// Returns whether the name of a tool says that its result stays whole: that it lists, searches, reads or changes files, asks the
+/// user, or brings the report of another agent. Web pages are no files.
+pub fn is_untouched(name: &str) -> bool {
+    let (server, tool) = parts(name);
+    let has = |list: &str| tool.split('_').any(|word| is_in(list, word));
+    let is_file = has(FILES) || server.is_some_and(|server| server.split('_').any(|word| is_in(FILES, word)));
+    if RETRIEVERS.contains(&&*tool) {
+        return false;
+    }
+    is_named(name, &NAMES) || has(VERBS) || is_file || has(READING) && !has(WEB)
+}
+
+/// Returns whether a tool runs a command that prints a file that is no log. `arguments` begins with the command.
+pub fn prints_file(name: &str, arguments: &str) -> bool {
+    let (_, tool) = parts(name);
+    let command = arguments.trim();
+    // The command may begin with a change of the directory.
+    let command = match command.split_once("&&") {
+        Some((first, rest)) if first.trim_start().starts_with("cd ") => rest.trim_start(),
+        _ => command,
+    };
+    let (program, rest) = command.split_once(' ').unwrap_or((command, ""));
+    tool.split('_').any(|word| is_in(SHELLS, word))
+        && is_in(PRINTING, &program.to_lowercase())
+        && !rest.contains(['|', '>'])
+        && !rest.to_lowercase().contains("log")
+}
+
+fn is_in(list: &str, word: &str) -> bool {
+    list.split_ascii_whitespace().any(|listed| listed == word)
 }
 
 /// Returns whether the name of a tool is one of `names`. The server before a name, its case and its hyphens do not matter: `mcp__files__ReadFile` is
 /// `read_file`. A name with a server, such as `thresher__retrieve`, is a tool of this server only.
-pub fn is_named(name: &str, names: &[String]) -> bool {
+pub fn is_named(name: &str, names: &[impl AsRef<str>]) -> bool {
     let (server, tool) = parts(name);
     names.iter().any(|named| {
-        let (named_server, named_tool) = parts(named);
+        let (named_server, named_tool) = parts(named.as_ref());
         named_tool == tool && (named_server.is_none() || named_server == server)
     })
 }
@@ -200,28 +214,47 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tools_are_known_by_their_names_in_any_spelling() {
-        let check = |name: &str, expect: bool| assert_eq!(is_named(name, &tools()), expect, "{name}");
-        for name in
-            ["Read", "read_file", "ReadFile", "mcp__fs__read_text_file", "functions.read-file", "LS", "Grep"]
-        {
-            check(name, true);
-        }
-        for name in ["mcp__thresher__retrieve", "thresher.retrieve", "Thresher/Retrieve", "headroom_retrieve"]
-        {
-            check(name, true);
-        }
-        for name in ["search", "web_search", "query_database", "fetch", "", "read_email", "bash", "find"] {
-            check(name, false);
-        }
+    fn tools_of_files_are_known_by_a_word_of_their_name_in_any_spelling() {
+        let check = |names: &str, expect: bool| {
+            names.split_whitespace().for_each(|name| assert_eq!(is_untouched(name), expect, "{name}"));
+        };
+        check(
+            "Read read_file ReadFile mcp__fs__read_text_file functions.read-file LS Grep fs_read view_line_range",
+            true,
+        );
+        check(
+            "builtin_read_file developer__text_editor filesystem-read_file get_file_content load_file Write",
+            true,
+        );
+        check(
+            "replace_in_file apply_diff NotebookEdit Skill load_skill read_memory Task AskUserQuestion find_path",
+            true,
+        );
+        check(
+            "mcp__filesystem__search glob rg TodoWrite read_mcp_resource ask_user str_replace_based_edit_tool",
+            true,
+        );
+        check("mcp__thresher__retrieve thresher.retrieve Thresher/Retrieve headroom_retrieve", true);
+        check("search web_search query_database fetch bash find get_task profile catalog already", false);
+        check("read_url open_page view_website browser_read", false);
         // Tools of retrieval-augmented generation.
-        for name in ["retrieve", "file_search", "mcp__docs__retrieve", "docs.file_search", "thresher__search"]
-        {
-            check(name, false);
-        }
-        assert!(is_named("myTool", &["my_tool".to_owned()]));
-        let sorted = TOOLS.is_sorted() && TOOLS.iter().all(|name| plain(name) == *name);
-        assert!(sorted, "the names are sorted, and as they are compared");
+        check("retrieve file_search mcp__docs__retrieve docs.file_search thresher__search", false);
+        assert!(is_named("myTool", &["my_tool"]));
+    }
+
+    #[test]
+    fn a_command_that_prints_a_file_is_known() {
+        let check = |name: &str, command: &str, expect: bool| {
+            assert_eq!(prints_file(name, command), expect, "{name} {command}");
+        };
+        check("bash", "cat docs/rules.md", true);
+        check("execute_command", "cd app && sed -n 1,80p src/main.rs Reads the file", true);
+        check("run_in_terminal", "head -50 README.md", true);
+        check("bash", "cat /var/log/app.log", false);
+        check("bash", "tail -n 200 server.log", false);
+        check("bash", "cat a.txt | sort | uniq -c", false);
+        check("bash", "pytest -q", false);
+        check("search", "cat food", false);
     }
 
     #[test]

@@ -222,14 +222,14 @@ impl Replay {
             marks: self.middleware.retrievable,
         };
         let pipeline = &self.pipeline;
-        let compressor = Compressor { options: &options, other_text_bytes, pipeline };
+        let compressor = Compressor { options: &options, tokens_max: None, other_text_bytes, pipeline };
         let before = |key: &[u8; 32]| self.turns.sent.get(key).cloned();
         let cancel = Cancel::default();
         let plans = rewrite::plan(turns, Extent::NewestTurn, &options.id(), &before, &cancel)?;
         let (dialect, body) = conversation;
         let added = AddedContext::default();
         let conversation = rewrite::Conversation { dialect, body, turns, added: &added, is_cited: true };
-        rewrite::rewrite(conversation, plans, Some(compressor), &mut ReadTurns::default(), &cancel)
+        rewrite::rewrite(conversation, &plans, Some(compressor), &mut ReadTurns::new(false), &cancel)
     }
 }
 

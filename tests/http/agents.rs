@@ -376,6 +376,21 @@ async fn a_request_over_the_cap_is_compressed_further_or_refused() {
     let count = bodies.count();
     assert_eq!(send(&in_front(&with_cap(6), true, 1).await, &long).await.status, 422);
     assert_eq!(bodies.count(), count, "nothing was sent");
+    // The same with chunks that the request adds, sent again: with the same ones, and with longer ones.
+    let daemon = in_front(&with_cap(90), true, 1).await;
+    let with_chunks = |count: usize| {
+        let chunks = vec![DOCUMENT.replace("wet", "cold"); count];
+        json!({"model": "m-1", "messages": called("search", &DOCUMENT.repeat(9)), "thresher": {"chunks": chunks}}).to_string()
+    };
+    let mut forms = Vec::new();
+    for count in [1, 1, 4] {
+        let response = post(daemon.http, "/v1/chat/completions", with_chunks(count)).await;
+        assert_eq!(response.status, 200, "{}", response.body);
+        forms.push(bodies.pop_json()["messages"].as_array().expect("messages").last().cloned());
+    }
+    let sent = forms[0].as_ref().and_then(|last| last["content"].as_str()).expect("a result");
+    assert!(sent.contains("noon") && sent.len() < DOCUMENT.len() * 9, "{sent}");
+    assert_eq!(forms[0], forms[1]);
     // An upstream may have a cap of its own, and what is not compressed counts as well.
     let mut own = with_cap(0);
     own.upstreams[0] = UpstreamSettings { input_tokens_max: Some(20), ..own.upstreams[0].clone() };

@@ -385,7 +385,7 @@ async fn the_number_of_streams_is_limited_and_open_streams_continue_while_the_da
 /// A daemon that ends a stream without text after `silence_max`, and any stream after `stream_max`.
 async fn limited(silence_max: Duration, stream_max: Duration) -> Daemon {
     let (mut service, tenants) = service(None, 2, 2, &registry_settings());
-    let admission = &mut Arc::make_mut(&mut service.config).admission;
+    let admission = &mut Arc::make_mut(&mut service.settings).admission;
     admission.deadline_ms_max = silence_max.as_millis() as u64;
     admission.stream_ms_max = stream_max.as_millis() as u64;
     tenants.set_pipeline(Arc::new(pipeline_of(scripted(), KvStore::without_tiers())));

@@ -595,7 +595,7 @@ async fn a_body_of_undeclared_length_is_bounded_too() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_does_not_arrive_or_is_compressed_is_refused() {
     let (mut service, tenants) = service(None, 1, 0, &registry_settings());
-    Arc::make_mut(&mut service.config).http.read_ms_max = 50;
+    Arc::make_mut(&mut service.settings).http.read_ms_max = 50;
     let daemon = serve((service, tenants)).await;
     let answer = async |head: &str| {
         let mut stream = tokio::net::TcpStream::connect(daemon.http).await.expect("the daemon listens");

@@ -751,7 +751,7 @@ fn cancelled_work_stops_before_the_next_turn() {
         query: None,
         marks: false,
     };
-    let by = Compressor { options: &way, other_text_bytes: 0, pipeline: &pipeline };
+    let by = Compressor { options: &way, tokens_max: None, other_text_bytes: 0, pipeline: &pipeline };
     for extent in [Extent::NewestTurn, Extent::AsBefore, Extent::NewestWhole] {
         for cancels_after in [0, 3] {
             let cancel = Cancel::default();
@@ -776,7 +776,7 @@ fn cancelled_work_stops_before_the_next_turn() {
         rewrite::Conversation { dialect: Dialect::Chat, body, turns: &turns, added: &added, is_cited: true };
     let plans = vec![TurnPlan::Compress { is_recorded: false }; turns.len()];
     let late = Cancel::at(Some(Instant::now()));
-    let outcome = rewrite::rewrite(conversation, plans, Some(by), &mut ReadTurns::default(), &late);
+    let outcome = rewrite::rewrite(conversation, &plans, Some(by), &mut ReadTurns::new(false), &late);
     assert!(matches!(outcome, Err(PipelineError::DeadlineExceeded)));
     assert_eq!(late.spent(), 0, "the model has read nothing");
 }

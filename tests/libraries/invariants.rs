@@ -512,6 +512,17 @@ proptest! {
     }
 
     #[test]
+    fn a_prepared_request_has_the_response_of_any_budget(request in request(), others in prop::collection::vec(request(), 1..4)) {
+        let Ok(prepared) = PIPELINE.prepare(&request, &Cancel::default()) else { return Ok(()) };
+        for budget in others.iter().map(|other| other.budget).chain([request.budget]) {
+            let once = PIPELINE.compress(&CompressRequest { budget, ..request.clone() }, &Cancel::default());
+            let again = PIPELINE.compress_prepared(&prepared, budget, &Cancel::default());
+            let plain = |answer: Result<Compressed, PipelineError>| answer.map(without_timings).map_err(|e| e.to_string());
+            prop_assert_eq!(plain(again), plain(once));
+        }
+    }
+
+    #[test]
     fn cached_blocks_change_no_response(requests in prop::collection::vec(request(), 1..4)) {
         let warm = over(KvStore::new(Arc::new(Memory::default())), RequestLimits::default());
         for request in requests.iter().chain(&requests) {

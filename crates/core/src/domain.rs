@@ -348,8 +348,8 @@ pub enum Budget {
     /// As little as holds the evidence that the answer needs with at least this probability, from 0.5 to 0.99; see
     /// [`conformal`](crate::pipeline::conformal).
     Coverage(f64),
-    /// At least this many tokens, if the chunks have as many: the best units, however low they score. A unit is kept whole, so there may be
-    /// a few hundred tokens more.
+    /// At least this many tokens, if the chunks have as many: the best units, however low they score, and whether or not any chunk is
+    /// related to the question. A unit is kept whole, so there may be a few hundred tokens more.
     AtLeast(usize),
 }
 

@@ -318,7 +318,8 @@ impl Pipeline {
         })
     }
 
-    /// Reads and scores the chunks of a request, to compress them to several budgets with [`Self::compress_prepared`].
+    /// Reads and scores the chunks of a request, to compress them to several budgets with [`Self::compress_prepared`]. All chunks are read,
+    /// whatever `best_effort` says.
     ///
     /// # Errors
     /// Fails as [`Self::compress`] does.
@@ -343,10 +344,10 @@ impl Pipeline {
         cancel: &Cancel,
     ) -> Result<Compressed, PipelineError> {
         let Prepared { request, reading, scored, warning, clock } = prepared;
-        validate::check_budget(budget)?;
+        validate::check_budget(budget, request.granularity)?;
         let request = CompressRequest { budget, ..request.clone() };
         let mut compressed = self.compress_scored(&request, reading, scored, cancel, clock.clone())?;
-        compressed.warnings.extend(warning.clone());
+        compressed.warnings.extend(*warning);
         Ok(compressed)
     }
 
@@ -535,7 +536,7 @@ impl Pipeline {
         let lexical = if decoder.is_none() { clock.stage("lexical", lexical)? } else { None };
         let mentions = || {
             let titled = request.chunks.iter().map(|chunk| (chunk.title.as_deref(), &*chunk.text));
-            Mentions::of(titled)
+            Mentions::find(titled)
         };
         let mentions =
             if decoder.is_none() { clock.stage("mentions", mentions) } else { Mentions::default() };

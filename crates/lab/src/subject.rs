@@ -77,7 +77,7 @@ impl Subject {
         app::warm_up(engine.pipeline())?;
         tenants.set_pipeline(engine.into_pipeline());
         let pipeline = tenants.default_tenant().pipeline().map(Arc::clone).context("it was set")?;
-        let deadline_ms_max = service.config.admission.deadline_ms_max;
+        let deadline_ms_max = service.settings.admission.deadline_ms_max;
         let listener =
             threads.block_on(TcpListener::bind(("127.0.0.1", 0))).context("no port to listen on")?;
         let address = listener.local_addr()?;

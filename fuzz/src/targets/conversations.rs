@@ -6,7 +6,7 @@ use thresher::middleware::dialect::Dialect;
 use thresher::middleware::find::{self, Bounds, Policy};
 use thresher::middleware::json::{Edits, Located};
 use thresher::middleware::rewrite::{self, AddedContext};
-use thresher::middleware::untouched::{self, TextKind};
+use thresher::middleware::untouched::TextKind;
 
 pub fn run(data: &[u8]) -> Corpus {
     let Some((letter, body)) = data.split_first() else { return Corpus::Reject };
@@ -24,7 +24,7 @@ pub fn run(data: &[u8]) -> Corpus {
     let Ok(body) = Located::parse(text) else { return Corpus::Reject };
     let policy = Policy {
         tools: vec!["*".to_owned()],
-        tools_untouched: untouched::tools(),
+        tools_untouched: Vec::new(),
         kinds_untouched: TextKind::ALL.into(),
         delimiters: Some(("<context>".to_owned(), "</context>".to_owned())),
         keeps_documents: false,

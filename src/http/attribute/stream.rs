@@ -45,7 +45,7 @@ pub async fn handle(
     let admitted = service.executor().open_stream().await?;
     let is_first_read = Arc::new(AtomicBool::new(false));
     let mut events = events(body, &service, Arc::clone(&is_first_read));
-    let first = tokio::time::timeout(service.config.http.read_max(), next(&mut events, &service));
+    let first = tokio::time::timeout(service.settings.http.read_max(), next(&mut events, &service));
     let first = first.await.map_err(|_elapsed| ApiError::body_timeout())??;
     let first = first.ok_or_else(ApiError::stream_empty)?;
     let (limits, first_bytes) = (service.limits(), first.len());
@@ -100,7 +100,7 @@ struct ClientGone;
 impl StreamTask {
     async fn run(mut self, mut events: Events) {
         let streaming = observe::StreamGuard::start();
-        let (client, max) = (self.sender.clone(), self.service.config.admission.stream_max());
+        let (client, max) = (self.sender.clone(), self.service.settings.admission.stream_max());
         let read = tokio::select! {
             // Dropping the other future stops its work.
             () = client.closed() => Err(ClientGone),
@@ -172,17 +172,17 @@ impl StreamTask {
     /// Sends an event. A client that does not read for as long as a request may take is taken to be gone.
     async fn emit(&self, event: Event) -> Result<(), ClientGone> {
         let sent =
-            tokio::time::timeout(self.service.config.admission.deadline_max(), self.sender.send(event));
+            tokio::time::timeout(self.service.settings.admission.deadline_max(), self.sender.send(event));
         sent.await.map_err(|_elapsed| ClientGone)?.map_err(|_closed| ClientGone)
     }
 
     fn silent(&self) -> ApiError {
-        ApiError::stream_silent(self.service.config.admission.deadline_max())
+        ApiError::stream_silent(self.service.settings.admission.deadline_max())
     }
 
     /// When the stream ends if no more of the answer arrives. Events that hold nothing of the answer do not count.
     fn silent_at(&self) -> tokio::time::Instant {
-        tokio::time::Instant::now() + self.service.config.admission.deadline_max()
+        tokio::time::Instant::now() + self.service.settings.admission.deadline_max()
     }
 
     fn event(&self, name: &str, data: &impl serde::Serialize) -> Event {
@@ -219,7 +219,7 @@ impl StreamTask {
 /// The events of a body, which together may have as many bytes as any body. Until the first event has been read, its bytes count towards the
 /// memory of all bodies: it holds the chunks, and each of the others a few words.
 fn events(body: Body, scope: &Scope, is_first_read: Arc<AtomicBool>) -> Events {
-    let (scope, bytes_max) = (scope.clone(), scope.config.http.body_bytes_max);
+    let (scope, bytes_max) = (scope.clone(), scope.settings.http.body_bytes_max);
     let arrived = Arc::new(AtomicUsize::new(0));
     let counted = body.into_data_stream().then(move |data| {
         let (scope, arrived, is_first_read) =

@@ -107,6 +107,7 @@ impl ConversationRequest {
         self.config.choose(&conversation, has_returned, &mut turns);
         let by = Compressor {
             options: &options,
+            tokens_max: None,
             other_text_bytes: find::other_text_bytes(&conversation, &turns),
             pipeline,
         };
@@ -120,7 +121,7 @@ impl ConversationRequest {
         };
         let plans = rewrite::plan(&turns, Extent::AllTurns, "", &|_| None, cancel)?;
         let mut rewritten =
-            rewrite::rewrite(conversation_in_turns, plans, Some(by), &mut ReadTurns::default(), cancel)?;
+            rewrite::rewrite(conversation_in_turns, &plans, Some(by), &mut ReadTurns::new(false), cancel)?;
         if self.config.names_hashes {
             name_hashes(&mut rewritten, &originals);
         }

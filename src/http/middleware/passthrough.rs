@@ -81,7 +81,7 @@ async fn pass_on(
                 drop(scope);
                 Ok(parsed)
             };
-            middleware.workers.run(service.config.admission.deadline_max(), parse).await?
+            middleware.workers.run(service.settings.admission.deadline_max(), parse).await?
         }
         (None, false) => (None, body),
     };

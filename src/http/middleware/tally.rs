@@ -130,7 +130,7 @@ impl ModelRequest {
 /// Counts how much of the sources of an answer would have been kept.
 async fn cover(scope: Scope, would_keep: WouldKeep, text: Option<String>) {
     let text = text.filter(|text| !text.trim().is_empty());
-    let deadline = Instant::now() + scope.config.admission.deadline_default();
+    let deadline = Instant::now() + scope.settings.admission.deadline_default();
     let service = scope.clone();
     let found = match text {
         Some(text) => {

@@ -1,7 +1,6 @@
 //! Compresses one turn of a conversation, and counts its tokens.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use thresher_core::domain::{Budget, ByteRange, Chunk, CompressRequest, Format, Omissions, TokenizerName};
@@ -78,31 +77,37 @@ impl TurnWork<'_> {
         }
         // Chunks of a retriever were fetched for the text, whatever it says.
         let groups = retrieved.into_iter().chain(others.into_iter().filter(|_| !asks_nothing));
-        let fitted = match read.0.entry(self.at) {
-            Entry::Occupied(read) => read.into_mut(),
-            Entry::Vacant(unread) => {
-                let fitted = groups.map(|group| Fitted::new(self, group, query, compressor));
-                unread.insert(fitted.collect::<Result<Vec<_>, PipelineError>>()?)
+        // The added chunks are a group of their own if the passages are not compressed.
+        let key = (self.at, self.is_compressed);
+        let mut fitted = match read.groups.remove(&key) {
+            Some(fitted) => fitted,
+            None => {
+                groups.map(|group| Fitted::new(self, group, query, compressor)).collect::<Result<_, _>>()?
             }
         };
         if fitted.is_empty() {
             return Ok(self.keep_all());
         }
+        let budget = compressor.tokens_max.map_or(options.budget, Budget::Tokens);
         let bytes: usize = fitted.iter().map(|group| group.bytes).sum();
-        for group in fitted.iter_mut() {
-            let budget = budget_of(options.budget, group.bytes, bytes);
-            group.fit(budget, compressor, self.cancel)?;
+        let mut bytes_left = READ_BYTES_MAX;
+        for group in &mut fitted {
+            group.fit(budget_of(budget, group.bytes, bytes), compressor, self.cancel)?;
+            match bytes_left.checked_sub(group.bytes) {
+                Some(left) => bytes_left = left,
+                None => group.prepared = None,
+            }
         }
         let tokens_in: usize = fitted.iter().map(|group| group.tokens_in).sum();
         let other_tokens = (other_text_bytes + self.sent_bytes) / BYTES_PER_TOKEN;
         let least = options.prompt_tokens_min.saturating_sub(other_tokens);
         // Chunks that are only added are sent once and never cached by a provider, so the least length does not matter for them.
-        let has_least = options.budget == Budget::Auto && !self.passages().is_empty();
+        let has_least = budget == Budget::Auto && !self.passages().is_empty();
         out.is_short = has_least && tokens_in < least;
         if out.is_short {
             fitted.iter_mut().for_each(Fitted::keep_whole);
         } else if has_least {
-            fill(fitted, least, compressor, self.cancel)?;
+            fill(&mut fitted, least, compressor, self.cancel)?;
         }
         let tokens_out: usize = fitted.iter().map(|group| group.tokens_out).sum();
         out.newest_tokens = Some((tokens_in, tokens_out));
@@ -115,7 +120,7 @@ impl TurnWork<'_> {
         }
         let mut kept: Vec<Option<Spans>> = vec![None; self.turn.passages.len()];
         let mut kept_of_added = self.keep_all().1;
-        for group in fitted {
+        for group in &fitted {
             for (&index, spans) in group.indexes.iter().zip(&group.kept) {
                 match (index.checked_sub(self.passages().len()), spans) {
                     (Some(added), Some(spans)) => kept_of_added[added].clone_from(spans),
@@ -124,6 +129,9 @@ impl TurnWork<'_> {
                     (None, spans) => kept[index].clone_from(spans),
                 }
             }
+        }
+        if read.is_kept {
+            read.groups.insert(key, fitted);
         }
         // A passage that loses less than a twentieth is sent whole: it could even have a token more when shortened.
         for (kept, passage) in kept.iter_mut().zip(&self.turn.passages) {
@@ -205,9 +213,22 @@ impl TurnWork<'_> {
     }
 }
 
-/// The groups of turns that were read for a request, by the indexes of their turns: they can be fitted again to a smaller budget.
-#[derive(Default)]
-pub struct ReadTurns(BTreeMap<usize, Vec<Fitted>>);
+/// The most bytes of the texts of a turn for which what was read is kept, to fit them again. Vectors take some hundred times as much memory.
+const READ_BYTES_MAX: usize = 1 << 20;
+
+/// The groups of turns that were read for a request: they can be fitted again to a smaller budget.
+pub struct ReadTurns {
+    /// By the index of a turn, and whether its passages are compressed.
+    groups: BTreeMap<(usize, bool), Vec<Fitted>>,
+    is_kept: bool,
+}
+
+impl ReadTurns {
+    /// Nothing has been read yet. What will be read is kept only if `is_kept`.
+    pub fn new(is_kept: bool) -> Self {
+        Self { groups: BTreeMap::new(), is_kept }
+    }
+}
 
 /// Texts of a turn that are compressed together.
 struct Group {
@@ -230,7 +251,9 @@ enum GroupKind {
 struct Fitted {
     kind: GroupKind,
     indexes: Vec<usize>,
-    /// The group with its question, read by the model; `None`: it is too short to be compressed.
+    /// The group with its question; `None`: it is too short to be compressed.
+    request: Option<CompressRequest>,
+    /// The request as the model has read it; `None`: it is read when it is fitted.
     prepared: Option<Prepared>,
     bytes: usize,
     tokens_in: usize,
@@ -244,7 +267,7 @@ struct Fitted {
 }
 
 impl Fitted {
-    /// Reads a group with its question: for a result of a tool, together with what the model wanted of the tool. It is kept whole.
+    /// Returns a group, kept whole, with its question: for a result of a tool, together with what the model wanted of the tool.
     fn new(
         work: &TurnWork,
         group: Group,
@@ -268,6 +291,9 @@ impl Fitted {
             tokens_in = chunks.iter().map(count).sum::<Result<usize, _>>()?;
         }
         let is_callers = options.query.is_some();
+        if tokens_in < options.result_tokens_min {
+            return Ok(Self::whole(kind, indexes, bytes, tokens_in));
+        }
         let first = work.turn.passages.get(indexes[0]).filter(|_| indexes[0] < passages.len());
         let query = match first {
             Some(passage) if !is_callers && !passage.wanted.is_empty() => {
@@ -288,11 +314,14 @@ impl Fitted {
             keeps_ends: kind == GroupKind::Result,
             ..CompressRequest::new(find::tail(&query), Vec::new())
         };
-        let is_small = tokens_in < options.result_tokens_min;
-        let prepare = || pipeline.prepare(&request, work.cancel);
-        Ok(Self {
+        Ok(Self { request: Some(request), ..Self::whole(kind, indexes, bytes, tokens_in) })
+    }
+
+    fn whole(kind: GroupKind, indexes: Vec<usize>, bytes: usize, tokens_in: usize) -> Self {
+        Self {
             kind,
-            prepared: (!is_small).then(prepare).transpose()?,
+            request: None,
+            prepared: None,
             bytes,
             tokens_in,
             tokens_out: tokens_in,
@@ -301,7 +330,7 @@ impl Fitted {
             related: None,
             answerable: None,
             is_unrelated: false,
-        })
+        }
     }
 
     fn keep_whole(&mut self) {
@@ -312,7 +341,12 @@ impl Fitted {
     /// Compresses the group to a budget. A text that is no chunk of a retriever stays whole if it is not related to the question: what a user
     /// attached or a model asked a tool for may matter for reasons that no likeness of words shows.
     fn fit(&mut self, budget: Budget, compressor: Compressor, cancel: &Cancel) -> Result<(), PipelineError> {
-        let Some(prepared) = &self.prepared else { return Ok(()) };
+        let Some(request) = &self.request else { return Ok(()) };
+        let prepared = match self.prepared.take() {
+            Some(prepared) => prepared,
+            None => compressor.pipeline.prepare(request, cancel)?,
+        };
+        let prepared = self.prepared.insert(prepared);
         let fit = |budget| compressor.pipeline.compress_prepared(prepared, budget, cancel);
         let mut compressed = fit(budget);
         // Not even one unit fits: the least that can be kept is better than everything.

@@ -230,18 +230,18 @@ impl Reader {
     }
 
     /// Returns the blocks of chunks that the caller has tokenized. A cached block with other numbers of
-    /// tokens than its passage is discarded, and the model reads the chunk again.
+    /// tokens than its tokenized is discarded, and the model reads the chunk again.
     ///
     /// # Errors
     /// Fails as [`Self::blocks`] does.
-    pub fn blocks_of_passages(
+    pub fn blocks_of_tokenized(
         &self,
         chunks: &[Arc<Chunk>],
-        passages: &[TokenizedChunk],
+        tokenized: &[TokenizedChunk],
         limits: &RequestLimits,
         cancel: &Cancel,
     ) -> Result<Blocks, PipelineError> {
-        let counts: Vec<TokenCounts> = passages.iter().map(TokenizedChunk::token_counts).collect();
+        let counts: Vec<TokenCounts> = tokenized.iter().map(TokenizedChunk::token_counts).collect();
         self.checked_blocks(chunks, Some(&counts), limits, cancel, cancel.time_left())
     }
 
@@ -330,12 +330,12 @@ impl Reader {
                 load.ongoing.get_or_init(|| begun)
             }
         };
-        let passages = self.passages(chunks, pending, known_tokens, limits, cancel)?;
+        let tokenized = self.tokenized(chunks, pending, known_tokens, limits, cancel)?;
         let info = self.model.info();
         let partial: Vec<PartialBlock> =
-            passages.iter().map(|passage| PartialBlock::new(passage, info)).collect();
+            tokenized.iter().map(|tokenized| PartialBlock::new(tokenized, info)).collect();
         for (chunk, partial) in
-            pending.iter().zip(&partial).filter(|(_, partial)| partial.passage.ids.is_empty())
+            pending.iter().zip(&partial).filter(|(_, partial)| partial.tokenized.ids.is_empty())
         {
             chunk.complete(partial.encode(self.codec));
         }
@@ -343,10 +343,10 @@ impl Reader {
         // Long chunks are read first, so that the last chunk to be finished is a short one and no worker
         // waits long for it. The windows of a chunk follow each other, so that only a few chunks are in
         // memory as f32 values at a time.
-        let mut order: Vec<usize> = (0..passages.len()).collect();
-        order.sort_by_key(|&i| std::cmp::Reverse(passages[i].ids.len()));
+        let mut order: Vec<usize> = (0..tokenized.len()).collect();
+        order.sort_by_key(|&i| std::cmp::Reverse(tokenized[i].ids.len()));
         let windows_of = |i: usize| {
-            passages[i].windows(tokens_max).enumerate().map(move |(w, ids)| (i, w * tokens_max, ids))
+            tokenized[i].windows(tokens_max).enumerate().map(move |(w, ids)| (i, w * tokens_max, ids))
         };
         let windows: Vec<(usize, usize, &[u32])> = order.into_iter().flat_map(windows_of).collect();
         let ids: Vec<&[u32]> = windows.iter().map(|&(.., ids)| ids).collect();
@@ -363,7 +363,7 @@ impl Reader {
     }
 
     /// Tokenizes the pending chunks. `known_tokens` is the number of tokens in the request's other blocks.
-    fn passages(
+    fn tokenized(
         &self,
         chunks: &[Arc<Chunk>],
         pending: &[PendingChunk],
@@ -372,21 +372,21 @@ impl Reader {
         cancel: &Cancel,
     ) -> Result<Vec<TokenizedChunk>, PipelineError> {
         let total = AtomicUsize::new(known_tokens);
-        let passage = |chunk: &PendingChunk| -> Result<_, PipelineError> {
+        let tokenized = |chunk: &PendingChunk| -> Result<_, PipelineError> {
             cancel.check()?;
             limits.check_tokens(total.load(Ordering::Relaxed), self.token_bytes.encoded)?;
-            let passage = tokenize::passage(&chunks[chunk.index()], &self.tokenizer)?;
-            limits.check_tokens(passage.ids.len(), self.token_bytes.decoded)?;
-            total.fetch_add(passage.ids.len(), Ordering::Relaxed);
-            Ok(passage)
+            let tokenized = tokenize::chunk(&chunks[chunk.index()], &self.tokenizer)?;
+            limits.check_tokens(tokenized.ids.len(), self.token_bytes.decoded)?;
+            total.fetch_add(tokenized.ids.len(), Ordering::Relaxed);
+            Ok(tokenized)
         };
-        let passages = pending.par_iter().map(passage).collect::<Result<Vec<_>, _>>();
+        let tokenized = pending.par_iter().map(tokenized).collect::<Result<Vec<_>, _>>();
         limits.check_tokens(total.into_inner(), self.token_bytes.encoded)?;
-        passages
+        tokenized
     }
 }
 
-/// Returns how many chunks a request claims at a time. Another request for one of these chunks waits for at most
+/// Returns how many chunks a request has read at a time. Another request for one of these chunks waits for at most
 /// this many, not for all chunks of a large request; and a request over its limits is refused before all of its
 /// blocks are in memory. At the end of each batch, workers wait for the last window, so a model that reads many
 /// windows at once gets larger batches: with windows of full length, the wait is then at most about one part in eight.
@@ -412,8 +412,8 @@ fn key_space(model: &ModelInfo, codec: Codec, tenant: &Tenant) -> KeySpace {
 /// Returns [`PipelineError::Model`] if the model fails.
 pub fn keys_of(windows: &[&[u32]], model: &dyn ModelRuntime) -> Result<Array3<f32>, PipelineError> {
     let info = model.info();
-    let passage = TokenizedChunk { ids: windows.concat(), ..TokenizedChunk::default() };
-    let partial = PartialBlock::new(&passage, info);
+    let tokenized = TokenizedChunk { ids: windows.concat(), ..TokenizedChunk::default() };
+    let partial = PartialBlock::new(&tokenized, info);
     let starts: Vec<usize> = windows
         .iter()
         .scan(0, |start, window| Some(std::mem::replace(start, *start + window.len())))
@@ -426,7 +426,7 @@ pub fn keys_of(windows: &[&[u32]], model: &dyn ModelRuntime) -> Result<Array3<f3
 
 /// A block of which the model has read some windows.
 struct PartialBlock<'a> {
-    passage: &'a TokenizedChunk,
+    tokenized: &'a TokenizedChunk,
     planes: Mutex<PartialPlanes>,
 }
 
@@ -437,10 +437,10 @@ struct PartialPlanes {
 }
 
 impl<'a> PartialBlock<'a> {
-    fn new(passage: &'a TokenizedChunk, info: &ModelInfo) -> Self {
+    fn new(tokenized: &'a TokenizedChunk, info: &ModelInfo) -> Self {
         // Memory for all tokens is allocated when the first window arrives. Until then a chunk takes none.
         let values = Array3::zeros((info.planes, 0, info.head_dim));
-        Self { passage, planes: Mutex::new(PartialPlanes { values, tokens_missing: passage.ids.len() }) }
+        Self { tokenized, planes: Mutex::new(PartialPlanes { values, tokens_missing: tokenized.ids.len() }) }
     }
 
     /// Copies the planes of the window that begins at token `first`. Returns whether no window is missing.
@@ -448,7 +448,7 @@ impl<'a> PartialBlock<'a> {
         let mut partial = self.planes();
         let (planes, tokens, dim) = window.dim();
         if partial.values.is_empty() {
-            partial.values = Array3::zeros((planes, self.passage.ids.len(), dim));
+            partial.values = Array3::zeros((planes, self.tokenized.ids.len(), dim));
         }
         partial.values.slice_mut(s![.., first..first + tokens, ..]).assign(&window);
         partial.tokens_missing -= tokens;
@@ -458,8 +458,8 @@ impl<'a> PartialBlock<'a> {
     /// Adds the planes of the window that begins at token `first`. Returns the block if no window is missing.
     fn add_and_encode(&self, first: usize, window: ArrayView3<f32>, codec: Codec) -> Option<Block> {
         // Most chunks have one window, whose planes need no copy.
-        if window.dim().1 == self.passage.ids.len() {
-            return Some(Block::encode(self.passage.block_parts(window), codec));
+        if window.dim().1 == self.tokenized.ids.len() {
+            return Some(Block::encode(self.tokenized.block_parts(window), codec));
         }
         self.add(first, window).then(|| self.encode(codec))
     }
@@ -467,7 +467,7 @@ impl<'a> PartialBlock<'a> {
     /// Encodes the block, and frees the values that were copied for it.
     fn encode(&self, codec: Codec) -> Block {
         let keys = std::mem::replace(&mut self.planes().values, Array3::zeros((0, 0, 0)));
-        Block::encode(self.passage.block_parts(keys.view()), codec)
+        Block::encode(self.tokenized.block_parts(keys.view()), codec)
     }
 
     fn planes(&self) -> MutexGuard<'_, PartialPlanes> {
@@ -569,12 +569,12 @@ mod tests {
                 for title in [None, Some("A title".to_owned())] {
                     let text = format!("{text} {text}");
                     let chunk = Chunk { title, ..Chunk::new(String::new(), text) };
-                    let passage = tokenize::passage(&chunk, &tokenizer).expect("tokens");
-                    let keys = Array3::from_elem((1, passage.ids.len(), 4), 0.5);
-                    let block = Block::encode(passage.block_parts(keys.view()), Codec::Int8);
+                    let tokenized = tokenize::chunk(&chunk, &tokenizer).expect("tokens");
+                    let keys = Array3::from_elem((1, tokenized.ids.len(), 4), 0.5);
+                    let block = Block::encode(tokenized.block_parts(keys.view()), Codec::Int8);
                     let name = paths.get(n);
                     assert_eq!(block.check(&chunk.text), Ok(()), "{name:?}: {:?}", chunk.text);
-                    assert_eq!(block.check_tokens(passage.token_counts()), Ok(()), "{name:?}");
+                    assert_eq!(block.check_tokens(tokenized.token_counts()), Ok(()), "{name:?}");
                 }
             }
         }

@@ -104,22 +104,22 @@ impl Pipeline {
     ) -> Result<KvExport, PipelineError> {
         let info = self.model.info();
         let decoder = check_model(info)?;
-        let passages = chunks.iter().map(|chunk| tokenize::passage(chunk, &self.tokenizer));
-        let passages = passages.collect::<Result<Vec<_>, _>>()?;
+        let tokenized = chunks.iter().map(|chunk| tokenize::chunk(chunk, &self.tokenizer));
+        let tokenized = tokenized.collect::<Result<Vec<_>, _>>()?;
         cancel.check()?;
         // Too many tokens are refused before the model reads any.
-        let found = passages.iter().map(|passage| passage.ids.len()).sum();
+        let found = tokenized.iter().map(|passage| passage.ids.len()).sum();
         let max = decoder.context_tokens_max.saturating_sub(decoder.prefix_tokens() + tokens_after);
         if found > max {
             return Err(InvalidRequest::KvTooLong { found, max, after: tokens_after }.into());
         }
         // Every key is exported with the id of its token. A block that another program wrote to a disk or a
         // server may have more or fewer keys than its chunk has tokens; such a block is not used.
-        let blocks = self.reader.blocks_of_passages(chunks, &passages, &self.settings.limits, cancel)?;
+        let blocks = self.reader.blocks_of_tokenized(chunks, &tokenized, &self.settings.limits, cancel)?;
         cancel.check()?;
         let mut tokens = Vec::with_capacity(blocks.tokens());
         let mut windows = 0;
-        for (chunk, passage) in passages.iter().enumerate() {
+        for (chunk, passage) in tokenized.iter().enumerate() {
             for (i, &id) in passage.ids.iter().enumerate() {
                 let bytes = i.checked_sub(passage.title_tokens).map(|i| passage.offsets[i]);
                 let window = windows + i / info.window_tokens_max;

@@ -30,13 +30,13 @@ impl TokenizedChunk {
         self.ids.chunks(tokens_max)
     }
 
-    /// Returns the contents of the block of this passage, whose keys are `[head, token, head_dim]`.
+    /// Returns the contents of the block of this chunk, whose keys are `[head, token, head_dim]`.
     pub fn block_parts<'a>(&'a self, keys: ArrayView3<'a, f32>) -> Parts<'a> {
         let Self { ids: _, title_tokens, offsets, sentences, lang } = self;
         Parts { keys, title_tokens: *title_tokens, offsets, sentences, lang: *lang }
     }
 
-    /// Returns the numbers of tokens that the block of this passage has.
+    /// Returns the numbers of tokens that the block of this chunk has.
     pub fn token_counts(&self) -> TokenCounts {
         TokenCounts { tokens: self.ids.len(), title_tokens: self.title_tokens }
     }
@@ -175,7 +175,7 @@ pub fn history(
 ///
 /// # Errors
 /// Returns [`PipelineError::Model`] if the tokenizer fails.
-pub fn passage(chunk: &Chunk, tokenizer: &ModelTokenizer) -> Result<TokenizedChunk, PipelineError> {
+pub fn chunk(chunk: &Chunk, tokenizer: &ModelTokenizer) -> Result<TokenizedChunk, PipelineError> {
     let mut ids = match chunk.title.as_deref().map(str::trim) {
         Some(title) if !title.is_empty() => tokenizer.encode(&format!("{title}. "))?.ids,
         _ => Vec::new(),

@@ -389,13 +389,10 @@ pub fn check(request: &CompressRequest, limits: &RequestLimits) -> Result<(), In
     }
     check_chunks(&request.chunks, request.registered, limits)?;
     check_keep(request)?;
-    if matches!(request.budget, Budget::Coverage(_)) && request.granularity != Granularity::Sentence {
-        return Err(InvalidRequest::CoverageOfSentences);
-    }
     if let Some(missed_max) = request.missed_max {
         check_missed(missed_max)?;
     }
-    check_budget(request.budget)
+    check_budget(request.budget, request.granularity)
 }
 
 /// The shares of answerable questions that a caller can allow to be missed: for these, the least probability is known.
@@ -413,12 +410,12 @@ pub fn check_missed(missed_max: f64) -> Result<(), InvalidRequest> {
     }
 }
 
-/// Checks that a budget is not zero and that a ratio is in range.
+/// Checks that a budget is not zero, that a ratio is in range, and that a coverage is promised for sentences.
 ///
 /// # Errors
-/// Returns [`InvalidRequest::BudgetZero`], [`InvalidRequest::RatioOutOfRange`] or
-/// [`InvalidRequest::CoverageOutOfRange`].
-pub fn check_budget(budget: Budget) -> Result<(), InvalidRequest> {
+/// Returns [`InvalidRequest::BudgetZero`], [`InvalidRequest::RatioOutOfRange`], [`InvalidRequest::CoverageOutOfRange`] or
+/// [`InvalidRequest::CoverageOfSentences`].
+pub fn check_budget(budget: Budget, granularity: Granularity) -> Result<(), InvalidRequest> {
     match budget {
         Budget::Tokens(0) => Err(InvalidRequest::BudgetZero),
         Budget::Ratio(ratio) if !(ratio > 0.0 && ratio <= 1.0) => {
@@ -426,6 +423,9 @@ pub fn check_budget(budget: Budget) -> Result<(), InvalidRequest> {
         }
         Budget::Coverage(coverage) if !(0.5..=0.99).contains(&coverage) => {
             Err(InvalidRequest::CoverageOutOfRange { coverage })
+        }
+        Budget::Coverage(_) if granularity != Granularity::Sentence => {
+            Err(InvalidRequest::CoverageOfSentences)
         }
         _ => Ok(()),
     }

@@ -27,7 +27,7 @@ impl Mentions {
     /// Finds in each text the titles of all others that stand there as whole words in the same spelling.
     /// `texts` are pairs of a title and a text. A note in parentheses at the end of a title, such as "(film)",
     /// is not part of the name. The time is linear in the length of all texts, whatever the number of titles.
-    pub fn of<'a>(texts: impl Iterator<Item = (Option<&'a str>, &'a str)> + Clone) -> Self {
+    pub fn find<'a>(texts: impl Iterator<Item = (Option<&'a str>, &'a str)> + Clone) -> Self {
         let mut number_of = HashMap::new();
         let (mut names, mut texts_of) = (Vec::new(), Vec::new());
         let mut title_of = Vec::new();
@@ -103,7 +103,7 @@ mod tests {
     /// Returns the texts whose titles `text` names. It stands behind one text for each title.
     fn named(titles: &[&str], text: &str) -> Vec<usize> {
         let titled = titles.iter().map(|title| (Some(*title), ""));
-        let mentions = Mentions::of(titled.chain([(None, text)]));
+        let mentions = Mentions::find(titled.chain([(None, text)]));
         if mentions.is_empty() {
             Vec::new()
         } else {
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn a_text_does_not_name_its_own_title() {
         let text = "Wick lies north of Tiree.";
-        let mentions = Mentions::of(["Wick", "Tiree", "Wick"].into_iter().map(|title| (Some(title), text)));
+        let mentions = Mentions::find(["Wick", "Tiree", "Wick"].into_iter().map(|title| (Some(title), text)));
         assert_eq!(mentions.named_by(0).collect::<Vec<_>>(), [[1]]);
         assert_eq!(mentions.named_by(1).collect::<Vec<_>>(), [[0, 2]]);
     }

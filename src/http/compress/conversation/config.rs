@@ -1,7 +1,7 @@
 //! The options of a conversation that is compressed: the field `config`, in the format of Headroom, which gateways send.
 
 use serde_json::Value;
-use thresher_core::domain::Budget;
+use thresher_core::domain::{Budget, Granularity};
 use thresher_core::pipeline::validate;
 use thresher_core::plain::Shortened;
 
@@ -133,7 +133,7 @@ impl<'a> Options<'a> {
         let Some((param, value)) = self.get("target_ratio") else { return Ok(None) };
         let budget = value.read::<f64>().map(Budget::Ratio);
         let budget = budget.ok_or_else(|| wrong_type(&param, value, "a number"))?;
-        validate::check_budget(budget).map_err(|error| {
+        validate::check_budget(budget, Granularity::Sentence).map_err(|error| {
             let error = ApiError::from(error);
             let message = error.message.replacen("budget.ratio", &param, 1);
             ApiError { message, ..error.at(param) }

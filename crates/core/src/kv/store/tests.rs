@@ -11,7 +11,7 @@ use super::*;
 use crate::kv::block::Parts;
 use crate::kv::codec::Codec;
 
-/// The number of keys that a request claims at a time.
+/// The number of keys that a request fetches at a time.
 const BATCH: usize = 64;
 
 /// Memory without a limit, and the blocks that the test puts on disk and in the shared tier.
@@ -197,7 +197,7 @@ fn concurrent_requests_read_a_chunk_once() {
 }
 
 #[test]
-fn a_large_request_claims_one_batch_at_a_time() {
+fn a_large_request_fetches_one_batch_at_a_time() {
     let store = KvStore::new(Arc::new(Map::default()));
     let keys: Vec<u8> = (0..=200).collect();
     let all: Vec<BlockKey> = keys.iter().map(|&n| key(n)).collect();

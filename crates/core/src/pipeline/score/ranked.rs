@@ -281,7 +281,7 @@ mod tests {
     #[track_caller]
     fn check(name: &str, titles: &[&str], texts: &[&str], own: &[f32], expect: &[f32]) {
         let titled = titles.iter().map(|&title| Some(title)).zip(texts.iter().copied());
-        assert_eq!(with_mentioned(own.to_vec(), &Mentions::of(titled)), expect, "{name}");
+        assert_eq!(with_mentioned(own.to_vec(), &Mentions::find(titled)), expect, "{name}");
     }
 
     #[test]
@@ -310,7 +310,7 @@ mod tests {
             let mut texts = vec![""; last + 1];
             texts[source] = &named;
             let titled = titles.iter().map(|&title| Some(title)).zip(texts);
-            assert_eq!(with_mentioned(own.clone(), &Mentions::of(titled))[last], expect, "chunk {source}");
+            assert_eq!(with_mentioned(own.clone(), &Mentions::find(titled))[last], expect, "chunk {source}");
         }
     }
 }

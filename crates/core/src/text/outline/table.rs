@@ -171,7 +171,7 @@ impl Cells {
     /// Returns whether `line` names the columns of `rows`: names where the rows have numbers, or names that
     /// are written like those of a program.
     fn header(&self, line: &str, rows: &[Line]) -> Named {
-        let names = self.of(line);
+        let names = self.divide(line);
         let is_name = |name: &&str| !is_number(name) && name.len() <= NAME_BYTES_MAX;
         let (named, mut distinct) = (names.iter().filter(|name| is_name(name)).count(), names.clone());
         distinct.sort_unstable();
@@ -182,7 +182,7 @@ impl Cells {
         let (mut above_numbers, mut repeated, mut read) = (vec![0_usize; names.len()], false, 0);
         for row in rows.iter().filter(|row| !is_rule(row.text)).take(ROWS_READ) {
             read += 1;
-            for (column, cell) in self.of(row.text).into_iter().enumerate().take(names.len()) {
+            for (column, cell) in self.divide(row.text).into_iter().enumerate().take(names.len()) {
                 above_numbers[column] +=
                     usize::from(begins_with_digit(cell) && !begins_with_digit(names[column]));
                 repeated |= cell == names[column] && !cell.is_empty();

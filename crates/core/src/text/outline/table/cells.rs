@@ -125,7 +125,7 @@ pub(super) struct Cells {
 
 impl Cells {
     /// Returns the cells of a row, without the blanks and the quotes around them.
-    pub fn of<'a>(&self, line: &'a str) -> Vec<&'a str> {
+    pub fn divide<'a>(&self, line: &'a str) -> Vec<&'a str> {
         let cells = match self.form {
             Form::Pipes => line.trim().trim_start_matches('|').trim_end_matches('|').split('|').collect(),
             Form::Separated(separator) => split(line, separator),
@@ -135,7 +135,7 @@ impl Cells {
     }
 
     pub fn count(&self, line: &str) -> usize {
-        self.of(line).len()
+        self.divide(line).len()
     }
 
     /// Returns how many cells most lines have.
@@ -146,7 +146,7 @@ impl Cells {
 
     /// Returns whether a row has a text in its first cell only, and at least three cells.
     pub fn is_group(&self, line: &str) -> bool {
-        let cells = self.of(line);
+        let cells = self.divide(line);
         cells.len() >= 3 && !cells[0].is_empty() && cells[1..].iter().all(|cell| cell.is_empty())
     }
 
