@@ -246,6 +246,14 @@ async fn errors_have_the_shape_of_the_clients_api() {
         invalid("out_of_range", json!("thresher.budget.ratio"), 422),
     )
     .await;
+    check(
+        "a promise for words",
+        chat,
+        "",
+        &field(r#"{"budget": {"coverage": 0.9}, "granularity": "word"}"#),
+        invalid("unavailable", json!("thresher.granularity"), 422),
+    )
+    .await;
     let nobody = r#"{"model": "m-1", "messages": [], "thresher": {"chunks": ["x"]}}"#;
     check("no question", chat, "", nobody, invalid("field_empty", json!("thresher.chunks"), 422)).await;
     assert!(upstream.requests.lock().expect("no panic").is_empty(), "an invalid request was passed on");

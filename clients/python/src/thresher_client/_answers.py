@@ -28,22 +28,6 @@ class AttributionRc(Extensible):
     fingerprint: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class BlockOrigins(Extensible):
-    """How many blocks of a request came from each source."""
-
-    memory: int
-    """Blocks from the memory tier."""
-    disk: int
-    """Blocks from the disk tier."""
-    shared: int
-    """Blocks from the tier that sidecars share."""
-    joined: int
-    """Blocks that the model read for another request at the same time."""
-    read: int
-    """Blocks that the model read for this request."""
-
-
 ChangeStatus: TypeAlias = Literal["created", "updated", "unchanged", "deleted", "unknown", "failed"]
 """What was done with a chunk."""
 
@@ -536,7 +520,7 @@ class Compression(Extensible):
     """The question, as it was read."""
     rc: Rc
     """The model, and the statistic by which it scored."""
-    blocks: BlockOrigins | None
+    blocks: Mapping[str, int] | None
     """How many blocks (cached keys of chunks) came from which tier of the cache."""
     timing_ms: TimingMs
     warnings: tuple[CompressionWarning, ...] = ()
@@ -579,7 +563,7 @@ class Attribution(Extensible):
     """What stands between quotation marks, of at least three words, in the order of the answer; with format `json`, the values of as many."""
     rc: AttributionRc
     """The model, and the statistic by which it scored."""
-    blocks: BlockOrigins
+    blocks: Mapping[str, int]
     """How many blocks (cached keys of chunks) came from which tier of the cache."""
     timing_ms: TimingMs
     formatted: Any = None
