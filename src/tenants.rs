@@ -267,7 +267,6 @@ impl TenantState {
         }
     }
 
-    /// Returns the tenant.
     pub fn tenant(&self) -> &Tenant {
         &self.tenant
     }

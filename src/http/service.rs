@@ -210,7 +210,6 @@ impl Scope {
         self.service.data.originals.tenant(self.tenant().name())
     }
 
-    /// The caller.
     pub fn caller(&self) -> &Caller {
         &self.executor.caller
     }

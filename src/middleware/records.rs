@@ -81,7 +81,6 @@ impl Records {
         scan.records()
     }
 
-    /// Returns the records.
     pub fn into_records(self) -> Vec<Record> {
         self.0
     }

@@ -62,7 +62,6 @@ impl Ledger {
         Self { settings, since_unix_s, state: Mutex::new(state) }
     }
 
-    /// Returns the settings.
     pub fn settings(&self) -> &SavingsSettings {
         &self.settings
     }

@@ -61,7 +61,6 @@ impl UsageTotals {
         *counts = counts.plus(more);
     }
 
-    /// Returns the counts.
     pub fn counts(&self) -> UsageCounts {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

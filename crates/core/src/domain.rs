@@ -250,7 +250,6 @@ impl Lang {
         self.0
     }
 
-    /// Returns the code.
     pub fn code(&self) -> &str {
         std::str::from_utf8(&self.0).expect("the constructor takes only ASCII letters")
     }

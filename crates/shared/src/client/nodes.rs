@@ -51,7 +51,6 @@ impl Node {
         self.open.store(false, Ordering::Relaxed);
     }
 
-    /// Opens the breaker.
     pub fn open_breaker(&self) {
         self.open.store(true, Ordering::Relaxed);
     }

@@ -102,7 +102,6 @@ impl<'a> Part<'a> {
         self.words.iter().filter(|word| word.term.is_content)
     }
 
-    /// Returns the words of all units.
     pub fn all_unit_words(&self) -> impl Iterator<Item = UnitWord<'a>> {
         self.unit_words.iter().flatten().copied()
     }
