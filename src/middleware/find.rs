@@ -374,6 +374,18 @@ pub fn other_text_bytes(conversation: &Conversation, turns: &[Turn]) -> usize {
 }
 
 impl Turn {
+    /// Returns the passages of each string of the body that has some, by their indexes.
+    pub fn strings(&self) -> Vec<Range<usize>> {
+        let mut strings: Vec<Range<usize>> = Vec::new();
+        for (at, passage) in self.passages.iter().enumerate() {
+            match strings.last_mut() {
+                Some(string) if self.passages[string.start].string == passage.string => string.end = at + 1,
+                _ => strings.push(at..at + 1),
+            }
+        }
+        strings
+    }
+
     fn new(is_instructions: bool) -> Self {
         Self {
             key: [0; 32],
@@ -397,6 +409,24 @@ struct PassageFinder<'a> {
     record_name_bytes: usize,
     /// What the model said last.
     stated: Arc<str>,
+}
+
+impl Passage {
+    /// Returns the key of a tool's result by its call, its passages and the question, whatever is before it in the conversation; `None` for
+    /// other texts: the same document may be in many conversations, and sent whole in some of them.
+    pub fn key_of_result(passages: &[Self], question: &str) -> Option<[u8; 32]> {
+        let mut hasher = Hasher::new_derive_key("thresher 2026 result 1");
+        hasher.update(&(question.len() as u64).to_le_bytes());
+        hasher.update(question.as_bytes());
+        for passage in passages {
+            let PartKind::ToolResult { id, .. } = &passage.kind else { return None };
+            for text in [&**id, &passage.text] {
+                hasher.update(&(text.len() as u64).to_le_bytes());
+                hasher.update(text.as_bytes());
+            }
+        }
+        Some(*hasher.finalize().as_bytes())
+    }
 }
 
 impl PassageFinder<'_> {

@@ -275,7 +275,12 @@ fn plan_turn(
         Extent::AsBefore => true,
         Extent::AllTurns | Extent::NewestWhole => false,
     };
-    let is_recorded = match before(&turn.key).filter(|sent| sent.fits(turn)) {
+    let found = before(&turn.key).filter(|sent| sent.fits(&turn.passages));
+    // A client may have changed or cut what is before an older turn, or another text of the turn.
+    let found = found.or_else(|| {
+        if is_newest || turn.is_instructions { None } else { SentTurn::from_results(turn, before) }
+    });
+    let is_recorded = match found {
         Some(sent) if stays(&sent) => return TurnPlan::AsBefore(sent),
         Some(_) => true,
         None if is_newest || turn.is_instructions => turn.is_instructions,
@@ -348,6 +353,7 @@ pub fn rewrite(
             }
         };
         if is_recorded && conversation.is_cited {
+            out.records.extend(sent.by_result(turn));
             out.records.push((turn.key, sent.clone()));
         }
         let first = out.shortened.len();
@@ -395,14 +401,47 @@ fn last_question(turns: &[Turn]) -> Option<usize> {
 }
 
 impl SentTurn {
-    /// Whether the ranges fit the passages of `turn`: as many passages, and ranges that ascend and end at characters.
-    fn fits(&self, turn: &Turn) -> bool {
+    /// Returns what was sent of each result of a tool of which something was left out, with its keys: for its question, and for a
+    /// conversation of which the question was cut away.
+    fn by_result(&self, turn: &Turn) -> Vec<([u8; 32], Self)> {
+        let mut found = Vec::new();
+        for string in turn.strings() {
+            let kept = &self.kept[string.clone()];
+            if kept.iter().all(Option::is_none) {
+                continue;
+            }
+            let keys =
+                [&*turn.query, ""].map(|query| Passage::key_of_result(&turn.passages[string.clone()], query));
+            let part = || Self { kept: kept.to_vec(), ..self.clone() };
+            found.extend(keys.into_iter().flatten().map(|key| (key, part())));
+        }
+        found
+    }
+
+    /// Puts together what was sent of the results in a turn; `None` if nothing is known of any of them.
+    fn from_results(turn: &Turn, before: &dyn Fn(&[u8; 32]) -> Option<Self>) -> Option<Self> {
+        let mut sent = Self { options: String::new(), kept: vec![None; turn.passages.len()], marked: false };
+        let mut is_known = false;
+        for string in turn.strings() {
+            let passages = &turn.passages[string.clone()];
+            let found = Passage::key_of_result(passages, &turn.query).and_then(|key| before(&key));
+            if let Some(found) = found.filter(|found| found.fits(passages)) {
+                is_known = true;
+                sent.marked |= found.marked;
+                sent.kept[string].clone_from_slice(&found.kept);
+            }
+        }
+        is_known.then_some(sent)
+    }
+
+    /// Whether the ranges fit these passages: as many passages, and ranges that ascend and end at characters.
+    fn fits(&self, passages: &[Passage]) -> bool {
         let inside = |(kept, passage): (&Option<Spans>, &Passage)| {
             let ends = kept.iter().flatten().all(|&(start, end)| passage.text.get(start..end).is_some());
             let ascends = kept.iter().flatten().is_sorted_by(|a, b| a.1 <= b.0);
             ends && ascends
         };
-        self.kept.len() == turn.passages.len() && self.kept.iter().zip(&turn.passages).all(inside)
+        self.kept.len() == passages.len() && self.kept.iter().zip(passages).all(inside)
     }
 }
 

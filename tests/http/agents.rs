@@ -325,6 +325,58 @@ async fn a_text_has_a_mark_only_if_its_original_is_stored_and_it_is_shorter_with
     assert_eq!(tokens[0], tokens[1]);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_sent_of_a_result_is_sent_again_wherever_the_conversation_is_cut_or_changed() {
+    let (url, bodies) = upstream().await;
+    let daemon = in_front(&with_tools(url, &["search"]), true, 1).await;
+    // Each turn calls the tool twice, and gets results that no other turn has.
+    let turn = |number: usize| {
+        let call = |id: String| json!({"id": id, "type": "function", "function": {"name": "search", "arguments": "{}"}});
+        let ids = [format!("c{number}a"), format!("c{number}b")];
+        let result = |id: &String| {
+            let text = DOCUMENT.replace("noon", &format!("noon on day {number}")).repeat(5);
+            json!({"role": "tool", "tool_call_id": id, "content": format!("{text}End of {id}.\n")})
+        };
+        let calls: Vec<Value> = ids.iter().cloned().map(call).collect();
+        let assistant =
+            json!({"role": "assistant", "content": format!("Step {number}."), "tool_calls": calls});
+        [vec![assistant], ids.iter().map(result).collect()].concat()
+    };
+    let question = json!({"role": "user", "content": "When is the tide?"});
+    let mut messages = vec![question];
+    let mut sent = Vec::new();
+    for number in 0..4 {
+        messages.extend(turn(number));
+        assert_eq!(send(&daemon, &messages).await.status, 200);
+        sent = bodies.pop_json()["messages"].as_array().expect("messages").clone();
+    }
+    let original = messages.clone();
+    let is_result = |message: &Value| message["role"] == "tool";
+    assert!(
+        original
+            .iter()
+            .zip(&sent)
+            .filter(|(message, _)| is_result(message))
+            .all(|(before, after)| before != after)
+    );
+    let check = async |name: &str, change: &dyn Fn(&mut Vec<Value>)| {
+        let mut messages = original.clone();
+        change(&mut messages);
+        messages.push(json!({"role": "assistant", "content": "Done."}));
+        messages.push(json!({"role": "user", "content": "Thanks, and the moon?"}));
+        assert_eq!(send(&daemon, &messages).await.status, 200, "{name}");
+        let found = bodies.pop_json()["messages"].as_array().expect("messages").clone();
+        for (before, after) in messages.iter().zip(&found).filter(|(before, _)| is_result(before)) {
+            let expect = original.iter().position(|message| message == before).map_or(before, |at| &sent[at]);
+            assert_eq!(after, expect, "{name}");
+        }
+    };
+    check("nothing", &|_| {}).await;
+    check("the beginning is cut", &|messages| drop(messages.drain(1..4))).await;
+    check("the question is cut", &|messages| drop(messages.drain(0..4))).await;
+    check("an old result is cleared", &|messages| messages[2]["content"] = json!("[cleared]")).await;
+}
+
 /// A failure that passes is not an error about the length of the request.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_over_the_cap_that_could_not_be_compressed_may_be_repeated() {

@@ -40,21 +40,15 @@ fn is_shorter(string: &Shortened) -> bool {
 
 /// The strings of the body of which `sent` leaves something out, as they are written anew, with the indexes of their passages.
 fn written(body: Located, turn: &Turn, sent: &SentTurn) -> Vec<(Range<usize>, Shortened)> {
-    type InString<'a> = Vec<(&'a Passage, Option<&'a [(usize, usize)]>)>;
-    let mut strings: Vec<(Range<usize>, InString)> = Vec::new();
-    for (index, (passage, kept)) in turn.passages.iter().zip(&sent.kept).enumerate() {
-        match strings.last_mut() {
-            Some((indexes, passages)) if passages[0].0.string == passage.string => {
-                indexes.end = index + 1;
-                passages.push((passage, kept.as_deref()));
-            }
-            _ => strings.push((index..index + 1, vec![(passage, kept.as_deref())])),
-        }
-    }
-    strings.retain(|(_, passages)| passages.iter().any(|(_, kept)| kept.is_some()));
     let body_start = body.range().start;
-    let mut written = Vec::with_capacity(strings.len());
-    for (indexes, passages) in strings {
+    let mut written = Vec::new();
+    for indexes in turn.strings() {
+        let kept = sent.kept[indexes.clone()].iter().map(Option::as_deref);
+        if kept.clone().all(|kept| kept.is_none()) {
+            continue;
+        }
+        let passages: Vec<(&Passage, Option<&[(usize, usize)]>)> =
+            turn.passages[indexes.clone()].iter().zip(kept).collect();
         let at = passages[0].0.string.clone();
         let string = &body.json()[at.start - body_start..at.end - body_start];
         let original: String = serde_json::from_str(string).expect("a passage is in a JSON string");
