@@ -282,12 +282,12 @@ async fn rewrite(
         (None, None | Some(Treatment::Shadow)) => (None, None),
         (None, Some(Treatment::HoldOut)) => (None, Some("held_out")),
         (None, Some(Treatment::Compress)) => match compressing.await {
-            Ok(rewritten) if rewritten.is_shorter() => (Some(rewritten), None),
+            Ok(rewritten) if rewritten.is_newest_shorter => (Some(rewritten), None),
             Ok(rewritten) if rewritten.is_short => (Some(rewritten), Some("prompt_tokens_min")),
             Ok(rewritten) => {
                 let reason = match rewritten.unshortened {
                     Some(unshortened) => unshortened.reason(),
-                    None if rewritten.tokens.is_some() => "nothing_shortened",
+                    None if rewritten.newest_tokens.is_some() => "nothing_shortened",
                     None => "nothing_to_compress",
                 };
                 (Some(rewritten), Some(reason))

@@ -123,10 +123,15 @@ impl Dialect {
     /// cited its sentences. If the client did not ask the upstream for citations, the middleware added them, and they may name passages that the
     /// upstream has not seen.
     pub fn remove_citations(self, body: Located, edits: &mut Edits) {
-        if self != Self::Messages {
+        let answers = items(body, "messages").filter(|m| m.text_of("role").as_deref() == Some("assistant"));
+        if self == Self::Chat {
+            // No server reads annotations of answers, and some refuse a message that has them.
+            answers.for_each(|message| edits.remove_field(message, "annotations"));
             return;
         }
-        let answers = items(body, "messages").filter(|m| m.text_of("role").as_deref() == Some("assistant"));
+        if self == Self::Responses {
+            return;
+        }
         for message in answers {
             let mut run: Vec<TextBlock> = Vec::new();
             for block in items(message, "content") {

@@ -91,7 +91,7 @@ pub struct Rewritten {
     pub added_text: String,
     /// Tokens of all passages before and after compression (`o200k_base`); `None`: nothing was compressed.
     pub tokens: Option<(usize, usize)>,
-    /// Whether any passage of the newest compressed turn is related to its question; `None` if the model does not tell.
+    /// Whether any text that was compressed for this request is related to its question; `None` if the model does not tell.
     pub related: Option<bool>,
     /// Whether the passages of the newest turn answer its question; `None` if this was not measured.
     pub answerable: Option<Answerable>,
@@ -105,8 +105,10 @@ pub struct Rewritten {
     new_marks: Vec<usize>,
     /// Tokens of the marks of these strings.
     new_mark_tokens: usize,
-    /// Tokens of the passages of the newest turn before and after compression, if it was compressed for this request.
+    /// Tokens before and after compression of what was compressed for this request: the newest turn, and the added chunks.
     pub newest_tokens: Option<(usize, usize)>,
+    /// Whether less is sent of the newest turn, or of the added chunks, than the request has.
+    pub is_newest_shorter: bool,
     /// Whether the newest turn is kept whole because the prompt has less than the least tokens.
     pub is_short: bool,
     /// Why texts of the newest turn are kept whole, if some are for one of these reasons.
@@ -324,6 +326,12 @@ pub fn rewrite(
     // The id quotes the question, so it is built once and not for every turn.
     let options = compressor.map(|compressor| compressor.options.id()).unwrap_or_default();
     let question_at = last_question(turns);
+    let bytes_of_turns = |(turn, plan): (&Turn, &TurnPlan)| match plan {
+        TurnPlan::Compress { .. } => turn.passages.iter().map(|passage| passage.text.len()).sum(),
+        _ => 0,
+    };
+    let added_bytes: usize = conversation.added.chunks.iter().map(|chunk| chunk.text.len()).sum();
+    let bytes_of_all = added_bytes + turns.iter().zip(plans).map(bytes_of_turns).sum::<usize>();
     for (at, (turn, plan)) in turns.iter().zip(plans).enumerate() {
         cancel.check()?;
         let added = if question_at == Some(at) { conversation.added } else { &nothing };
@@ -335,6 +343,7 @@ pub fn rewrite(
             added,
             sent_bytes: out.seen_bytes,
             at,
+            bytes_of_all,
             options: &options,
             cancel,
         };
@@ -358,6 +367,7 @@ pub fn rewrite(
         }
         let first = out.shortened.len();
         apply(body, turn, &chunks, &sent, &mut out);
+        out.is_newest_shorter |= at + 1 == turns.len() && out.shortened.len() > first;
         if let Some(compressor) = compressor {
             work.count(&sent, &kept_of_added, compressor, &mut out.tokens)?;
             let marked: Vec<usize> =

@@ -377,6 +377,43 @@ async fn what_was_sent_of_a_result_is_sent_again_wherever_the_conversation_is_cu
     check("an old result is cleared", &|messages| messages[2]["content"] = json!("[cleared]")).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_budget_in_tokens_holds_for_added_chunks_and_results_together() {
+    let (url, bodies) = upstream().await;
+    let daemon = in_front(&with_tools(url, &["search"]), true, 1).await;
+    let messages = called("search", &DOCUMENT.repeat(9));
+    let body = json!({"model": "m-1", "messages": messages,
+        "thresher": {"chunks": [DOCUMENT.repeat(8)], "budget": {"tokens": 100}}});
+    let response = post(daemon.http, "/v1/chat/completions", body.to_string()).await;
+    let after: usize =
+        response.header("x-thresher-tokens-after").expect("a count").parse().expect("a number");
+    assert!(after <= 100, "{after}: {}", bodies.pop());
+    // A sentence that cannot be halved is kept, and the rest is compressed all the same.
+    let body = json!({"model": "m-1", "messages": messages,
+        "thresher": {"chunks": ["The tide is at noon."], "budget": {"ratio": 0.5}}});
+    let response = post(daemon.http, "/v1/chat/completions", body.to_string()).await;
+    assert_eq!(response.header("x-thresher"), Some("compressed"));
+    let sent = bodies.pop_json()["messages"].clone();
+    assert!(sent.to_string().contains("[1] The tide is at noon."), "{sent}");
+    assert_ne!(sent.as_array().expect("messages").last(), messages.last());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn headers_say_what_happened_to_the_newest_turn() {
+    let (url, bodies) = upstream().await;
+    let daemon = in_front(&with_tools(url, &["search"]), true, 1).await;
+    let mut messages = called("search", &DOCUMENT.repeat(5));
+    assert_eq!(send(&daemon, &messages).await.header("x-thresher-reason"), None);
+    // The answer comes back with citations, which no upstream expects.
+    let annotations = json!([{"type": "url_citation", "url_citation": {"url": "urn:thresher:chunk:c1"}}]);
+    messages.push(json!({"role": "assistant", "content": "At noon.", "annotations": annotations}));
+    messages.push(json!({"role": "user", "content": "And the gulls?"}));
+    let response = send(&daemon, &messages).await;
+    assert_eq!(response.header("x-thresher"), Some("compressed"), "the first result is resent as before");
+    assert_eq!(response.header("x-thresher-reason"), Some("nothing_to_compress"));
+    assert_eq!(bodies.pop_json()["messages"][3], json!({"role": "assistant", "content": "At noon."}));
+}
+
 /// A failure that passes is not an error about the length of the request.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_over_the_cap_that_could_not_be_compressed_may_be_repeated() {
@@ -420,8 +457,8 @@ async fn a_request_over_the_cap_is_compressed_further_or_refused() {
     assert!(message.contains("middleware.input_tokens_max"), "{message}");
     let tokens: usize = message.split(' ').find_map(|word| word.parse().ok()).expect("a number");
     assert_eq!(bodies.count(), 0, "nothing was sent");
-    // A little less than the request has: the turn is compressed further.
-    let capped = send(&in_front(&with_cap(tokens - 2), true, 1).await, &long).await;
+    // With room for what is left at least, the turn is compressed further.
+    let capped = send(&in_front(&with_cap(tokens), true, 1).await, &long).await;
     assert_eq!(capped.status, 200, "{}", capped.body);
     let sent = bodies.pop().len();
     assert!(sent < free, "{sent} {free}");

@@ -36,6 +36,8 @@ pub(super) struct TurnWork<'a> {
     pub(super) sent_bytes: usize,
     /// The index of the turn in its conversation.
     pub(super) at: usize,
+    /// Bytes of all texts that are compressed for the request, among which a budget in tokens is divided.
+    pub(super) bytes_of_all: usize,
     /// The id of the options with which the turn is compressed.
     pub(super) options: &'a str,
     pub(super) cancel: &'a Cancel,
@@ -89,10 +91,9 @@ impl TurnWork<'_> {
             return Ok(self.keep_all());
         }
         let budget = compressor.tokens_max.map_or(options.budget, Budget::Tokens);
-        let bytes: usize = fitted.iter().map(|group| group.bytes).sum();
         let mut bytes_left = READ_BYTES_MAX;
         for group in &mut fitted {
-            group.fit(budget_of(budget, group.bytes, bytes), compressor, self.cancel)?;
+            group.fit(budget_of(budget, group.bytes, self.bytes_of_all), compressor, self.cancel)?;
             match bytes_left.checked_sub(group.bytes) {
                 Some(left) => bytes_left = left,
                 None => group.prepared = None,
@@ -110,9 +111,10 @@ impl TurnWork<'_> {
             fill(&mut fitted, least, compressor, self.cancel)?;
         }
         let tokens_out: usize = fitted.iter().map(|group| group.tokens_out).sum();
-        out.newest_tokens = Some((tokens_in, tokens_out));
-        out.related = fitted.iter().filter_map(|group| group.related).reduce(|one, other| one || other);
-        let answers = fitted.iter().filter_map(|group| group.answerable);
+        add_tokens(&mut out.newest_tokens, tokens_in, tokens_out);
+        let related = fitted.iter().filter_map(|group| group.related);
+        out.related = related.chain(out.related).reduce(|one, other| one || other);
+        let answers = fitted.iter().filter_map(|group| group.answerable).chain(out.answerable);
         out.answerable =
             answers.reduce(|best, next| if next.probability > best.probability { next } else { best });
         if fitted.iter().any(|group| group.is_unrelated) {
@@ -130,6 +132,10 @@ impl TurnWork<'_> {
                 }
             }
         }
+        let added = self.added.chunks.iter().zip(&kept_of_added);
+        out.is_newest_shorter |= added
+            .into_iter()
+            .any(|(chunk, kept)| ranges(kept).map(ByteRange::len).sum::<usize>() < chunk.text.len());
         if read.is_kept {
             read.groups.insert(key, fitted);
         }
@@ -312,6 +318,8 @@ impl Fitted {
             titles: false,
             tokenizer: TokenizerName::O200kBase,
             keeps_ends: kind == GroupKind::Result,
+            // As the result will be written.
+            omissions: if kind == GroupKind::Result { Omissions::Range } else { Omissions::Auto },
             ..CompressRequest::new(find::tail(&query), Vec::new())
         };
         Ok(Self { request: Some(request), ..Self::whole(kind, indexes, bytes, tokens_in) })
