@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
+from typing import Any
 
 # A mark says that something is missing at its place: Thresher's `[… 14 lines]`, `[…]`, `[...]`, and what other programs write.
 MARK = re.compile(r"…|\[\.\.\.|\.\.\.\]|<<ccr:|<ccr|\[\d[\d,]* [^\]]*(?:omitted|more|removed|compressed|lines|items)|\b(?:omitted|truncated|compressed)\b", re.IGNORECASE)
-# An entry that folds repeated lines, such as "[3 lines like this]".
 BEGIN, END = "<begin>", "<end>"
 
 
@@ -17,22 +17,43 @@ def plain(text: str) -> str:
     return " ".join(text.split())
 
 
+# Kinds whose texts programs write anew in another form: JSON as a table, a table as CSV, lines of `grep` below the name of their file.
+RECORDS = ("JSON", "tables", "CSV")
+NUMBERED = re.compile(r"\d+:")
+
+
 def atoms(text: str) -> list[str]:
-    return re.findall(r"[^\s\"'{}\[\],;|\\()]+", text.replace('":', '" '))
+    """Names and values of a record."""
+    return [atom for atom in (atom.strip(":") for atom in re.findall(r"[^\s\"'{}\[\],;|│\\()]+", text.replace('":', '" '))) if atom]
 
 
-def has(text: str, piece: str, is_json: bool) -> bool:
-    """Whether the text has the piece. Programs write JSON anew in other forms: there, the names and values of the piece must be in the text."""
-    if plain(piece) in plain(text):
+def ungrouped(text: str) -> str:
+    """Numbered lines with the name of the file that stands above them."""
+    name, found = "", []
+    for line in text.splitlines():
+        if NUMBERED.match(line):
+            found.append(f"{name}:{line}")
+        else:
+            name = line.strip().rstrip(":")
+    return "\n".join(found)
+
+
+def has(text: str, piece: str, kind: str) -> bool:
+    """Whether the text has the piece. A record may have another form: of JSON, all names and values of the piece are in the text; of a table, in
+    one line."""
+    if plain(piece) in plain(text) or plain(piece) in plain(ungrouped(text)):
         return True
-    return is_json and all(atom.rstrip(":") in text for atom in atoms(piece))
+    if kind not in RECORDS:
+        return False
+    places = [text] if kind == "JSON" else text.replace("\\n", "\n").splitlines()
+    return any(all(atom in place for atom in atoms(piece)) for place in places)
 
 
 @dataclasses.dataclass
 class Fault:
     """A place of a sent text that misleads its reader."""
 
-    sort: str  # "together", "gap", "cut", "indent", "rewritten"
+    sort: str  # "gap", "cut", "indent" or "rewritten"
     place: str
 
 
@@ -40,8 +61,17 @@ def lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.splitlines() if line.strip()]
 
 
+def is_only_mark(line: str) -> bool:
+    return bool(re.fullmatch(r"\s*(?:\[[^\]{}]{1,150}\]|<<[^>]*>>|…)\s*", line)) and bool(MARK.search(line))
+
+
 def is_mark(line: str, known: set[str]) -> bool:
     return line not in known and bool(MARK.search(line))
+
+
+def lacks(part: str, sent: str) -> bool:
+    """Whether a part of a line says something that was not sent. A program may send the file name of `grep` once, above its lines."""
+    return plain(part).strip(" .,:;-") not in sent
 
 
 def faults_of_lines(before: str, after: str) -> list[Fault]:
@@ -56,6 +86,7 @@ def faults_of_lines(before: str, after: str) -> list[Fault]:
         for at in range(block.size):
             position[block.b + at] = block.a + at
     neighbours = set(zip([BEGIN, *bare_old], [*bare_old, END], strict=True))
+    sent = plain(after)
     found = []
     # A mark within a line, or a line of its own, explains the gap before and after it.
     previous, previous_at, marked = BEGIN, -1, False
@@ -64,9 +95,15 @@ def faults_of_lines(before: str, after: str) -> list[Fault]:
             marked = True
             continue
         if line is not END and line not in known:
-            # The beginning or the end of a sentence's line was left out, or the line is no line of the original.
-            part = next((whole for whole in bare_old if line in whole), None)
-            found.append(Fault("cut", f"{line[:110]}") if part else Fault("rewritten", line[:110]))
+            # A part of a line, or no line of the original at all.
+            whole = next((whole for whole in bare_old if line in whole), None)
+            if whole is None:
+                found.append(Fault("rewritten", line[:110]))
+            else:
+                head, _, tail = whole.partition(line)
+                followed = at + 1 < len(bare_new) and is_mark(bare_new[at + 1], known)
+                if lacks(head, sent) and not marked or lacks(tail, sent) and not followed:
+                    found.append(Fault("cut", line[:110]))
             previous, previous_at, marked = "", -2, False
             continue
         old_at = len(old) if line is END else position.get(at, -3)
@@ -77,11 +114,6 @@ def faults_of_lines(before: str, after: str) -> list[Fault]:
             found.append(Fault("indent", new[at][:110]))
         previous, previous_at, marked = line, old_at, False
     return found
-
-
-def count_as_faults(faults: list[Fault], is_json: bool) -> list[Fault]:
-    """Lines that were written anew are no gaps. JSON that was written anew is judged by its needed pieces only."""
-    return [] if is_json else [fault for fault in faults if fault.sort != "rewritten"]
 
 
 @dataclasses.dataclass
@@ -100,19 +132,15 @@ class Row:
     outcome: str  # "unchanged", "shortened" or "emptied"
 
 
-def judge(result: dict[str, object], id: str, after: str, count: dict[str, int]) -> Row:
-    before = str(result["text"])
-    is_json = before.lstrip()[:1] in ("{", "[") and result["kind"] == "JSON"
-    needs, together = [str(need) for need in result["needs"]], result["together"]  # type: ignore[attr-defined]
-    left = plain(re.sub(r"\[…[^\]]*\]|\[\.\.\.\]|…", "", after))
-    outcome = "unchanged" if after == before else "shortened" if left else "emptied"
-    misleading = [
-        f"together: {first}  WITHOUT  {second}" for first, second in together if has(after, first, is_json) and not has(after, second, is_json)  # type: ignore[attr-defined]
-    ]
-    if outcome == "shortened":
-        misleading += [f"{fault.sort}: {fault.place}" for fault in count_as_faults(faults_of_lines(before, after), is_json)]
-    lost = [need for need in needs if not has(after, need, is_json)]
-    return Row(id, str(result["kind"]), before, after, count[before], count[after], len(needs), lost, misleading, outcome)
+def judge(result: dict[str, Any], id: str, after: str, count: dict[str, int]) -> Row:
+    before, kind = result["text"], result["kind"]
+    outcome = "unchanged" if after == before else "emptied" if all(is_only_mark(line) for line in lines(after)) else "shortened"
+    misleading = [f"together: {first}  WITHOUT  {second}" for first, second in result["together"] if has(after, first, kind) and not has(after, second, kind)]
+    # Lines that were written anew are no gaps, and JSON that was written anew is judged by its needed pieces only.
+    if outcome == "shortened" and kind != "JSON":
+        misleading += [f"{fault.sort}: {fault.place}" for fault in faults_of_lines(before, after) if fault.sort != "rewritten"]
+    lost = [need for need in result["needs"] if not has(after, need, kind)]
+    return Row(id, kind, before, after, count[before], count[after], len(result["needs"]), lost, misleading, outcome)
 
 
 COLUMNS = ("kind of result", "n", "tokens", "sent", "saved", "unchanged", "shortened", "emptied", "needed kept", "lost", "misleading")

@@ -109,6 +109,7 @@ class Place:
             text = text.replace(old, new)
         user = getpass.getuser()
         text = re.sub(rf"\b{user} +{user}\b", "dev dev", text)
+        text = re.sub(r"(?m)^os:Linux \S+ ", "os:Linux 6.12.9 ", text)
         return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
@@ -281,7 +282,7 @@ def packages() -> Recordings:
     for name in ("httpx", "aiohttp", "niquests"):
         yield f"packages-{name}", at.run(f"curl -sS https://pypi.org/pypi/{name}/json | {short}")
         yield f"packages-{name}-readme", at.run(f"curl -sS https://pypi.org/pypi/{name}/json | jq -r .info.description | head -c 17000")
-    yield "packages-undici", at.run("npm view undici --json | jq 'del(.versions, .time) + {time: (.time | with_entries(select(.key | test(\"^(7|modified)\"))))}' | head -c 16000")
+    yield "packages-undici", at.run("npm view undici --json 2>/dev/null | jq 'del(.versions, .time) + {time: (.time | with_entries(select(.key | test(\"^(7|modified)\"))))}' | head -c 16000")
     yield "packages-backoff-readme", at.run("curl -sS https://pypi.org/pypi/backoff/json | jq -r .info.description | head -c 24000")
     yield "packages-stamina-readme", at.run("curl -sS https://pypi.org/pypi/stamina/json | jq -r .info.description")
     yield "packages-report", at.run("pip install --dry-run --quiet --ignore-installed --report - 'httpx[http2]' | jq '[.install[] | {name: .metadata.name, version: .metadata.version, license: (.metadata.license_expression // .metadata.license), requires_python: .metadata.requires_python, requested, size: .download_info.url}]'")
@@ -298,7 +299,6 @@ def repository() -> Recordings:
     git = f"git -C '{ROOT}'"
     hide = "sed -E 's/^(Author|Commit): .*/\\1: Mara Lind <mara@shop.example>/'"
     yield "repository-log", at.run(f"{git} log --stat=110 -6 --skip 4 | {hide}")
-    yield "repository-oneline", at.run(f"{git} log --oneline -60 --skip 4 -- src crates")
     yield "repository-show", at.run(f"{git} log -1 -p --skip 6 -- crates/core/src | {hide} | head -330")
     yield "repository-branch", at.run(f"{git} diff --stat HEAD~12 HEAD -- src crates | tail -60")
     yield "repository-grep", at.run(f"grep -rn 'deadline_exceeded' '{ROOT}/src' '{ROOT}/docs' | head -40")

@@ -8,7 +8,8 @@ limit of time. The tables say by kind of result how many tokens (o200k_base) wer
 and how many places mislead: a piece whose correction is missing, lines that became neighbours without a mark, a line that lost a part or its
 indentation. A recorded session lists the needed pieces; they were written before anything was compressed.
 
-The daemon needs THRESHER_RUNTIME_LIB. With --headroom, Headroom of that folder compresses the same conversations.
+The daemon needs THRESHER_RUNTIME_LIB. With --headroom, Headroom of that folder compresses the same conversations. What Headroom leaves out, a model
+can retrieve by a tool; Thresher can do so with `retrievable = true`, which is off here. The tables count what is sent, for both.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from measure import Row, has, judge, plain, table  # noqa: E402
+from measure import Row, judge, plain, table  # noqa: E402
 
 ROWS = ROOT / "target/agents/rows.json"
 TIMEOUT_S = 300
@@ -213,10 +214,9 @@ def post(url: str, body: Json) -> tuple[Json, dict[str, str]]:
 
 @dataclasses.dataclass
 class Replay:
-    """What the upstream got of one session in one dialect: the texts of results by call, as they were first sent and as they were last sent."""
+    """What the upstream got of one session in one dialect."""
 
-    first: dict[str, str]
-    last: dict[str, str]
+    first: dict[str, str]  # the texts of results, by call, as they were first sent
     earlier: int  # messages that an earlier request had as well
     identical: int  # of these, the ones that are byte-identical
     reasons: list[str]
@@ -228,7 +228,6 @@ def compare_prefixes(bodies: list[str]) -> tuple[int, int]:
     previous: list[str] = []
     for body in bodies:
         now = raw_messages(body)
-        # The last user message of a Messages request may get further blocks; sessions never end a request there.
         earlier += len(previous)
         identical += sum(a == b for a, b in zip(previous, now, strict=False))
         previous = now
@@ -238,17 +237,15 @@ def compare_prefixes(bodies: list[str]) -> tuple[int, int]:
 def replay(session: Json, dialect: Dialect, url: str, upstream: Upstream) -> Replay:
     upstream.bodies.clear()
     first: dict[str, str] = {}
-    last: dict[str, str] = {}
     reasons = []
     for turn in steps(session, dialect):
         upstream.answer = dialect.response(turn)
         response, headers = post(url + dialect.path, dialect.request())
         reasons.append(f"{headers.get('x-thresher', '-')}/{headers.get('x-thresher-reason', '-')}")
         dialect.add_response(response)
-        last = dialect.sent(json.loads(upstream.bodies[-1]))
-        first = {**last, **first}
+        first = {**dialect.sent(json.loads(upstream.bodies[-1])), **first}
     earlier, identical = compare_prefixes([body.decode() for body in upstream.bodies])
-    return Replay(first, last, earlier, identical, reasons)
+    return Replay(first, earlier, identical, reasons)
 
 
 class Tokens(dict[str, int]):
@@ -295,9 +292,11 @@ def conversations(session: Json) -> list[list[Json]]:
 def replay_headroom(sessions: list[Json], folder: str) -> list[Replay] | str:
     """What Headroom would have sent, or why it did not work."""
     lists = [conversations(session) for session in sessions]
+    home = ROOT / "target/agents/home"
+    home.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
         [sys.executable, str(HERE / "headroom_side.py")], input=json.dumps([messages for one in lists for messages in one]), capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": folder, "HOME": str(ROOT / "target/agents/home")}, timeout=TIMEOUT_S, check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(folder).resolve()), "HOME": str(home)}, timeout=TIMEOUT_S, check=False,
     )
     if done.returncode:
         return done.stderr.strip().splitlines()[-1]
@@ -305,14 +304,12 @@ def replay_headroom(sessions: list[Json], folder: str) -> list[Replay] | str:
     found = []
     for one in lists:
         first: dict[str, str] = {}
-        last: dict[str, str] = {}
         bodies = []
         for _ in one:
             body = {"messages": next(compressed)}
             bodies.append(json.dumps(body))
-            last = Chat.sent(body)
-            first = {**last, **first}
-        found.append(Replay(first, last, *compare_prefixes(bodies), []))
+            first = {**Chat.sent(body), **first}
+        found.append(Replay(first, *compare_prefixes(bodies), []))
     return found
 
 
@@ -324,6 +321,7 @@ def rows_of(sessions: list[Json], replays: list[dict[str, str]], tokens: Tokens)
 
 
 def show(id: str, file: Path) -> None:
+    """Prints a result before and after, by each program."""
     for name, rows in json.loads(file.read_text()).items():
         for row in rows:
             if row["id"] == id:
@@ -365,10 +363,8 @@ def main() -> None:
             if isinstance(other, str):
                 print(f"\nHeadroom did not work: {other}")
             else:
-                written["headroom"] = rows_of(sessions, [one.last for one in other], tokens)
-                new = rows_of(sessions, [one.first for one in other], tokens)
-                print(f"\nHeadroom (default pipeline without its model), as each result is sent in the last request of its session\n\n{table(written['headroom'])}\n")
-                print(f"Headroom leaves the newest four messages alone: as first sent, {100 * (1 - sum(r.sent for r in new) / sum(r.tokens for r in new)):.1f} % are saved")
+                written["headroom"] = rows_of(sessions, [one.first for one in other], tokens)
+                print(f"\nHeadroom (default pipeline, without its model of prose), each result as it is first sent\n\n{table(written['headroom'])}\n")
                 print(f"Headroom: {sum(one.identical for one in other)} of {sum(one.earlier for one in other)} messages of earlier turns are byte-identical in the next request")
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps({name: [dataclasses.asdict(row) for row in rows] for name, rows in written.items()}, indent=1, ensure_ascii=False) + "\n")
