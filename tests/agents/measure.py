@@ -143,20 +143,28 @@ def judge(result: dict[str, Any], id: str, after: str, count: dict[str, int]) ->
     return Row(id, kind, before, after, count[before], count[after], len(result["needs"]), lost, misleading, outcome)
 
 
+SORTS = {
+    "together": "pieces without what corrects them",
+    "gap": "gaps without a mark",
+    "cut": "lines that lost a part without a mark",
+    "indent": "lines with another indentation",
+}
 COLUMNS = ("kind of result", "n", "tokens", "sent", "saved", "unchanged", "shortened", "emptied", "needed kept", "lost", "misleading")
 
 
 def table(rows: list[Row]) -> str:
     groups = {kind: [row for row in rows if row.kind == kind] for kind in sorted({row.kind for row in rows})}
-    printed = [COLUMNS]
+    printed: list[tuple[str, ...]] = [COLUMNS]
     for kind, group in [*groups.items(), ("all", rows)]:
         tokens, sent = sum(row.tokens for row in group), sum(row.sent for row in group)
         needs, lost = sum(row.needs for row in group), sum(len(row.lost) for row in group)
         outcomes = [sum(row.outcome == outcome for row in group) for outcome in ("unchanged", "shortened", "emptied")]
         cells = [len(group), tokens, sent, f"{100 * (1 - sent / tokens):.1f} %", *outcomes, f"{needs - lost}/{needs}", f"{100 * lost / needs:.1f} %", sum(len(row.misleading) for row in group)]
-        printed.append((kind, *(f"{cell:,}" if isinstance(cell, int) else cell for cell in cells)))
+        printed.append((kind, *(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in cells)))
     widths = [max(len(row[at]) for row in printed) for at in range(len(COLUMNS))]
     out = ["  ".join(cell.ljust(width) if at == 0 else cell.rjust(width) for at, (cell, width) in enumerate(zip(row, widths, strict=True))) for row in printed]
     out.insert(1, "-" * len(out[0]))
     out.insert(len(out) - 1, "-" * len(out[0]))
+    sorts = [place.partition(":")[0] for row in rows for place in row.misleading]
+    out.append("misleading places: " + (", ".join(f"{sorts.count(sort)} {SORTS[sort]}" for sort in SORTS if sort in sorts) or "none"))
     return "\n".join(out)

@@ -344,7 +344,7 @@ def install_tools() -> None:
 def put_into_sessions(folder: Path) -> None:
     """Replaces the texts of the results that were recorded, and lists the needed pieces that are not in them."""
     sys.path.insert(0, str(HERE))
-    from replay import plain
+    from measure import plain
 
     for path in sorted((HERE / "sessions").glob("*.json")):
         session = json.loads(path.read_text())
