@@ -31,6 +31,7 @@ GENERATORS     := models/.cache/generators
 TYPES          := models/.cache/types
 KV_EXPORT      := models/.cache/kv_export
 AUDIT          := models/.cache/audit
+HEADROOM       := target/headroom
 FUZZ_SECONDS   ?= 6
 
 # Not exported to every command: `make provision` would take the variable for a runtime that the user provides.
@@ -52,7 +53,7 @@ BYTECODE    := PYTHONPYCACHEPREFIX="$(CURDIR)/target/pycache"
 # The source files of this repository, without what is built or fetched.
 OURS := find . \( -path ./target -o -name node_modules -o -path ./models/.cache -o -name .venv -o -name .git \) -prune -o -type f
 
-.PHONY: help provision build model install docs operate deploy demo decoder serve test client lint audit fuzz bench soak hostile web typescript types screenshots eval clean distclean \
+.PHONY: help provision build model install docs operate deploy demo decoder serve test client agents lint audit fuzz bench soak hostile web typescript types screenshots eval clean distclean \
   python recent-python cargo gpu redis packages sdk frameworks litellm traces contract generators type-tools kv_export audit-tools
 
 help: ## list the targets
@@ -109,6 +110,11 @@ client: provision frameworks litellm traces contract generators type-tools kv_ex
 	  $(STAGE) "a Python client that is generated from the OpenAPI document" "10 seconds" $(UNITTEST) tests/generators
 	@$(WITH_RUNTIME) $(BYTECODE) PYTHONPATH="$(CURDIR)/$(KV_EXPORT):$(CURDIR)/clients/python/src:$(CURDIR)/tests" \
 	  $(STAGE) "exported keys and values in transformers" "2 minutes" $(UNITTEST) tests/kv_export
+
+agents: provision ## replay recorded sessions of agents through the daemon, and through Headroom beside; needs target/debug/thresher
+	$(call fetched,tests/agents/requirements.txt,$(HEADROOM))
+	@$(WITH_RUNTIME) scripts/model.sh "$(MODEL_SOURCE)" "$(MODEL_DIR)" $(DEBUG)
+	@$(WITH_RUNTIME) $(BYTECODE) $(STAGE) "sessions of agents" "1 minute" $(PYTHON) tests/agents/replay.py $(DEBUG) --headroom $(HEADROOM)
 
 # The tests start daemons with the binary that `cargo test` builds.
 web: provision cargo ## test the page at /: types, units, and end to end in Chromium; needs Node.js 20 and installs Chromium
