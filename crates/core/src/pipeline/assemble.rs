@@ -164,6 +164,7 @@ impl<'a> Gaps<'a> {
         if let Some(mark) = self.mark_at_end(ByteRange::new(0, first.start)) {
             let between = if self.text[..first.start].contains('\n') { "\n" } else { " " };
             out.extend([&mark, between]);
+            self.write_indent(out, ByteRange::new(0, first.start), mark.len() + between.len());
         }
     }
 
@@ -179,11 +180,26 @@ impl<'a> Gaps<'a> {
         }
         let gap = ByteRange::new(last.end, next.start);
         let separator = separator(gap.slice(self.text));
+        let start = out.len();
         match self.mark(gap) {
             Some(mark) => out.extend([separator, &mark, separator]),
             None if gap.slice(self.text).trim().is_empty() => out.push_str(separator),
             // Without a mark, a new line says that something else begins.
             None => out.push('\n'),
+        }
+        self.write_indent(out, gap, out.len() - start);
+    }
+
+    /// Writes the indent of the line that begins after a gap, because it says what the line belongs to. `written` is what has been written
+    /// for the gap, in bytes: no more is written than the gap has.
+    fn write_indent(&self, out: &mut String, gap: ByteRange, written: usize) {
+        let gap = gap.slice(self.text);
+        let indent = gap.rfind('\n').map_or("", |line| &gap[line + 1..]);
+        if out.ends_with('\n')
+            && indent.bytes().all(|b| b" \t".contains(&b))
+            && written + indent.len() <= gap.len()
+        {
+            out.push_str(indent);
         }
     }
 
@@ -391,6 +407,9 @@ mod tests {
         let blocks = "First.\n\nSecond is long.\nThird is long.\n\nFourth.";
         check("between blocks", Auto, blocks, ["First.", "Fourth."], "First.\n…\nFourth.");
         check("counted", Range, blocks, ["First.", "Fourth."], "First.\n[… 2 lines]\nFourth.");
+        let nested = "limits:\n  memory: 512Mi\n  processors: 2\n  threads: 8";
+        let kept = ["limits:", "threads: 8"];
+        check("an indented line", Range, nested, kept, "limits:\n[… 2 lines]\n  threads: 8");
         check("nothing but space is missing", Auto, "A.  B.", ["A.", "B."], "A. B.");
     }
 
