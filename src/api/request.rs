@@ -336,7 +336,7 @@ impl CompressBody {
             titles: self.titles,
             omissions: self.omissions,
             tokenizer: self.tokenizer,
-            keeps_ends: false,
+            keeps_notable: false,
             related_only: self.related_only,
             missed_max: self.missed_max,
             best_effort: self.on_error == OnError::BestEffort,

@@ -191,7 +191,7 @@ fn request() -> impl Strategy<Value = CompressRequest> {
                 _ => granularity,
             },
             keep,
-            keeps_ends: explain && relevance,
+            keeps_notable: explain && relevance,
             order,
             format,
             titles: relevance,

@@ -437,9 +437,9 @@ pub struct CompressRequest {
     pub granularity: Granularity,
     /// Ids of chunks that are kept whole, whatever their score.
     pub keep: Vec<String>,
-    /// Whether the first unit of the first chunk and the last unit of the last one are kept, whatever their score;
-    /// false by default.
-    pub keeps_ends: bool,
+    /// Whether the first unit of the first chunk, the last unit of the last one and what is
+    /// [notable](crate::pipeline::notable) are kept, whatever their score; false by default.
+    pub keeps_notable: bool,
     /// The order of the chunks in the context; the caller's order by default.
     pub order: Order,
     /// How the chunks are written into the context; numbered by default.
@@ -471,7 +471,7 @@ impl CompressRequest {
             budget: Budget::Auto,
             granularity: Granularity::default(),
             keep: Vec::new(),
-            keeps_ends: false,
+            keeps_notable: false,
             order: Order::default(),
             format: Format::default(),
             titles: true,

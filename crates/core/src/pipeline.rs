@@ -36,6 +36,7 @@ pub mod kv_export;
 pub mod lexical;
 pub mod load;
 pub mod neighbours;
+pub mod notable;
 pub mod outcome;
 pub mod question;
 pub mod reading;

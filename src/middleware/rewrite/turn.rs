@@ -317,7 +317,7 @@ impl Fitted {
             format: Format::Plain,
             titles: false,
             tokenizer: TokenizerName::O200kBase,
-            keeps_ends: kind == GroupKind::Result,
+            keeps_notable: kind == GroupKind::Result,
             // As the result will be written.
             omissions: if kind == GroupKind::Result { Omissions::Range } else { Omissions::Auto },
             ..CompressRequest::new(find::tail(&query), Vec::new())

@@ -12,6 +12,7 @@ use super::assemble::{self, Style};
 use super::cancel::Cancel;
 use super::conformal::{self, Calibration};
 use super::count::{TextCosts, TokenCounter};
+use super::notable::{self, Notable, UnitText};
 use super::repeats::{self, Repeats};
 use super::score::Scores;
 use super::select::{Auto, Selection, SelectionInput, Step};
@@ -97,16 +98,23 @@ pub fn budget(
         compares_rows,
         repeats: Repeats::default(),
     };
-    let required = fitter.required();
+    let notable = if request.keeps_notable { fitter.notable() } else { Notable::default() };
+    let required = fitter.required(&notable);
     // A ratio of 1 keeps everything.
     if request.budget != Budget::Ratio(1.0) && reading.granularity != Granularity::Word {
         fitter.repeats = reading.repeats.preferring(&request.chunks, units, &required);
+        if !compares_rows {
+            fitter.repeats.fold(&notable.folded, &required);
+        }
     }
     let unit_scores = fitter.scores_of_firsts();
     let costs = fitter.unit_costs()?;
     let frame_costs = fitter.frame_costs()?;
     // A promise is calibrated for units in the order of their scores.
-    let leading = if limit.is_none() { fitter.leading_units() } else { Vec::new() };
+    let leading = match limit {
+        Some(_) => Vec::new(),
+        None => fitter.leading_units().into_iter().chain(true_at(&notable.kept)).collect(),
+    };
     let input = SelectionInput {
         units,
         scores: &unit_scores,
@@ -196,6 +204,10 @@ pub fn steps(request: &CompressRequest, reading: &Reading, scores: &Scores) -> V
     input.steps()
 }
 
+fn true_at(flags: &[bool]) -> impl Iterator<Item = usize> {
+    flags.iter().enumerate().filter(|(_, flag)| **flag).map(|(at, _)| at)
+}
+
 fn share_of(ratio: f64, tokens_in: usize) -> usize {
     (ratio * tokens_in as f64) as usize
 }
@@ -235,12 +247,16 @@ struct RenderedContext {
 impl Fitter<'_> {
     /// Returns `[unit]`, whether the request wants the unit kept: it is in a chunk of `keep`, or at an end of the texts, or
     /// one of these requires it.
-    fn required(&self) -> Vec<bool> {
+    fn required(&self, notable: &Notable) -> Vec<bool> {
         let mut required: Vec<bool> = self.units.iter().map(|unit| self.keep[unit.chunk]).collect();
-        if self.request.keeps_ends {
+        if self.request.keeps_notable {
             let outlines = &self.reading.outlines;
             let mut open: Vec<usize> =
                 (0..self.units.len()).take(1).chain(self.units.len().checked_sub(1)).collect();
+            // A budget in tokens keeps what is notable first, as far as it has room.
+            if matches!(self.request.budget, Budget::Auto | Budget::AtLeast(_)) {
+                open.extend(true_at(&notable.kept));
+            }
             while let Some(unit) = open.pop() {
                 if !std::mem::replace(&mut required[unit], true) {
                     open.extend(outlines.required_by(unit, self.units[unit].chunk));
@@ -248,6 +264,18 @@ impl Fitter<'_> {
             }
         }
         required
+    }
+
+    /// Returns what is notable among the units.
+    fn notable(&self) -> Notable {
+        let layouts = self.reading.outlines.layouts();
+        let text = |unit: &Unit| UnitText {
+            text: unit.bytes.slice(&self.request.chunks[unit.chunk].text),
+            is_line: layouts
+                .get(unit.chunk)
+                .is_some_and(|layout| matches!(layout.kind, Kind::Log | Kind::Table | Kind::Code)),
+        };
+        notable::find(&self.units.iter().map(text).collect::<Vec<_>>(), &self.request.query)
     }
 
     /// Returns `[unit]`, the number of tokens of each unit by itself.

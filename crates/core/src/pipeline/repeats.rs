@@ -56,6 +56,14 @@ impl Repeats {
         repeats
     }
 
+    /// Adds units that are folded into the first one of their form, unless they are required.
+    pub fn fold(&mut self, folded: &[Option<usize>], required: &[bool]) {
+        self.0.resize(folded.len().max(self.0.len()), None);
+        for (unit, first) in folded.iter().enumerate().filter(|(unit, _)| !required[*unit]) {
+            self.0[unit] = self.0[unit].or(*first);
+        }
+    }
+
     /// Returns the unit that says what a unit repeats.
     pub fn first(&self, unit: usize) -> Option<usize> {
         self.0.get(unit).copied().flatten()
