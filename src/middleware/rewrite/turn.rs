@@ -22,6 +22,10 @@ use crate::middleware::marks::mark;
 /// Bytes per token by which texts that are not compressed are estimated instead of counted: rather too few tokens than too many.
 const BYTES_PER_TOKEN: usize = 6;
 
+/// The largest share of a document or a result that may be left for its compression to be worth the gaps, as a fraction, where the request
+/// sets no budget.
+const WORTH: (usize, usize) = (3, 4);
+
 /// Bytes that hardly any token of a natural text has.
 const TOKEN_BYTES_MAX: usize = 16;
 
@@ -361,19 +365,22 @@ impl Fitted {
         if let Err(PipelineError::Invalid(InvalidRequest::BudgetImpossible { needed, .. })) = compressed {
             compressed = fit(Budget::Tokens(needed));
         }
-        self.take(&compressed?);
+        self.take(&compressed?, matches!(budget, Budget::Auto | Budget::AtLeast(_)));
         Ok(())
     }
 
-    fn take(&mut self, compressed: &Compressed) {
+    fn take(&mut self, compressed: &Compressed, is_auto: bool) {
         self.related = compressed.relevance.map(|relevance| relevance.related);
         self.answerable = compressed.answerable;
         self.is_unrelated = self.related == Some(false) && self.kind != GroupKind::Retrieved;
         let (tokens_in, tokens_out) =
             compressed.usage.map_or((0, 0), |usage| (usage.tokens_in, usage.tokens_out));
         self.tokens_in = tokens_in;
-        // A compression that saves nothing is undone.
-        if self.is_unrelated || tokens_out >= self.tokens_in {
+        // A compression that saves nothing is undone. So is one that saves little of a text that no retriever chose: a text with gaps is
+        // worth less than a whole one.
+        let saves_little =
+            self.kind != GroupKind::Retrieved && is_auto && tokens_out * WORTH.1 > self.tokens_in * WORTH.0;
+        if self.is_unrelated || tokens_out >= self.tokens_in || saves_little {
             return self.keep_whole();
         }
         self.tokens_out = tokens_out;

@@ -141,7 +141,7 @@ fn has_digit(word: &str) -> bool {
 }
 
 /// Returns the text of a line with its numbers and identifiers replaced: lines that differ in these only have one form. A number of
-/// three digits by itself stays, since it may be the status of a request.
+/// three digits between blanks stays, since it may be the status of a request.
 fn form(line: &str) -> String {
     let mut form = String::with_capacity(line.len());
     let mut rest = line;
@@ -149,7 +149,11 @@ fn form(line: &str) -> String {
         form.push_str(&rest[..start]);
         let end = rest[start..].find(|c: char| !c.is_alphanumeric()).map_or(rest.len(), |end| start + end);
         let word = &rest[start..end];
-        let is_status = word.len() == 3 && word.bytes().all(|b| b.is_ascii_digit());
+        let is_apart = |beside: Option<char>| beside.is_none_or(char::is_whitespace);
+        let is_status = word.len() == 3
+            && word.bytes().all(|b| b.is_ascii_digit())
+            && is_apart(rest[..start].chars().next_back())
+            && is_apart(rest[end..].chars().next());
         form.push_str(if has_digit(word) && !is_status { "#" } else { word });
         rest = &rest[end..];
     }
@@ -223,7 +227,8 @@ mod tests {
 
     #[test]
     fn lines_of_one_form_are_folded_and_a_rare_one_is_kept() {
-        let mut lines: Vec<String> = (0..40).map(|n| format!("GET /basket/{n} 200 in {n} ms")).collect();
+        let mut lines: Vec<String> =
+            (0..40).map(|n| format!("10:00:{n},{} GET /basket/{n} 200 in {n} ms", 100 + n)).collect();
         lines[20] = "reindex started by cron".to_owned();
         lines[30] = "GET /basket/4711 200 in 8 ms".to_owned();
         let units: Vec<UnitText> = lines.iter().map(|text| UnitText { text, is_line: true }).collect();
