@@ -45,7 +45,7 @@ enum Command {
     Init(init::Args),
     /// Run the daemon.
     Serve,
-    /// Compress one request: JSON in, JSON out, as POST /v1/compress.
+    /// Compress text files for a question, or one JSON request, as POST /v1/compress.
     Compress(request::CompressArgs),
     /// Find the chunk that each part of an answer came from: JSON in, JSON out, as POST /v1/attribute.
     Attribute(request::AttributeArgs),

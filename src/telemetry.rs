@@ -74,13 +74,17 @@ pub fn install_tracing(settings: &Telemetry) -> Result<TraceGuard, TelemetryErro
     // The SDK of the Model Context Protocol logs the messages that it receives, and texts of requests are never logged.
     let silent = "rmcp=off".parse().expect("a directive");
     let filter = EnvFilter::builder().parse(&settings.log)?.add_directive(silent);
+    let is_terminal = std::io::stderr().is_terminal();
     let lines = match settings.log_format {
-        LogFormat::Json => {
+        LogFormat::Auto if is_terminal => {
+            fmt::layer().compact().with_target(false).with_writer(std::io::stderr).boxed()
+        }
+        LogFormat::Json | LogFormat::Auto => {
             fmt::layer().json().flatten_event(true).with_span_list(false).with_writer(std::io::stderr).boxed()
         }
         LogFormat::Text => {
             // Files and collectors get no colours.
-            fmt::layer().with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr).boxed()
+            fmt::layer().with_ansi(is_terminal).with_writer(std::io::stderr).boxed()
         }
     };
     let provider = trace_provider(settings)?;

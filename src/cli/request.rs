@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use serde_json::{Value, json};
 
+use crate::api::CompressAnswer;
 use crate::app;
 use crate::config::Config;
 use crate::error::ApiError;
@@ -17,38 +19,98 @@ const NO_DEADLINE: Duration = Duration::from_secs(365 * 24 * 3600);
 
 #[derive(clap::Args)]
 pub struct CompressArgs {
-    /// The request as JSON. `-`, or no file, reads standard input.
-    #[arg(value_name = "FILE")]
-    request: Option<PathBuf>,
+    /// The question. The files are then texts, and the kept text is printed.
+    #[arg(long, short)]
+    query: Option<String>,
+    /// With `--query`: the most tokens to keep. Without it, as much is kept as the scores support.
+    #[arg(long, requires = "query")]
+    tokens: Option<usize>,
     /// Print only the context, instead of the answer as JSON.
     #[arg(long)]
     context: bool,
+    /// With `--query`: print the answer as JSON, instead of the context.
+    #[arg(long, requires = "query", conflicts_with = "context")]
+    json: bool,
+    /// The request as JSON or, with `--query`, text files. `-`, or no file, reads standard input.
+    #[arg(value_name = "FILE")]
+    files: Vec<PathBuf>,
 }
 
 #[derive(clap::Args)]
 pub struct AttributeArgs {
-    /// The request as JSON. `-`, or no file, reads standard input.
+    /// The answer to check. The files are then the texts that it was written from.
+    #[arg(long, short)]
+    answer: Option<String>,
+    /// The request as JSON or, with `--answer`, text files. `-`, or no file, reads standard input.
     #[arg(value_name = "FILE")]
-    request: Option<PathBuf>,
+    files: Vec<PathBuf>,
 }
 
 pub fn compress(config: &Config, args: &CompressArgs) -> anyhow::Result<ExitCode> {
-    let body = read(args.request.as_deref())?;
+    let body = match &args.query {
+        Some(query) => {
+            let budget = args.tokens.map_or(json!({"auto": true}), |tokens| json!({"tokens": tokens}));
+            json!({"query": query, "chunks": texts(&args.files)?, "budget": budget}).to_string().into_bytes()
+        }
+        None => request(&args.files, "--query \"...\"")?,
+    };
+    let prints_context = args.context || args.query.is_some() && !args.json;
     let print = |answer: Result<_, ApiError>| match answer {
-        Err(error) => super::refuse(error, !args.context),
-        Ok(answer) if args.context => super::success(crate::api::CompressAnswer::context(&answer)),
+        Err(error) => super::refuse(error, !prints_context),
+        Ok(answer) if prints_context => {
+            let context = CompressAnswer::context(&answer);
+            if context.is_empty() {
+                eprintln!(
+                    "nothing in the texts is related to the question; --tokens keeps the best of them all the same"
+                );
+            }
+            super::success(context)
+        }
         Ok(answer) => super::success(serde_json::to_string_pretty(&answer)?),
     };
     run(config, async |local| local.compress(&body).await, print)
 }
 
 pub fn attribute(config: &Config, args: &AttributeArgs) -> anyhow::Result<ExitCode> {
-    let body = read(args.request.as_deref())?;
+    let body = match &args.answer {
+        Some(answer) => json!({"answer": answer, "chunks": texts(&args.files)?}).to_string().into_bytes(),
+        None => request(&args.files, "--answer \"...\"")?,
+    };
     let print = |answer: Result<_, ApiError>| match answer {
         Err(error) => super::refuse(error, true),
         Ok(answer) => super::success(serde_json::to_string_pretty(&answer)?),
     };
     run(config, async |local| local.attribute(&body).await, print)
+}
+
+/// Reads the request. `option` is what a text file needs instead.
+fn request(files: &[PathBuf], option: &str) -> anyhow::Result<Vec<u8>> {
+    let file = match files {
+        [] => Path::new("-"),
+        [file] => file,
+        _ => anyhow::bail!("several files: a request is one JSON file; for text files, add {option}"),
+    };
+    let body = read(file)?;
+    if !body.trim_ascii_start().starts_with(b"{") {
+        anyhow::bail!("{} is no JSON request; for text files, add {option}", file.display());
+    }
+    Ok(body)
+}
+
+/// Reads text files as chunks with the names of the files.
+fn texts(files: &[PathBuf]) -> anyhow::Result<Vec<Value>> {
+    let standard_input = [PathBuf::from("-")];
+    let files = if files.is_empty() { &standard_input } else { files };
+    let text = |file: &PathBuf| {
+        let text = String::from_utf8(read(file)?).with_context(|| {
+            format!(
+                "{} is not UTF-8 text; convert it first, a PDF for example with pdftotext",
+                file.display()
+            )
+        })?;
+        Ok(json!({"id": file.display().to_string(), "text": text}))
+    };
+    files.iter().map(text).collect()
 }
 
 /// Answers one request in this process and prints the outcome. A request that is invalid is refused before the model is loaded.
@@ -65,13 +127,11 @@ fn run<T>(
     print(answer)
 }
 
-fn read(request: Option<&Path>) -> anyhow::Result<Vec<u8>> {
-    match request.filter(|path| path.as_os_str() != "-") {
-        Some(path) => std::fs::read(path).with_context(|| format!("cannot read {}", path.display())),
-        None => {
-            let mut body = Vec::new();
-            std::io::stdin().read_to_end(&mut body).context("cannot read standard input")?;
-            Ok(body)
-        }
+fn read(file: &Path) -> anyhow::Result<Vec<u8>> {
+    if file.as_os_str() != "-" {
+        return std::fs::read(file).with_context(|| format!("cannot read {}", file.display()));
     }
+    let mut body = Vec::new();
+    std::io::stdin().read_to_end(&mut body).context("cannot read standard input")?;
+    Ok(body)
 }

@@ -182,6 +182,8 @@ pub struct Telemetry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LogFormat {
+    /// Text for people on a terminal, JSON elsewhere.
+    Auto,
     /// One JSON object per line.
     Json,
     /// Text for people.
@@ -260,7 +262,7 @@ impl Default for Telemetry {
     fn default() -> Self {
         Self {
             log: "info,ort=warn,redis=off,tantivy=error".to_owned(),
-            log_format: LogFormat::Json,
+            log_format: LogFormat::Auto,
             slow_ms: 2000,
             otlp_endpoint: String::new(),
             trace_share: 1.0,

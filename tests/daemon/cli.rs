@@ -190,6 +190,36 @@ fn compress_can_print_only_the_context() {
 }
 
 #[test]
+fn text_files_are_compressed_and_attributed_without_a_request() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("notes.md");
+    let text =
+        "Alexander Fleming discovered penicillin in 1928. The weather that year was fine. Gulls are loud.\n";
+    std::fs::write(&file, text).expect("written");
+    let path = file.to_str().expect("UTF-8");
+    let question = "Who discovered penicillin?";
+    let kept = run(thresher(&["compress", "--query", question, "--tokens", "20", path]), "");
+    assert_eq!(
+        (kept.code, &*kept.out),
+        (Some(0), "[1] Alexander Fleming discovered penicillin in 1928.\n"),
+        "{}",
+        kept.err
+    );
+    let json = run(thresher(&["compress", "--query", question, "--json"]), text).json();
+    assert_eq!((&json["chunks"][0]["id"], &json["related"]), (&json!("-"), &json!(true)));
+    let found =
+        run(thresher(&["attribute", "--answer", "Fleming discovered penicillin in 1928.", path]), "").json();
+    assert_eq!(found["parts"][0]["verdict"], "supported", "{found}");
+    // What everybody tries first says what is missing.
+    let ran = run(thresher(&["compress", path]), "");
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.err.contains("for text files, add --query"), "{}", ran.err);
+    std::fs::write(&file, [0x50, 0xff, 0xfe]).expect("written");
+    let ran = run(thresher(&["compress", "--query", question, path]), "");
+    assert!(ran.code == Some(1) && ran.err.contains("is not UTF-8 text"), "{}", ran.err);
+}
+
+#[test]
 fn compress_refuses_requests_with_the_codes_of_the_daemon() {
     let with = |name: &str, value: Value| {
         let mut request = request();

@@ -139,7 +139,7 @@ fn an_unknown_or_invalid_setting_is_refused_by_name() {
         "an unknown choice",
         "[telemetry]\nlog_format = \"xml\"",
         &[],
-        &["telemetry.log_format", "`json` or `text`"],
+        &["telemetry.log_format", "`auto`, `json`, `text`"],
     );
     check("a value for a section", "http = 1", &[], &["http", "integer `1`, expected an object or section"]);
     check("not TOML", "[http", &[], &["thresher.toml is not TOML"]);
