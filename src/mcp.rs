@@ -16,19 +16,13 @@ use rmcp::service::RequestContext;
 use rmcp::transport::streamable_http_server::session::never::NeverSessionManager;
 use rmcp::transport::{StreamableHttpServerConfig, StreamableHttpService};
 use rmcp::{ErrorData, RoleServer, ServerHandler, ServiceExt as _};
-use schemars::generate::SchemaSettings;
-use schemars::transform::RecursiveTransform;
-use schemars::{JsonSchema, Schema};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use thiserror::Error;
 use thresher_core::plain::{Quoted, Shortened};
 
-use crate::api::{
-    AttributeAnswer, AttributeBody, CompressAnswer, CompressBody, OriginalAnswer, RetrieveBody, SearchAnswer,
-    SearchBody,
-};
+use crate::api::{AttributeAnswer, CompressAnswer, OriginalAnswer, SearchAnswer};
 use crate::error::{ApiError, ErrorAnswer};
 
 const COMPRESS: &str = "compress";
@@ -40,13 +34,15 @@ const INSTRUCTIONS: &str = "Call `compress` before you answer from long retrieve
     question, word for word and numbered, so that you can cite them. Call `attribute` with an answer and the texts that it was written from \
     to see which text each sentence came from, and which sentences no text supports.";
 
-const COMPRESS_DESCRIPTION: &str = "Shortens retrieved texts to what a question needs. Give the question in `query` and the texts in `chunks` (strings, \
-    or objects with `text`, `id`, `title`). Returns a context of their own sentences, word for word, each text with its number in \
-    brackets; cite these numbers. Without `budget` it keeps as much as the scores support; {\"ratio\": 0.25} or {\"tokens\": 800} limits it.";
+const COMPRESS_TITLE: &str = "Shorten retrieved texts for a question";
 
-const ATTRIBUTE_DESCRIPTION: &str = "Checks an answer against the texts that it was written from. Give the answer in `answer` and the texts in `chunks` \
-    (strings, or objects with `text`, `id`, `title`). Returns for each sentence whether the texts support it, which text and sentence it \
-    came from, and which words, names and numbers of it no text has.";
+const COMPRESS_DESCRIPTION: &str = "Shortens retrieved texts to the sentences that a question needs, word for word, each text with its number in brackets; \
+    cite these numbers.";
+
+const ATTRIBUTE_TITLE: &str = "Check an answer against its sources";
+
+const ATTRIBUTE_DESCRIPTION: &str = "Checks an answer against the texts that it was written from: says for each sentence whether they support it, which \
+    sentence it came from, and which words and numbers no text has.";
 
 const DAEMON_INSTRUCTIONS: &str = " Where a text ends with a mark such as `[shortened: left out lines 3-16 of 60; hash=...]`, call `retrieve` with \
     the hash if you need what is missing. Call `search` to find texts that were registered.";
@@ -256,26 +252,21 @@ impl<T: Tools> ServerHandler for Server<T> {
         request: CallToolRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
-        let body = serde_json::to_vec(&request.arguments.unwrap_or_default()).expect("an object is JSON");
+        let (body, is_structured) = body(request.arguments.unwrap_or_default());
         let work = async {
             match &*request.name {
-                COMPRESS => {
-                    let answer = self.tools.compress(body).await;
-                    Ok(result(
-                        answer.map(|answer| (answer.context().to_owned(), serde_json::to_value(answer))),
-                    ))
-                }
+                COMPRESS => Ok(result(self.tools.compress(body).await, context_text, is_structured)),
                 ATTRIBUTE => {
                     let answer = self.tools.attribute(body).await;
-                    Ok(result(answer.map(|answer| (answer.to_plain_text(), serde_json::to_value(answer)))))
+                    Ok(result(answer, AttributeAnswer::to_plain_text, is_structured))
                 }
                 RETRIEVE if T::HAS_REGISTRY => {
                     let answer = self.tools.retrieve(body).await;
-                    Ok(result(answer.map(|answer| (answer.to_plain_text(), serde_json::to_value(answer)))))
+                    Ok(result(answer, OriginalAnswer::to_plain_text, is_structured))
                 }
                 SEARCH if T::HAS_REGISTRY => {
                     let answer = self.tools.search(body).await;
-                    Ok(result(answer.map(|answer| (answer.to_plain_text(), serde_json::to_value(answer)))))
+                    Ok(result(answer, SearchAnswer::to_plain_text, is_structured))
                 }
                 name => {
                     let tools = descriptions(T::HAS_REGISTRY);
@@ -292,37 +283,90 @@ impl<T: Tools> ServerHandler for Server<T> {
     }
 }
 
+/// The tools. Their schemas list what a model needs: a schema is part of every request of the model. The tools take all fields of the requests
+/// of the same names.
 fn descriptions(has_registry: bool) -> Vec<Tool> {
     // The tools change nothing, give equal answers to equal requests, and read only what they are sent.
     let annotations =
         |title| ToolAnnotations::with_title(title).read_only(true).idempotent(true).open_world(false);
-    let mut tools = vec![
-        Tool::new(COMPRESS, COMPRESS_DESCRIPTION, request_schema::<CompressBody>(has_registry))
-            .with_raw_output_schema(response_schema::<CompressAnswer>())
-            .with_annotations(annotations("Shorten retrieved texts for a question")),
-        Tool::new(ATTRIBUTE, ATTRIBUTE_DESCRIPTION, request_schema::<AttributeBody>(has_registry))
-            .with_raw_output_schema(response_schema::<AttributeAnswer>())
-            .with_annotations(annotations("Check an answer against its sources")),
-    ];
-    if has_registry {
-        tools.extend([
-            Tool::new(RETRIEVE, RETRIEVE_DESCRIPTION, request_schema::<RetrieveBody>(true))
-                .with_raw_output_schema(response_schema::<OriginalAnswer>())
-                .with_annotations(annotations("Get the original of a shortened text")),
-            Tool::new(SEARCH, SEARCH_DESCRIPTION, request_schema::<SearchBody>(true))
-                .with_raw_output_schema(response_schema::<SearchAnswer>())
-                .with_annotations(annotations("Search registered texts")),
-        ]);
+    let tool = |name, description, title, properties: Value, required: &[&str]| {
+        let schema = json!({"type": "object", "properties": properties, "required": required});
+        let schema: Arc<JsonObject> = schema.as_object().expect("an object").clone().into();
+        Tool::new(name, description, schema).with_annotations(annotations(title))
+    };
+    let text = |description: &str| json!({"type": "string", "description": description});
+    let structured = json!({"type": "boolean", "description": "Also return the answer as JSON, with scores and positions."});
+    let chunks = json!({
+        "type": "array",
+        "description": "The texts.",
+        "items": {"anyOf": [
+            {"type": "string"},
+            {
+                "type": "object",
+                "properties": {"text": {"type": "string"}, "id": {"type": "string"}, "title": {"type": "string"}},
+                "required": ["text"],
+            },
+        ]},
+    });
+    let ids = json!({
+        "type": "array",
+        "description": "Instead of chunks: ids that search returned.",
+        "items": {"type": "string"},
+    });
+    let tokens = json!({"type": "integer", "minimum": 1, "description": "The most tokens to keep."});
+    let mut compress = json!({
+        "query": text("The question."), "chunks": chunks, "tokens": tokens, "structured": structured,
+    });
+    let mut attribute =
+        json!({"answer": text("The answer to check."), "chunks": chunks, "structured": structured});
+    if !has_registry {
+        return vec![
+            tool(COMPRESS, COMPRESS_DESCRIPTION, COMPRESS_TITLE, compress, &["query", "chunks"]),
+            tool(ATTRIBUTE, ATTRIBUTE_DESCRIPTION, ATTRIBUTE_TITLE, attribute, &["answer", "chunks"]),
+        ];
     }
-    tools
+    compress["chunk_ids"] = ids.clone();
+    attribute["chunk_ids"] = ids;
+    attribute["compress_id"] = text("Instead of chunks: the id of an earlier compression.");
+    let retrieve = json!({
+        "hash": text("The hash, as the mark has it."),
+        "query": text("A question, to get only the sentences that concern it."),
+    });
+    let search = json!({
+        "query": text("The question."),
+        "limit": {"type": "integer", "minimum": 1, "description": "How many texts; 10 if left out."},
+        "structured": structured,
+    });
+    vec![
+        tool(COMPRESS, COMPRESS_DESCRIPTION, COMPRESS_TITLE, compress, &["query"]),
+        tool(ATTRIBUTE, ATTRIBUTE_DESCRIPTION, ATTRIBUTE_TITLE, attribute, &["answer"]),
+        tool(RETRIEVE, RETRIEVE_DESCRIPTION, "Get the original of a shortened text", retrieve, &["hash"]),
+        tool(SEARCH, SEARCH_DESCRIPTION, "Search registered texts", search, &["query"]),
+    ]
 }
 
-/// The result of a call: JSON for programs, and text for the model. An error is a result, too, so that the model can correct its call.
-fn result(answer: Result<(String, Result<Value, serde_json::Error>), ApiError>) -> CallToolResult {
+/// The body of the request of a call, and whether the answer is wanted as JSON, too.
+fn body(mut arguments: JsonObject) -> (Vec<u8>, bool) {
+    let is_structured = arguments.remove("structured") == Some(Value::Bool(true));
+    if !arguments.contains_key("budget")
+        && let Some(tokens) = arguments.remove("tokens")
+    {
+        arguments.insert("budget".to_owned(), json!({"tokens": tokens}));
+    }
+    (serde_json::to_vec(&arguments).expect("an object is JSON"), is_structured)
+}
+
+/// The result of a call: text for the model, and JSON for programs that want it. An error is a result, too, so that the model can correct its call.
+fn result<T: Serialize>(
+    answer: Result<T, ApiError>,
+    text: impl FnOnce(&T) -> String,
+    is_structured: bool,
+) -> CallToolResult {
     match answer {
-        Ok((text, value)) => {
-            let mut result = CallToolResult::success(vec![ContentBlock::text(text)]);
-            result.structured_content = Some(value.expect("answers are JSON"));
+        Ok(answer) => {
+            let mut result = CallToolResult::success(vec![ContentBlock::text(text(&answer))]);
+            let value = || serde_json::to_value(&answer).expect("answers are JSON");
+            result.structured_content = is_structured.then(value);
             result
         }
         Err(error) => {
@@ -335,50 +379,11 @@ fn result(answer: Result<(String, Result<Value, serde_json::Error>), ApiError>) 
     }
 }
 
-/// Fields that refer to what only a daemon stores.
-const DAEMON_FIELDS: [&str; 2] = ["chunk_ids", "compress_id"];
-
-/// The definition of error codes, which tools describe as strings: a model that reads all of a tool's schema has no use for the list.
-const ERROR_CODE: &str = "ErrorCode";
-
-fn request_schema<T: JsonSchema>(has_registry: bool) -> Arc<JsonObject> {
-    let mut schema = object_schema(SchemaSettings::draft2020_12().for_deserialize(), |settings| {
-        settings.into_generator().into_root_schema_for::<T>()
-    });
-    // Some model providers refuse tools whose outermost schema has conditions. A wrong combination of fields is an error of the call.
-    for condition in ["if", "then", "else"] {
-        schema.remove(condition);
-    }
-    if let Some(properties) = schema.get_mut("properties").and_then(|all| all.as_object_mut())
-        && !has_registry
-    {
-        properties.retain(|name, _| !DAEMON_FIELDS.contains(&name.as_str()));
-    }
-    schema.into()
-}
-
-fn response_schema<T: JsonSchema>() -> Arc<JsonObject> {
-    object_schema(SchemaSettings::draft2020_12().for_serialize(), |settings| {
-        settings.into_generator().into_root_schema_for::<T>()
-    })
-    .into()
-}
-
-fn object_schema(settings: SchemaSettings, schema: impl FnOnce(SchemaSettings) -> Schema) -> JsonObject {
-    let mut schema = schema(settings.with_transform(RecursiveTransform(simplify)));
-    if let Some(definitions) = schema.get_mut("$defs").and_then(|all| all.as_object_mut()) {
-        definitions.remove(ERROR_CODE);
-    }
-    schema.as_object().expect("bodies are objects").clone()
-}
-
-/// Removes formats that only schemars knows, since strict validators refuse them, and the list of error codes.
-fn simplify(schema: &mut Schema) {
-    schema.remove("format");
-    let refers = schema.get("$ref").and_then(|reference| reference.as_str()?.strip_prefix("#/$defs/"));
-    if refers == Some(ERROR_CODE) {
-        schema.remove("$ref");
-        schema.insert("type".to_owned(), "string".into());
+/// The context, or why it is empty.
+fn context_text(answer: &CompressAnswer) -> String {
+    match answer.context() {
+        "" => "Nothing in these texts is related to the question. With `tokens`, the best of them is kept all the same.".to_owned(),
+        context => context.to_owned(),
     }
 }
 

@@ -163,7 +163,10 @@ pub async fn answer(service: Scope, body: Vec<u8>) -> Result<OriginalAnswer, Api
 
 /// The text that a body names.
 async fn named(service: Scope, request: RetrieveBody) -> Result<OriginalAnswer, ApiError> {
-    original(service, request.hash, request.query).await.map_err(|error| match error.code {
+    // Models copy the hash as the mark has it.
+    let hash =
+        request.hash.rsplit("hash=").next().unwrap_or_default().trim_end_matches(']').trim().to_owned();
+    original(service, hash, request.query).await.map_err(|error| match error.code {
         ErrorCode::IdUnknown => error.at("hash"),
         _ => error,
     })
