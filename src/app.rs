@@ -1,6 +1,7 @@
 //! Builds and wires the parts of the daemon. Only this module knows the whole configuration.
 
 use std::future::Future;
+use std::io::IsTerminal as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -195,6 +196,10 @@ pub async fn serve(
     let (stopped, drained) = stop_signals(stop, service.admission.clone());
     let admin_router = admin_router(&config, &service, &metrics);
     tracing::info!(http = %public.local_addr()?, admin = %admin.local_addr()?, tls = tls.is_some(), "listening");
+    if config.http.page && std::io::stderr().is_terminal() {
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        eprintln!("open {scheme}://{}/ in a browser once the model is ready", public.local_addr()?);
+    }
     let admission = service.admission.clone();
     let serving = [
         tokio::spawn(run(public, http::router(service), (public_serving, tls.clone()), stopped.clone())),
