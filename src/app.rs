@@ -102,7 +102,7 @@ pub fn wire(
 fn pipeline_settings(config: &Config) -> Settings {
     let blocks = &config.blocks;
     Settings {
-        limits: config.limits.clone(),
+        limits: config.limits,
         auto: config.auto,
         answerable: config.answerable,
         calibration: None,

@@ -38,6 +38,9 @@ fn is_shorter(string: &Shortened) -> bool {
     string.text.len() < string.original.len()
 }
 
+/// A passage with the ranges of it that are kept; `None`: all of it.
+type KeptPassage<'a> = (&'a Passage, Option<&'a [(usize, usize)]>);
+
 /// The strings of the body of which `sent` leaves something out, as they are written anew, with the indexes of their passages.
 fn written(body: Located, turn: &Turn, sent: &SentTurn) -> Vec<(Range<usize>, Shortened)> {
     let body_start = body.range().start;
@@ -47,8 +50,7 @@ fn written(body: Located, turn: &Turn, sent: &SentTurn) -> Vec<(Range<usize>, Sh
         if kept.clone().all(|kept| kept.is_none()) {
             continue;
         }
-        let passages: Vec<(&Passage, Option<&[(usize, usize)]>)> =
-            turn.passages[indexes.clone()].iter().zip(kept).collect();
+        let passages: Vec<KeptPassage> = turn.passages[indexes.clone()].iter().zip(kept).collect();
         let at = passages[0].0.string.clone();
         let string = &body.json()[at.start - body_start..at.end - body_start];
         let original: String = serde_json::from_str(string).expect("a passage is in a JSON string");
@@ -58,7 +60,7 @@ fn written(body: Located, turn: &Turn, sent: &SentTurn) -> Vec<(Range<usize>, Sh
         let dropped: Vec<Range<usize>> =
             passages.iter().flat_map(|(passage, kept)| dropped(passage, *kept)).collect();
         let left_out = if is_json { String::new() } else { pieces::left_out(&original, &dropped) };
-        let piece = |(passage, kept): (&Passage, Option<&[(usize, usize)]>)| {
+        let piece = |(passage, kept): KeptPassage| {
             let text = match kept {
                 // What is kept whole is not encoded anew.
                 None => original[passage.range.clone()].to_owned(),
