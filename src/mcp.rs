@@ -252,7 +252,7 @@ impl<T: Tools> ServerHandler for Server<T> {
         request: CallToolRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
-        let (body, is_structured) = body(request.arguments.unwrap_or_default());
+        let (body, is_structured) = body(&request.name, request.arguments.unwrap_or_default());
         let work = async {
             match &*request.name {
                 COMPRESS => Ok(result(self.tools.compress(body).await, context_text, is_structured)),
@@ -346,9 +346,10 @@ fn descriptions(has_registry: bool) -> Vec<Tool> {
 }
 
 /// The body of the request of a call, and whether the answer is wanted as JSON, too.
-fn body(mut arguments: JsonObject) -> (Vec<u8>, bool) {
+fn body(tool: &str, mut arguments: JsonObject) -> (Vec<u8>, bool) {
     let is_structured = arguments.remove("structured") == Some(Value::Bool(true));
-    if !arguments.contains_key("budget")
+    if tool == COMPRESS
+        && !arguments.contains_key("budget")
         && let Some(tokens) = arguments.remove("tokens")
     {
         arguments.insert("budget".to_owned(), json!({"tokens": tokens}));
@@ -382,7 +383,7 @@ fn result<T: Serialize>(
 /// The context, or why it is empty.
 fn context_text(answer: &CompressAnswer) -> String {
     match answer.context() {
-        "" => "Nothing in these texts is related to the question. With `tokens`, the best of them is kept all the same.".to_owned(),
+        "" => "Nothing in these texts is related to the question.".to_owned(),
         context => context.to_owned(),
     }
 }

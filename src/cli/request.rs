@@ -60,9 +60,7 @@ pub fn compress(config: &Config, args: &CompressArgs) -> anyhow::Result<ExitCode
         Ok(answer) if prints_context => {
             let context = CompressAnswer::context(&answer);
             if context.is_empty() {
-                eprintln!(
-                    "nothing in the texts is related to the question; --tokens keeps the best of them all the same"
-                );
+                eprintln!("nothing in the texts is related to the question");
             }
             super::success(context)
         }

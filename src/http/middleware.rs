@@ -493,15 +493,18 @@ impl ModelRequest {
         // Marks of what was left out take tokens, too, so one more compression may not be enough.
         for _ in 0..STRONGER_COUNT_MAX {
             let tokens = self.input_tokens(service, &rewritten, max, cancel)?;
+            // What was sent before of the newest turn is too long now.
+            if let Some(newest @ TurnPlan::AsBefore(_)) = plans.last_mut().filter(|_| tokens > max) {
+                *newest = TurnPlan::Compress { is_recorded: true };
+                rewritten = rewrite(&plans, compressor)?;
+                continue;
+            }
             let newest = rewritten.newest_tokens.map_or(0, |(_, after)| after);
             let left = newest.saturating_sub(tokens.saturating_sub(max));
             if tokens <= max || left == 0 {
                 break;
             }
             compressor.tokens_max = Some(left);
-            if let Some(newest @ TurnPlan::AsBefore(_)) = plans.last_mut() {
-                *newest = TurnPlan::Compress { is_recorded: true };
-            }
             rewritten = match rewrite(&plans, compressor).map_err(ApiError::from) {
                 // Not even one unit fits: the request is refused.
                 Err(error) if error.code.is_callers_fault() => break,

@@ -429,6 +429,19 @@ impl Passage {
     }
 }
 
+impl Passage {
+    /// Returns whether the call whose result the passage is has an id that no other conversation has: one with letters and digits at
+    /// random, and not `call_0`.
+    pub fn has_unique_call(&self) -> bool {
+        let PartKind::ToolResult { id, .. } = &self.kind else { return false };
+        let end: Vec<u8> = id.bytes().rev().take(8).collect();
+        end.len() == 8
+            && end.iter().all(u8::is_ascii_alphanumeric)
+            && end.iter().any(u8::is_ascii_digit)
+            && end.iter().any(u8::is_ascii_alphabetic)
+    }
+}
+
 impl PassageFinder<'_> {
     /// Appends the passages and records of `part` to `turn`. Returns the text of a message part outside its contexts.
     fn passages(&mut self, part: &Part, turn: &mut Turn) -> Result<String, TooMany> {

@@ -367,7 +367,8 @@ pub fn rewrite(
         }
         let first = out.shortened.len();
         apply(body, turn, &chunks, &sent, &mut out);
-        out.is_newest_shorter |= at + 1 == turns.len() && out.shortened.len() > first;
+        let is_new = at + 1 == turns.len() || work.is_compressed;
+        out.is_newest_shorter |= is_new && out.shortened.len() > first;
         if let Some(compressor) = compressor {
             work.count(&sent, &kept_of_added, compressor, &mut out.tokens)?;
             let marked: Vec<usize> =
@@ -422,7 +423,7 @@ impl SentTurn {
             }
             let keys =
                 [&*turn.query, ""].map(|query| Passage::key_of_result(&turn.passages[string.clone()], query));
-            let part = || Self { kept: kept.to_vec(), ..self.clone() };
+            let part = || Self { options: String::new(), kept: kept.to_vec(), marked: self.marked };
             found.extend(keys.into_iter().flatten().map(|key| (key, part())));
         }
         found
@@ -434,7 +435,8 @@ impl SentTurn {
         let mut is_known = false;
         for string in turn.strings() {
             let passages = &turn.passages[string.clone()];
-            let found = Passage::key_of_result(passages, &turn.query).and_then(|key| before(&key));
+            let find = |question| Passage::key_of_result(passages, question).and_then(|key| before(&key));
+            let found = find(&*turn.query).or_else(|| find("").filter(|_| passages[0].has_unique_call()));
             if let Some(found) = found.filter(|found| found.fits(passages)) {
                 is_known = true;
                 sent.marked |= found.marked;

@@ -94,10 +94,21 @@ pub fn prints_file(name: &str, arguments: &str) -> bool {
         _ => command,
     };
     let (program, rest) = command.split_once(' ').unwrap_or((command, ""));
+    let program = program.rsplit('/').next().unwrap_or(program);
     tool.split('_').any(|word| is_in(SHELLS, word))
         && is_in(PRINTING, &program.to_lowercase())
         && !rest.contains(['|', '>'])
-        && !rest.to_lowercase().contains("log")
+        && !rest.split_whitespace().any(is_log)
+}
+
+/// Returns whether a word is the path of a log: `app.log`, `app.log.1` or anything below `log/` or `logs/`.
+fn is_log(word: &str) -> bool {
+    let path = word.to_lowercase();
+    let mut folders: Vec<&str> = path.split('/').collect();
+    let name = folders.pop().unwrap_or_default();
+    name.ends_with(".log")
+        || name.contains(".log.")
+        || folders.iter().any(|folder| ["log", "logs"].contains(folder))
 }
 
 fn is_in(list: &str, word: &str) -> bool {
@@ -250,6 +261,7 @@ mod tests {
         check("bash", "cat docs/rules.md", true);
         check("execute_command", "cd app && sed -n 1,80p src/main.rs Reads the file", true);
         check("run_in_terminal", "head -50 README.md", true);
+        check("bash", "/bin/cat CHANGELOG.md Show logging rules", true);
         check("bash", "cat /var/log/app.log", false);
         check("bash", "tail -n 200 server.log", false);
         check("bash", "cat a.txt | sort | uniq -c", false);

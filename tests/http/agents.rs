@@ -179,7 +179,8 @@ async fn a_result_that_is_not_related_to_the_question_stays_whole() {
 async fn the_question_is_what_a_person_asks_last() {
     let (url, bodies) = upstream().await;
     let daemon = in_front(&with_tools(url, &["*"]), true, 1).await;
-    let result = "Gulls are loud. Ships are slow. The tide is at noon. Ropes are long. Masts are high.";
+    let result = "Gulls are loud. Ships are slow. Nets are wet. Crabs are red. Sails are white. Planks are brown. The tide is at noon. \
+        Ropes are long. Buoys are round. Anchors are heavy. Flags are small. Lamps are bright. Shells are hard. Masts are high.";
     let user = |text: &str| json!({"role": "user", "content": text});
     let tide = |content: &Value| {
         let text = content.as_str().expect("a text");
@@ -480,6 +481,14 @@ async fn a_request_over_the_cap_is_compressed_further_or_refused() {
     let sent = forms[0].as_ref().and_then(|last| last["content"].as_str()).expect("a result");
     assert!(sent.contains("noon") && sent.len() < DOCUMENT.len() * 9, "{sent}");
     assert_eq!(forms[0], forms[1]);
+    // What was sent before of the newest turn is compressed further if the rest of the request has grown.
+    let daemon = in_front(&with_cap(110), true, 1).await;
+    assert_eq!(send(&daemon, &long).await.status, 200);
+    let before = bodies.pop_json()["messages"].as_array().expect("messages").last().cloned();
+    let system = json!({"role": "system", "content": "word ".repeat(60)});
+    let grown = send(&daemon, &[&[system], &long[..]].concat()).await;
+    assert_eq!(grown.status, 200, "{}", grown.body);
+    assert_ne!(bodies.pop_json()["messages"].as_array().expect("messages").last().cloned(), before);
     // An upstream may have a cap of its own, and what is not compressed counts as well.
     let mut own = with_cap(0);
     own.upstreams[0] = UpstreamSettings { input_tokens_max: Some(20), ..own.upstreams[0].clone() };

@@ -103,7 +103,8 @@ pub fn budget(
     // A ratio of 1 keeps everything.
     if request.budget != Budget::Ratio(1.0) && reading.granularity != Granularity::Word {
         fitter.repeats = reading.repeats.preferring(&request.chunks, units, &required);
-        if !compares_rows {
+        // A budget that has room for them keeps all lines.
+        if !compares_rows && request.budget == Budget::Auto {
             fitter.repeats.fold(&notable.folded, &required);
         }
     }
@@ -113,6 +114,7 @@ pub fn budget(
     // A promise is calibrated for units in the order of their scores.
     let leading = match limit {
         Some(_) => Vec::new(),
+        None if request.budget == Budget::Auto => fitter.leading_units(),
         None => fitter.leading_units().into_iter().chain(true_at(&notable.kept)).collect(),
     };
     let input = SelectionInput {
@@ -269,11 +271,11 @@ impl Fitter<'_> {
     /// Returns what is notable among the units.
     fn notable(&self) -> Notable {
         let layouts = self.reading.outlines.layouts();
+        let kind = |unit: &Unit| layouts.get(unit.chunk).map(|layout| layout.kind);
         let text = |unit: &Unit| UnitText {
             text: unit.bytes.slice(&self.request.chunks[unit.chunk].text),
-            is_line: layouts
-                .get(unit.chunk)
-                .is_some_and(|layout| matches!(layout.kind, Kind::Log | Kind::Table | Kind::Code)),
+            is_line: matches!(kind(unit), Some(Kind::Log | Kind::Table | Kind::Code)),
+            may_fold: kind(unit) == Some(Kind::Log),
         };
         notable::find(&self.units.iter().map(text).collect::<Vec<_>>(), &self.request.query)
     }

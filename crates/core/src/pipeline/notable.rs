@@ -40,23 +40,8 @@ const FAULTS: [&str; 22] = [
 /// Phrases with which programs say why they ended.
 const ENDS: [&str; 6] = ["exit code", "exit status", "exited with", "reason:", "timed out", "no space left"];
 
-/// Phrases with which programs say that nothing went wrong.
-const NO_FAULTS: [&str; 14] = [
-    "0 error",
-    "0 fail",
-    "0 warn",
-    "no error",
-    "no fail",
-    "no warn",
-    "error: 0",
-    "errors: 0",
-    "failed: 0",
-    "failures: 0",
-    "errors=0",
-    "failed=0",
-    "exit code 0",
-    "exit code: 0",
-];
+/// Words before a number that says how a program or a request ended.
+const STATUS: [&str; 6] = ["code", "exit", "exitcode", "rc", "signal", "status"];
 
 /// Words with which instructions forbid or limit something.
 const LIMITS: [&str; 16] = [
@@ -91,6 +76,8 @@ pub struct UnitText<'a> {
     pub text: &'a str,
     /// Whether it is a line that a program wrote, and not prose.
     pub is_line: bool,
+    /// Whether it is a line of a log, which may be folded into others of its form.
+    pub may_fold: bool,
 }
 
 /// What is notable among the units of a text.
@@ -102,13 +89,10 @@ pub struct Notable {
     pub folded: Vec<Option<usize>>,
 }
 
-/// Finds what is notable. A unit with a number or identifier of the question `query` is never folded.
+/// Finds what is notable. A line with a number or identifier of the question `query` is never folded.
 pub fn find(units: &[UnitText], query: &str) -> Notable {
     let mut found = Notable { kept: vec![false; units.len()], folded: vec![None; units.len()] };
-    let asked: HashSet<&str> = query
-        .split(|c: char| c.is_whitespace() || ",;?!\"'()".contains(c))
-        .filter(|word| has_digit(word))
-        .collect();
+    let asked: HashSet<&str> = words(query).filter(|word| has_digit(word)).collect();
     let mut forms: HashMap<String, Vec<usize>> = HashMap::new();
     for (at, unit) in units.iter().enumerate() {
         if unit.is_line {
@@ -128,56 +112,77 @@ pub fn find(units: &[UnitText], query: &str) -> Notable {
         }
         if lines.len() >= FOLDED_MIN {
             for &line in &lines[2..lines.len() - 1] {
-                let is_asked = asked.iter().any(|word| units[line].text.contains(word));
-                found.folded[line] = (!is_asked).then_some(first);
+                let is_asked = !asked.is_empty() && words(units[line].text).any(|word| asked.contains(word));
+                found.folded[line] = (units[line].may_fold && !is_asked).then_some(first);
             }
         }
     }
     found
 }
 
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty())
+}
+
 fn has_digit(word: &str) -> bool {
     word.bytes().any(|b| b.is_ascii_digit())
 }
 
-/// Returns the text of a line with its numbers and identifiers replaced: lines that differ in these only have one form. A number of
-/// three digits between blanks stays, since it may be the status of a request.
+/// Returns the text of a line with its numbers and identifiers replaced: lines that differ in these only have one form. A number that
+/// says how a request or a program ended stays.
 fn form(line: &str) -> String {
     let mut form = String::with_capacity(line.len());
-    let mut rest = line;
+    let (mut rest, mut before) = (line, "");
     while let Some(start) = rest.find(|c: char| c.is_alphanumeric()) {
         form.push_str(&rest[..start]);
         let end = rest[start..].find(|c: char| !c.is_alphanumeric()).map_or(rest.len(), |end| start + end);
         let word = &rest[start..end];
+        let is_number = word.bytes().all(|b| b.is_ascii_digit());
         let is_apart = |beside: Option<char>| beside.is_none_or(char::is_whitespace);
-        let is_status = word.len() == 3
-            && word.bytes().all(|b| b.is_ascii_digit())
-            && is_apart(rest[..start].chars().next_back())
-            && is_apart(rest[end..].chars().next());
-        form.push_str(if has_digit(word) && !is_status { "#" } else { word });
+        let is_status = STATUS.iter().any(|name| before.eq_ignore_ascii_case(name))
+            || word.len() == 3
+                && matches!(word.as_bytes()[0], b'1'..=b'5')
+                && is_apart(rest[..start].chars().next_back())
+                && is_apart(rest[end..].chars().next())
+                && !has_unit(&rest[end..]);
+        form.push_str(if has_digit(word) && !(is_number && is_status) { "#" } else { word });
+        before = word;
         rest = &rest[end..];
     }
     form.push_str(rest);
     form
 }
 
-/// Returns whether a text says that something went wrong, or why a program ended.
+/// Returns whether a text begins with the unit of a number before it.
+fn has_unit(text: &str) -> bool {
+    let unit = words(text).next().unwrap_or_default().to_lowercase();
+    ["b", "bytes", "kb", "m", "mb", "min", "ms", "ns", "s", "sec", "seconds", "us"].contains(&&*unit)
+}
+
+/// Returns whether a text says that something went wrong, or why a program ended. "0 errors" and "failed=0" say that nothing did.
 fn is_fault(text: &str) -> bool {
-    let words = || text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
-    if words().any(|word| LEVELS.contains(&word)) {
-        return true;
-    }
+    let all: Vec<&str> = words(text).collect();
     let lower = text.to_lowercase();
-    if NO_FAULTS.iter().any(|phrase| lower.contains(phrase)) {
-        return false;
-    }
-    ENDS.iter().any(|phrase| lower.contains(phrase))
-        || words().any(|word| {
-            let word = word.to_lowercase();
-            FAULTS.iter().any(|fault| {
-                word.starts_with(fault) || word.ends_with("error") || word.ends_with("exception")
-            })
-        })
+    let ends = ENDS.iter().any(|phrase| {
+        lower.match_indices(phrase).any(|(at, _)| words(&lower[at + phrase.len()..]).next() != Some("0"))
+    });
+    let is_none = |word: Option<&&str>| word.is_some_and(|word| ["0", "no", "null", "none"].contains(word));
+    ends || all.iter().enumerate().any(|(at, word)| {
+        let lower = word.to_lowercase();
+        let names_fault = LEVELS.contains(word)
+            || FAULTS.iter().any(|fault| lower.starts_with(fault))
+            || lower.ends_with("error")
+            || lower.ends_with("exception");
+        // The number stands before its word, or behind it as in `failed=0`.
+        let is_counted_before = at > 0 && is_none(all.get(at - 1)) && !is_value(text, all[at - 1]);
+        names_fault && !is_counted_before && !(is_none(all.get(at + 1)) && is_value(text, all[at + 1]))
+    })
+}
+
+/// Returns whether a word stands behind an equals sign or a colon, as a value does.
+fn is_value(text: &str, word: &str) -> bool {
+    let at = word.as_ptr() as usize - text.as_ptr() as usize;
+    text[..at].trim_end().ends_with(['=', ':'])
 }
 
 /// Returns whether a sentence forbids or limits something.
@@ -193,7 +198,8 @@ mod tests {
     use super::*;
 
     fn kept<'a>(units: &[&'a str], is_line: bool) -> Vec<&'a str> {
-        let texts: Vec<UnitText> = units.iter().map(|&text| UnitText { text, is_line }).collect();
+        let texts: Vec<UnitText> =
+            units.iter().map(|&text| UnitText { text, is_line, may_fold: is_line }).collect();
         let found = find(&texts, "Why is the shop down?");
         units.iter().zip(found.kept).filter(|(_, kept)| *kept).map(|(unit, _)| *unit).collect()
     }
@@ -214,6 +220,37 @@ mod tests {
     }
 
     #[test]
+    fn a_fault_is_told_from_a_count_of_none() {
+        let check = |text: &str, expect: bool| assert_eq!(is_fault(text), expect, "{text}");
+        check("10 failed, 240 passed in 31.2s", true);
+        check("Found 20 errors in 3 files", true);
+        check("web1 : ok=3 changed=0 unreachable=1 failed=0", true);
+        check("Tests run: 5, Failures: 2, Errors: 0", true);
+        check("3 failed, 0 warnings", true);
+        check("error: 0x80070005 access is denied", true);
+        check("Exit Code: 137", true);
+        check("exited with code 1", true);
+        check("0 errors, 0 warnings", false);
+        check("ok=3 failed=0 unreachable=0", false);
+        check("Exit Code: 0", false);
+        check("\"error\": null", false);
+        check("listening on 8080", false);
+    }
+
+    #[test]
+    fn a_line_that_ended_otherwise_has_another_form() {
+        let check = |one: &str, other: &str, expect: bool| {
+            assert_eq!(form(one) == form(other), expect, "{one} {other}")
+        };
+        check("path=/pay status=200 ms=12", "path=/pay status=503 ms=31", false);
+        check("job17 exit=0", "job18 exit=137", false);
+        check("{\"status\":200}", "{\"status\":503}", false);
+        check("GET /a 200 12", "GET /a 404 13", false);
+        check("done in 347 ms", "done in 912 ms", true);
+        check("10:00:01,801 x", "10:00:02,147 x", true);
+    }
+
+    #[test]
     fn what_is_forbidden_is_kept() {
         let sentences = [
             "The cache holds baskets.",
@@ -230,9 +267,10 @@ mod tests {
         let mut lines: Vec<String> =
             (0..40).map(|n| format!("10:00:{n},{} GET /basket/{n} 200 in {n} ms", 100 + n)).collect();
         lines[20] = "reindex started by cron".to_owned();
-        lines[30] = "GET /basket/4711 200 in 8 ms".to_owned();
-        let units: Vec<UnitText> = lines.iter().map(|text| UnitText { text, is_line: true }).collect();
-        let found = find(&units, "What happened to basket 4711?");
+        lines[30] = "10:00:30,130 GET /basket/4711 200 in 8 ms".to_owned();
+        let units: Vec<UnitText> =
+            lines.iter().map(|text| UnitText { text, is_line: true, may_fold: true }).collect();
+        let found = find(&units, "Look at basket #4711.");
         let shown: Vec<usize> = (0..40).filter(|&line| found.folded[line].is_none()).collect();
         assert_eq!(shown, [0, 1, 20, 30, 39]);
         assert_eq!((0..40).filter(|&line| found.kept[line]).collect::<Vec<_>>(), [20]);

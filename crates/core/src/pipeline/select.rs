@@ -97,10 +97,9 @@ impl SelectionInput<'_> {
     /// budget of `tokens`. A unit that does not fit is skipped; a smaller one after it may fit. Units that score
     /// far below the best one are left out, even if they fit.
     pub fn within(&self, tokens: usize) -> Selection {
-        let mut ranked = self.ranked();
+        let (mut ranked, leads) = (self.ranked(), self.leads());
         if let Some(best) = ranked.iter().map(|&unit| self.scores[unit]).max_by(f32::total_cmp) {
-            let is_noise =
-                |unit: usize| self.scores[unit] < NOISE_SHARE * best && !self.leading.contains(&unit);
+            let is_noise = |unit: usize| self.scores[unit] < NOISE_SHARE * best && !leads[unit];
             ranked.retain(|&unit| !is_noise(unit));
         }
         self.fill(tokens, &ranked)
@@ -284,9 +283,17 @@ impl SelectionInput<'_> {
         let mut order: Vec<usize> = (0..self.units.len()).filter(may_be_chosen).collect();
         order.par_sort_by(|&a, &b| self.scores[b].total_cmp(&self.scores[a]));
         if !self.leading.is_empty() {
-            order.sort_by_key(|unit| !self.leading.contains(unit));
+            let leads = self.leads();
+            order.sort_by_key(|&unit| !leads[unit]);
         }
         order
+    }
+
+    /// Returns `[unit]`, whether the unit is a leading one.
+    fn leads(&self) -> Vec<bool> {
+        let mut leads = vec![false; self.units.len()];
+        self.leading.iter().for_each(|&unit| leads[unit] = true);
+        leads
     }
 
     /// Returns the indices of the units that the request wants kept.
