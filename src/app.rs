@@ -202,8 +202,14 @@ pub async fn serve(
     }
     let admission = service.admission.clone();
     let serving = [
-        tokio::spawn(run(public, http::router(service), (public_serving, tls.clone()), stopped.clone())),
-        tokio::spawn(run(admin, admin_router, (admin_serving, None), drained.subscribe())),
+        tokio::spawn(http::serve(
+            public,
+            http::router(service),
+            public_serving,
+            tls.clone(),
+            until(stopped.clone()),
+        )),
+        tokio::spawn(http::serve(admin, admin_router, admin_serving, None, until(drained.subscribe()))),
     ];
     tokio::spawn(upkeep(metrics));
     if let Some(watched) = keys {
@@ -446,16 +452,9 @@ fn stop_signals(
     (stopped, watch::Sender::new(false))
 }
 
-async fn run(
-    listener: TcpListener,
-    router: Router,
-    connection: (Serving, Option<Tls>),
-    mut stop: watch::Receiver<bool>,
-) {
-    let stop = async move {
-        let _ = stop.wait_for(|stop| *stop).await;
-    };
-    http::serve(listener, router, connection.0, connection.1, stop).await;
+/// Waits until `stop` is true, or its sender is gone.
+async fn until(mut stop: watch::Receiver<bool>) {
+    let _ = stop.wait_for(|stop| *stop).await;
 }
 
 /// Moves recorded samples into their histograms, so that they do not accumulate with every request.

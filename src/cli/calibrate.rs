@@ -14,7 +14,7 @@ use thresher_core::model::contract::{
     CONTRACT_FILE, CalibratedEviction, ChosenHeads, Contract, Decoder, Family, HeadChoice, QuestionTokens,
     TEMPLATE_DEFAULT, sha256_of,
 };
-use thresher_core::pipeline::conformal::CALIBRATION_FILE;
+use thresher_core::pipeline::conformal::{CALIBRATION_FILE, MadeWith};
 use thresher_core::pipeline::score::Scoring;
 use thresher_core::pipeline::{Pipeline, Reading};
 use thresher_eval::coverage;
@@ -194,7 +194,9 @@ fn coverage(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let rankings =
         with_progress(&args.questions, |progress| coverage::rank(&args.questions, &pipeline, progress))?;
     let model = pipeline.model();
-    let calibration = rankings.calibration((&model.name, &model.fingerprint), pipeline.estimator(), data)?;
+    let estimator = pipeline.estimator();
+    let made = MadeWith { model: &model.name, fingerprint: &model.fingerprint, estimator: &estimator };
+    let calibration = rankings.calibration(made, data)?;
     if rankings.without_evidence > 0 {
         super::print(format_args!(
             "rows left out, because their evidence is not in their chunks: {}",

@@ -156,7 +156,7 @@ impl Replay {
             Some(too_many) => Err(too_many.reason().to_owned()),
             None => {
                 let other_text_bytes = find::other_text_bytes(&conversation, &found.turns);
-                let compressed = self.compress((*dialect, *body), &found.turns, other_text_bytes);
+                let compressed = self.compress(*dialect, *body, &found.turns, other_text_bytes);
                 compressed.map_err(|error| plain::message(&error.to_string()))
             }
         };
@@ -209,7 +209,8 @@ impl Replay {
 
     fn compress(
         &self,
-        conversation: (Dialect, Located),
+        dialect: Dialect,
+        body: Located,
         turns: &[find::Turn],
         other_text_bytes: usize,
     ) -> Result<Rewritten, PipelineError> {
@@ -226,7 +227,6 @@ impl Replay {
         let before = |key: &[u8; 32]| self.turns.sent.get(key).cloned();
         let cancel = Cancel::default();
         let plans = rewrite::plan(turns, Extent::NewestTurn, &options.id(), &before, &cancel)?;
-        let (dialect, body) = conversation;
         let added = AddedContext::default();
         let conversation = rewrite::Conversation { dialect, body, turns, added: &added, is_cited: true };
         rewrite::rewrite(conversation, &plans, Some(compressor), &mut ReadTurns::new(false), &cancel)

@@ -18,7 +18,7 @@ use crate::model::ort::{CrossRuntime, LoadedModel, OrtSettings};
 use crate::model::tokenizer::ModelTokenizer;
 use crate::pipeline::attribute::Attributed;
 use crate::pipeline::cancel::Cancel;
-use crate::pipeline::conformal::{Calibration, CalibrationError};
+use crate::pipeline::conformal::{Calibration, CalibrationError, MadeWith};
 use crate::pipeline::score::Scoring;
 use crate::pipeline::validate::InvalidRequest;
 use crate::pipeline::{Compressed, Pipeline, PipelineError, Ranked, Settings, kv_export};
@@ -269,8 +269,9 @@ impl EngineBuilder {
         }
         if let Some(file) = &self.calibration {
             let info = runtime.info();
-            let model = (&*info.name, &*info.fingerprint);
-            match Calibration::load(file, model, &self.settings.scoring.to_string()) {
+            let estimator = self.settings.scoring.to_string();
+            let made = MadeWith { model: &info.name, fingerprint: &info.fingerprint, estimator: &estimator };
+            match Calibration::load(file, &made) {
                 Ok(calibration) => self.settings.calibration = Some(Arc::new(calibration)),
                 // It lies beside the model, which may have been exported or calibrated anew since.
                 Err(error @ CalibrationError::OtherModel { .. }) => {

@@ -80,7 +80,7 @@ use crate::domain::{Budget, Chunk, CompressRequest, Granularity, KeptSpan, Kind,
 pub use crate::kv::codec::Codec;
 pub use crate::kv::store::BlockOrigins;
 use crate::kv::store::KvStore;
-use crate::model::contract::QuestionTokens;
+use crate::model::contract::{Around, QuestionTokens};
 use crate::model::cross::CrossEncoder;
 use crate::model::tokenizer::{ModelTokenizer, Tokens};
 use crate::model::{ModelError, ModelInfo, ModelRuntime};
@@ -572,7 +572,7 @@ impl Pipeline {
         &self,
         reading: &Reading,
         query: &str,
-        around: (&str, &str),
+        around: Around,
         cancel: &Cancel,
     ) -> Result<Reading, PipelineError> {
         let QuestionText { tokens, query } = self.tokenize(query, around)?;
@@ -582,9 +582,9 @@ impl Pipeline {
     }
 
     /// Tokenizes a question with the text before and after it.
-    fn tokenize(&self, query: &str, around: (&str, &str)) -> Result<QuestionText, PipelineError> {
+    fn tokenize(&self, query: &str, around: Around) -> Result<QuestionText, PipelineError> {
         let limits = &self.settings.limits;
-        let question = tokenize::question(query, around.0, around.1, &self.tokenizer, limits)?;
+        let question = tokenize::question(query, around.before, around.after, &self.tokenizer, limits)?;
         limits.check_question(question.tokens.ids.len(), question::tokens_max(self.model.info()))?;
         Ok(question)
     }

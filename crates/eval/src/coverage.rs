@@ -11,7 +11,7 @@ use thresher_core::domain::{ByteRange, CompressRequest, Granularity, Lang};
 use thresher_core::pipeline::Pipeline;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
-use thresher_core::pipeline::conformal::{Calibration, rows_needed};
+use thresher_core::pipeline::conformal::{Calibration, MadeWith, rows_needed};
 use thresher_core::pipeline::fit;
 use thresher_core::text;
 
@@ -236,13 +236,13 @@ impl Groups {
 }
 
 impl Rankings {
-    /// Returns the calibration on all rows. `model` is the model's name and fingerprint.
+    /// Returns the calibration on all rows. `made` says with which model and scoring method.
     ///
     /// # Errors
     /// Fails if there are too few rows for any promise.
-    pub fn calibration(&self, model: (&str, &str), estimator: String, data: String) -> Result<Calibration> {
+    pub fn calibration(&self, made: MadeWith, data: String) -> Result<Calibration> {
         let efforts = self.rows.iter().map(|row| row.effort).collect();
-        Calibration::of_efforts(efforts, model.0, model.1, estimator, data)
+        Calibration::of_efforts(efforts, made, data)
             .map_err(|needed| anyhow::anyhow!("at least {needed} rows are needed, found {}", self.rows.len()))
     }
 
@@ -254,7 +254,7 @@ impl Rankings {
             let is_inside = |row: usize| row % FOLDS == fold;
             let others = self.rows.iter().enumerate().filter(|(row, _)| !is_inside(*row));
             let efforts = others.map(|(_, row)| row.effort).collect();
-            let calibration = Calibration::of_efforts(efforts, "", "", String::new(), String::new()).ok()?;
+            let calibration = Calibration::of_efforts(efforts, MadeWith::default(), String::new()).ok()?;
             let limit = calibration.limit(promised).ok()?;
             for (at, row) in self.rows.iter().enumerate().filter(|(at, _)| is_inside(*at)) {
                 outcomes[at] = (row.effort <= limit, row.tokens_up_to(limit));

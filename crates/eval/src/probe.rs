@@ -5,6 +5,7 @@
 
 use anyhow::bail;
 use ndarray::{Array2, Axis, concatenate};
+use thresher_core::model::contract::Around;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::score::probe;
 use thresher_core::pipeline::{Pipeline, Reading};
@@ -55,7 +56,7 @@ impl ProbeRow {
         question: &Question,
         pipeline: &Pipeline,
         reading: &Reading,
-        around: (&str, &str),
+        around: Around,
         heads: usize,
     ) -> anyhow::Result<Self> {
         let cancel = Cancel::default();

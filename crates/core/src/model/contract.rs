@@ -26,7 +26,7 @@ pub use cross::{Cross, VerdictWeights};
 pub use decoder::{ChosenHeads, Decoder, HeadChoice, QuestionTokens, Rotary};
 pub use eviction::{BudgetScope, CalibratedEviction, EvictionForm, KeyScale};
 pub use graphs::{Dim, Graph, IoTensor, Side, check_io, value_names};
-pub use probe::{Probe, ProbeFeatures, QUESTION_MARK, TEMPLATE_DEFAULT, around_question};
+pub use probe::{Around, Probe, ProbeFeatures, QUESTION_MARK, TEMPLATE_DEFAULT, around_question};
 
 /// The file name of the contract in a model's folder.
 pub const CONTRACT_FILE: &str = "contract.toml";

@@ -9,7 +9,7 @@
 //! promise. `docs/verdicts.md` has the measurements.
 
 use std::path::{Path, PathBuf};
-use std::{fs, io};
+use std::{fmt, fs, io};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -97,6 +97,24 @@ fn rank(promise: f64, rows: usize) -> Option<usize> {
     rank.checked_sub(1).filter(|&rank| rank < rows)
 }
 
+/// What a calibration was made with.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct MadeWith<'a> {
+    /// The name of the model.
+    pub model: &'a str,
+    /// The fingerprint of the model.
+    pub fingerprint: &'a str,
+    /// The name of the scoring method.
+    pub estimator: &'a str,
+}
+
+impl fmt::Display for MadeWith<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { model, fingerprint, estimator } = self;
+        write!(f, "{model} ({}, {estimator})", fingerprint.get(..12).unwrap_or(fingerprint))
+    }
+}
+
 impl Calibration {
     /// Returns the calibration that comes with Thresher, for encoders. It was found with all-MiniLM-L6-v2.
     pub fn of_default_model() -> Self {
@@ -116,21 +134,22 @@ impl Calibration {
     ///
     /// # Errors
     /// Returns the number of rows that are needed if there are too few for any promise.
-    pub fn of_efforts(
-        mut efforts: Vec<f32>,
-        model: &str,
-        fingerprint: &str,
-        estimator: String,
-        data: String,
-    ) -> Result<Self, usize> {
+    pub fn of_efforts(mut efforts: Vec<f32>, made: MadeWith, data: String) -> Result<Self, usize> {
         efforts.sort_by(f32::total_cmp);
         let limit = |percent: usize| rank(percent as f64 / 100.0, efforts.len()).map(|rank| efforts[rank]);
         let limits: Vec<f32> = PROMISES.map_while(limit).collect();
         if limits.is_empty() {
             return Err(rows_needed(*PROMISES.start() as f64 / 100.0));
         }
-        let (model, fingerprint) = (model.to_owned(), fingerprint.to_owned());
-        Ok(Self { schema: SCHEMA, model, fingerprint, estimator, rows: efforts.len(), data, limits })
+        Ok(Self {
+            schema: SCHEMA,
+            model: made.model.to_owned(),
+            fingerprint: made.fingerprint.to_owned(),
+            estimator: made.estimator.to_owned(),
+            rows: efforts.len(),
+            data,
+            limits,
+        })
     }
 
     /// Returns the largest effort of units that a promise keeps. A promise between two hundredths is rounded up.
@@ -143,11 +162,11 @@ impl Calibration {
         self.limits.get(percent - PROMISES.start()).copied().ok_or(largest as f64 / 100.0)
     }
 
-    /// Reads a calibration that was made with a model, given by name and fingerprint, and a scoring method.
+    /// Reads a calibration that was made with a model and a scoring method.
     ///
     /// # Errors
     /// Fails if the file cannot be read, is no calibration, or was made with another model or scoring method.
-    pub fn load(file: &Path, model: (&str, &str), estimator: &str) -> Result<Self, CalibrationError> {
+    pub fn load(file: &Path, made: &MadeWith) -> Result<Self, CalibrationError> {
         let text = fs::read_to_string(file)
             .map_err(|cause| CalibrationError::File { file: file.to_owned(), cause })?;
         let malformed = |reason: String| CalibrationError::Malformed { file: file.to_owned(), reason };
@@ -161,14 +180,13 @@ impl Calibration {
                 "limits are 1 to 50 numbers from 1 upwards, in ascending order".to_owned(),
             ));
         }
-        let name = |model: (&str, &str), estimator: &str| {
-            format!("{} ({}, {estimator})", model.0, model.1.get(..12).unwrap_or(model.1))
-        };
-        if found.fingerprint != model.1 || found.estimator != estimator {
+        let Self { model, fingerprint, estimator, .. } = &found;
+        if fingerprint != made.fingerprint || estimator != made.estimator {
+            let found = MadeWith { model, fingerprint, estimator };
             return Err(CalibrationError::OtherModel {
                 file: file.to_owned(),
-                found: name((&found.model, &found.fingerprint), &found.estimator),
-                expected: name(model, estimator),
+                found: found.to_string(),
+                expected: made.to_string(),
             });
         }
         Ok(found)
@@ -186,11 +204,13 @@ impl Calibration {
 
 #[cfg(test)]
 mod tests {
+    const MADE: MadeWith = MadeWith { model: "m", fingerprint: "f", estimator: "e" };
+
     use super::*;
 
     fn calibration(rows: usize) -> Result<Calibration, usize> {
         let efforts = (1..=rows).rev().map(|effort| effort as f32).collect();
-        Calibration::of_efforts(efforts, "m", "f", "e".to_owned(), String::new())
+        Calibration::of_efforts(efforts, MADE, String::new())
     }
 
     #[test]
@@ -216,9 +236,7 @@ mod tests {
         // Efforts of 2,000 rows in a fixed random order: the first 200 calibrate, the others are new.
         let mut random = fastrand::Rng::with_seed(7);
         let efforts: Vec<f32> = (0..2_000).map(|_| effort(random.usize(1..40), random.f32())).collect();
-        let of = |rows: &[f32]| {
-            Calibration::of_efforts(rows.to_vec(), "m", "f", "e".to_owned(), String::new()).expect("enough")
-        };
+        let of = |rows: &[f32]| Calibration::of_efforts(rows.to_vec(), MADE, String::new()).expect("enough");
         for promise in [0.8, 0.9, 0.95] {
             let covered: usize = efforts
                 .chunks(200)
@@ -245,10 +263,10 @@ mod tests {
         let file = dir.path().join("calibration.toml");
         let saved = calibration(40).expect("enough rows");
         saved.save(&file).expect("it can be written");
-        assert_eq!(Calibration::load(&file, ("m", "f"), "e").expect("as it was written"), saved);
+        assert_eq!(Calibration::load(&file, &MADE).expect("as it was written"), saved);
         let refusal = |text: Option<&str>, fingerprint: &str| {
             text.iter().for_each(|text| fs::write(&file, text).expect("it can be written"));
-            Calibration::load(&file, ("m", fingerprint), "e").expect_err("refused").to_string()
+            Calibration::load(&file, &MadeWith { fingerprint, ..MADE }).expect_err("refused").to_string()
         };
         assert!(refusal(None, "other").contains("was made with m (f, e)"));
         assert!(refusal(Some("schema = 1"), "f").contains("is no calibration"));

@@ -23,6 +23,7 @@ use super::cancel::Cancel;
 use super::clock::Clock;
 use super::question::EncodedHeads;
 use super::{PipelineError, Reading};
+use crate::model::contract::Around;
 use crate::model::{ModelError, ModelInfo};
 use crate::rc;
 
@@ -62,7 +63,7 @@ pub trait Scorer: Send + Sync {
 #[derive(Debug, Clone, Copy)]
 pub struct Wants<'a> {
     /// The text before and after the question.
-    pub around: (&'a str, &'a str),
+    pub around: Around<'a>,
     /// Whether the model reads the turns of the conversation before the question.
     pub history: bool,
     pub heads: EncodedHeads,
@@ -72,7 +73,7 @@ pub struct Wants<'a> {
 
 impl Default for Wants<'_> {
     fn default() -> Self {
-        Self { around: ("", ""), history: true, heads: EncodedHeads::Readout, all_logits: false }
+        Self { around: Around::default(), history: true, heads: EncodedHeads::Readout, all_logits: false }
     }
 }
 

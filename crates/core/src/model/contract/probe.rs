@@ -49,10 +49,18 @@ pub enum ProbeFeatures {
     AttentionMass,
 }
 
+/// The text before and after a question in a template.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Around<'a> {
+    pub before: &'a str,
+    pub after: &'a str,
+}
+
 /// Returns the text before and after the question in a template, or `None` unless the template names the
 /// question exactly once.
-pub fn around_question(template: &str) -> Option<(&str, &str)> {
-    template.split_once(QUESTION_MARK).filter(|(_, after)| !after.contains(QUESTION_MARK))
+pub fn around_question(template: &str) -> Option<Around<'_>> {
+    let (before, after) = template.split_once(QUESTION_MARK)?;
+    (!after.contains(QUESTION_MARK)).then_some(Around { before, after })
 }
 
 impl Probe {
