@@ -286,10 +286,17 @@ fn rewritten(request: &CompressRequest, found: &Compressed) -> String {
             if n > 0 {
                 let gap = &chunk.text[outcome.spans[n - 1].source.end..span.start];
                 let separator = if gap.contains('\n') { "\n" } else { " " };
+                let start = body.len();
                 match request.omissions {
                     _ if gap.trim().is_empty() => body.push_str(separator),
                     Omissions::None => body.push('\n'),
                     _ => body.extend([separator, "…", separator]),
+                }
+                // A line keeps its indent, unless the gap would become longer by it.
+                let indent = gap.rsplit_once('\n').map_or("", |(_, indent)| indent);
+                let fits = body.len() - start + indent.len() <= gap.len();
+                if fits && body.ends_with('\n') && indent.trim_matches([' ', '\t']).is_empty() {
+                    body.push_str(indent);
                 }
             }
             body.push_str(span.slice(&chunk.text));
