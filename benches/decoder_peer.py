@@ -299,6 +299,7 @@ def main():
     parser.add_argument("--long-tokens", type=int, default=8000)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--long-rounds", type=int, default=3)
+    parser.add_argument("--no-memory", action="store_true", help="measure times only, which takes half as long")
     parser.add_argument("--json", type=Path, help="also write all numbers to this file")
     options = parser.parse_args()
     daemons.BINARY = str((ROOT / options.thresher).resolve())
@@ -316,7 +317,7 @@ def main():
             "on": describe(options, exported),
             "passage_tokens": options.tokens,
             "question_tokens": options.question_tokens,
-            "memory_mb": measure_memory(inputs, exported, source, options.device),
+            "memory_mb": {} if options.no_memory else measure_memory(inputs, exported, source, options.device),
             "parts": [],
         }
         prompts = {precision: Prompt(source, precision, options.device) for precision in PRECISIONS}

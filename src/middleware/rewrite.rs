@@ -473,8 +473,8 @@ fn add_context(
         kept.iter().enumerate().map(spans_of).filter(|spans| !spans.is_empty()).collect();
     let Some(asked) = turn.asked_at.clone().filter(|_| !kept.is_empty()) else { return };
     let spans = kept.iter_mut().map(Vec::as_mut_slice);
-    let layouts: Vec<Layout> =
-        added.chunks.iter().map(|chunk| Layout::detect(&chunk.text, chunk.kind)).collect();
+    let layouts: Vec<Arc<Layout>> =
+        added.chunks.iter().map(|chunk| Arc::new(Layout::detect(&chunk.text, chunk.kind))).collect();
     let style = Style { format: Format::Numbered, titles: true, omissions: Omissions::Auto };
     let context = assemble::context(&added.chunks, &layouts, spans, style);
     let (start, end) = &added.delimiters;

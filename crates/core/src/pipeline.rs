@@ -74,7 +74,7 @@ use self::repeats::Repeats;
 use self::score::{Scores, Scoring};
 use self::select::Auto;
 use self::tokenize::QuestionText;
-use self::units::Unit;
+use self::units::{Layouts, Unit};
 use self::validate::{InvalidRequest, RequestLimits};
 use crate::domain::{Budget, Chunk, CompressRequest, Granularity, KeptSpan, Kind, Tenant, TokenizerName};
 pub use crate::kv::codec::Codec;
@@ -117,6 +117,7 @@ pub struct Pipeline {
     tokenizer: Arc<ModelTokenizer>,
     reader: Reader,
     text_costs: TextCosts,
+    layouts: Layouts,
     settings: Settings,
     /// Exports keys and values in place of this pipeline's model.
     exporter: Option<Arc<Pipeline>>,
@@ -170,8 +171,16 @@ impl Pipeline {
         settings: Settings,
     ) -> Self {
         let reader = Reader::new(Arc::clone(&model), Arc::clone(&tokenizer), store, settings.codec);
-        let text_costs = TextCosts::new();
-        Self { model, tokenizer, reader, text_costs, settings, exporter: None, verdict_model: None }
+        Self {
+            model,
+            tokenizer,
+            reader,
+            text_costs: TextCosts::new(),
+            layouts: Layouts::new(),
+            settings,
+            exporter: None,
+            verdict_model: None,
+        }
     }
 
     /// Returns the same pipeline with `exporter`, another pipeline that exports keys and values: an encoder
@@ -213,6 +222,7 @@ impl Pipeline {
             model,
             tokenizer: Arc::clone(&self.tokenizer),
             text_costs: TextCosts::new(),
+            layouts: Layouts::new(),
             settings: self.settings.clone(),
             exporter: self.exporter.as_ref().map(|exporter| Arc::new(exporter.of_tenant(tenant))),
             verdict_model: self.verdict_model.as_ref().map(|model| model.with_own_flow()),
@@ -296,7 +306,7 @@ impl Pipeline {
     pub fn compress(&self, request: &CompressRequest, cancel: &Cancel) -> Result<Compressed, PipelineError> {
         validate::check(request, &self.settings.limits)?;
         let mut clock = Clock::start();
-        let (request, shortened) = self.with_question_to_read(request)?;
+        let (request, shortened) = clock.stage("spelling", || self.with_question_to_read(request))?;
         let request = &*request;
         let compressed = match cancel.deadline() {
             Some(deadline) if request.best_effort => {
@@ -327,7 +337,7 @@ impl Pipeline {
     pub fn prepare(&self, request: &CompressRequest, cancel: &Cancel) -> Result<Prepared, PipelineError> {
         validate::check(request, &self.settings.limits)?;
         let mut clock = Clock::start();
-        let (request, warning) = self.with_question_to_read(request)?;
+        let (request, warning) = clock.stage("spelling", || self.with_question_to_read(request))?;
         let request = request.into_owned();
         let reading = self.read(&request, cancel, &mut clock)?;
         let scored = self.score(&request, &reading, cancel, &mut clock)?;
@@ -456,13 +466,13 @@ impl Pipeline {
     fn warnings(&self, request: &CompressRequest, reading: &Reading, fitted: &Fitted) -> Vec<Warning> {
         let is_unknown = |c: char| c.is_alphabetic() && !self.tokenizer.knows(text::script_of(c));
         let script = reading.lexical.is_none() && request.query.chars().any(is_unknown);
-        let unfit = |(chunk, layout): (usize, &Layout)| {
+        let unfit = |(chunk, layout): (usize, &Arc<Layout>)| {
             let named = request.chunks[chunk].kind;
             let is_unfit =
                 named != Kind::Auto && named != layout.kind && !request.chunks[chunk].text.trim().is_empty();
             is_unfit.then_some(Warning::KindUnfit { chunk, named })
         };
-        let layouts: &[Layout] = match request.granularity {
+        let layouts: &[Arc<Layout>] = match request.granularity {
             Granularity::Sentence => reading.outlines.layouts(),
             Granularity::Chunk | Granularity::Word => &[],
         };
@@ -509,10 +519,13 @@ impl Pipeline {
         cancel.spend(ids.len());
         let blocks = blocks(clock)?;
         cancel.check()?;
-        let (units, outlines) = units::split_units(request.granularity, &request.chunks, &blocks);
+        let split = || units::split_units(request.granularity, &request.chunks, &blocks, &self.layouts);
+        let (units, outlines) = clock.stage("units", split);
         let repeats = match request.granularity {
             Granularity::Word => Repeats::default(),
-            Granularity::Sentence | Granularity::Chunk => Repeats::find(&request.chunks, &units),
+            Granularity::Sentence | Granularity::Chunk => {
+                clock.stage("repeats", || Repeats::find(&request.chunks, &units))
+            }
         };
         let needs_all_logits = request.explain || wants.all_logits;
         let columns = if needs_all_logits { blocks.tokens() } else { units.len() + request.chunks.len() };

@@ -89,7 +89,7 @@ pub fn measure_answerable(
 ) -> Result<Option<Answerable>, PipelineError> {
     let is_other = |lang: Option<Lang>| lang.is_some_and(|lang| lang.code() != LANG_FITTED);
     // Rows of a page are read as sentences are: a label, and what it says.
-    let is_read = |layout: &Layout| matches!(layout.kind, Kind::Prose | Kind::Pdf);
+    let is_read = |layout: &Arc<Layout>| matches!(layout.kind, Kind::Prose | Kind::Pdf);
     if scores.measured == Measured::Lexical
         || !reading.outlines.layouts().iter().all(is_read)
         || scores.chunk_relevances.is_empty()

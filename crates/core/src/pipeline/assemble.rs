@@ -46,7 +46,7 @@ impl Style {
 /// layouts of the texts; a chunk that has none is prose. Sets the `output` of each span.
 pub fn context<'a>(
     chunks: &[Arc<Chunk>],
-    layouts: &[Layout],
+    layouts: &[Arc<Layout>],
     kept: impl IntoIterator<Item = &'a mut [KeptSpan]>,
     style: Style,
 ) -> String {
@@ -57,7 +57,7 @@ pub fn context<'a>(
             out.push_str(BETWEEN_CHUNKS);
         }
         let chunk = &chunks[spans[0].chunk];
-        let layout = layouts.get(spans[0].chunk).unwrap_or(&prose);
+        let layout = layouts.get(spans[0].chunk).map_or(&prose, Arc::as_ref);
         write_opening(&mut out, chunk, index + 1, style);
         let ranges: Vec<ByteRange> = spans.iter().map(|span| span.source).collect();
         let mut spans = spans.iter_mut();

@@ -4,6 +4,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use quick_cache::Weighter;
+use quick_cache::sync::Cache;
+use rayon::prelude::*;
+
 use super::blocks::Blocks;
 use super::tokenize::tokens_under;
 use crate::domain::{ByteRange, Chunk, Granularity, Kind, TokenSpan};
@@ -37,7 +41,7 @@ pub struct UnitSpan {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Outlines {
     /// `[chunk]`: the layout of the text. If it has pieces, these are the units of the chunk.
-    layouts: Vec<Layout>,
+    layouts: Vec<Arc<Layout>>,
     /// `[chunk]`: the index of the chunk's first unit.
     first_units: Vec<usize>,
     /// Whether some chunk is not prose, also where units are chunks or words.
@@ -51,11 +55,11 @@ pub struct Outlines {
 impl Outlines {
     /// Returns the outlines of so many chunks of prose.
     pub fn of_prose(chunks: usize) -> Self {
-        Self { layouts: vec![Layout::prose(); chunks], first_units: vec![0; chunks], ..Self::default() }
+        Self { layouts: vec![Arc::new(Layout::prose()); chunks], first_units: vec![0; chunks], ..Self::default() }
     }
 
     /// Returns `[chunk]`, the layouts of the texts.
-    pub fn layouts(&self) -> &[Layout] {
+    pub fn layouts(&self) -> &[Arc<Layout>] {
         &self.layouts
     }
 
@@ -128,34 +132,103 @@ impl Outlines {
     }
 }
 
+/// A cache of layouts, by the hashes of the texts. Requests name the same chunks again and again, and finding the layouts of a hundred takes
+/// longer than scoring them.
+pub struct Layouts(Cache<LayoutKey, Arc<Layout>, LayoutBytes>);
+
+/// The kind that the caller named, and the hash of the text.
+type LayoutKey = (Kind, [u8; 16]);
+
+/// The bytes of all layouts in the cache together.
+const LAYOUT_BYTES_MAX: u64 = 16 << 20;
+
+/// The number of layouts that the cache is made for; more or fewer may fit.
+const LAYOUTS: usize = 1 << 14;
+
+/// The fewest chunks without a layout that another thread is asked to help with.
+const LAYOUTS_PER_THREAD_MIN: usize = 4;
+
+#[derive(Clone)]
+struct LayoutBytes;
+
+impl Weighter<LayoutKey, Arc<Layout>> for LayoutBytes {
+    fn weight(&self, _: &LayoutKey, layout: &Arc<Layout>) -> u64 {
+        let of_piece = |piece: &Piece| {
+            size_of::<Piece>() + (piece.requires.capacity() + piece.related.capacity()) * size_of::<usize>()
+        };
+        let pieces: usize = layout.pieces.iter().map(of_piece).sum();
+        (size_of::<LayoutKey>() + size_of::<Layout>() + pieces) as u64
+    }
+}
+
+impl Layouts {
+    /// Returns an empty cache.
+    pub fn new() -> Self {
+        Self(Cache::with_weighter(LAYOUTS, LAYOUT_BYTES_MAX, LayoutBytes))
+    }
+
+    /// Returns `[chunk]`, the layouts of texts, from the cache if possible. `blocks` are the blocks of the same chunks.
+    fn of_chunks(&self, chunks: &[Arc<Chunk>], blocks: &Blocks) -> Vec<Arc<Layout>> {
+        let key = |chunk: &Arc<Chunk>| {
+            let hash = blake3::hash(chunk.text.as_bytes());
+            (chunk.kind, *hash.as_bytes().first_chunk().expect("a hash has 32 bytes"))
+        };
+        let keys: Vec<LayoutKey> = chunks.iter().map(key).collect();
+        let known: Vec<Option<Arc<Layout>>> = keys.iter().map(|key| self.0.get(key)).collect();
+        let find = |(at, known): (usize, Option<Arc<Layout>>)| {
+            known.unwrap_or_else(|| {
+                let layout = Arc::new(layout_of(&chunks[at], &blocks.blocks[at]));
+                self.0.insert(keys[at], Arc::clone(&layout));
+                layout
+            })
+        };
+        if known.iter().all(Option::is_some) {
+            return known.into_iter().enumerate().map(find).collect();
+        }
+        known.into_par_iter().enumerate().with_min_len(LAYOUTS_PER_THREAD_MIN).map(find).collect()
+    }
+}
+
+impl Default for Layouts {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn layout_of(chunk: &Chunk, block: &Block) -> Layout {
+    // The block has the sentences of the text already.
+    let sentences = |part: &str| {
+        if part.len() == chunk.text.len() {
+            block.sentences().map(|sentence| sentence.bytes).collect()
+        } else {
+            text::sentences(part)
+        }
+    };
+    Layout::with_sentences(&chunk.text, chunk.kind, &sentences)
+}
+
 /// Returns all units of `chunks`, in the order of the text, and how they belong together. A chunk without text
 /// has none. `blocks` are the blocks of the same chunks.
 pub fn split_units(
     granularity: Granularity,
     chunks: &[Arc<Chunk>],
     blocks: &Blocks,
+    layouts: &Layouts,
 ) -> (Vec<Unit>, Outlines) {
     let mut units = Vec::new();
     let mut outlines = Outlines::default();
-    for (index, (chunk, block)) in chunks.iter().zip(&blocks.blocks).enumerate() {
+    let prose = Arc::new(Layout::prose());
+    let layouts = layouts.of_chunks(chunks, blocks);
+    for (index, ((chunk, block), layout)) in chunks.iter().zip(&blocks.blocks).zip(layouts).enumerate() {
         let first = blocks.spans[index].start;
         outlines.first_units.push(units.len());
-        // The block has the sentences of the text already.
-        let sentences = |part: &str| {
-            if part.len() == chunk.text.len() {
-                block.sentences().map(|sentence| sentence.bytes).collect()
-            } else {
-                text::sentences(part)
-            }
-        };
-        let layout = Layout::with_sentences(&chunk.text, chunk.kind, &sentences);
         outlines.has_structure |= layout.kind != Kind::Prose;
         outlines.has_items |=
             layout.pieces.iter().any(|piece| text::is_list_item(piece.bytes.slice(&chunk.text)));
         outlines.has_rows |= layout.pieces.iter().any(|piece| piece.is_row);
         let layout = match granularity {
             Granularity::Sentence => layout,
-            Granularity::Chunk | Granularity::Word => Layout::prose(),
+            Granularity::Chunk | Granularity::Word => Arc::clone(&prose),
         };
         let on_key_axis =
             |bytes: ByteRange, tokens: TokenSpan| UnitSpan { bytes, tokens: tokens.shifted(first) };
