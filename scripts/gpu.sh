@@ -4,7 +4,7 @@
 #
 #   prepare   fetches the models and the CUDA build of ONNX Runtime, and builds everything. Needs no GPU
 #   tests     the tests that need a GPU, `thresher doctor`, two daemons on one GPU, and GPUs that cannot be used
-#   encoder   the default model in f16, f32 and TF32, beside sentence-transformers on PyTorch, and how far answers differ from those of the CPU
+#   encoder   the default model in f16 and f32, beside sentence-transformers on PyTorch, and how far answers differ from those of the CPU
 #   decoder   SmolLM2-135M beside transformers on PyTorch, and how far the output of a decoder changes
 #
 # Needs the driver, CUDA 13, cuDNN 9, and what `make test` needs. If CUDA is not in the loader's path, the libraries of PyTorch's packages
@@ -113,23 +113,15 @@ tests() {
   fi
 }
 
-# How the model multiplies: f16, f32, or f32 as TF32, which is the same on a CPU.
-use_precision() {
-  weights=${1/tf32/f32}
-  tf32=()
-  [ "$1" != tf32 ] || tf32=(--tf32)
-}
-
 encoder() {
   local sizes=(--rounds 10) sizes_1000=(--chunks 1000 --rounds 3) warm=(--rounds 2) peer=() rows=40 precision model
   [ -n "$gpu" ] || {
     sizes=(--rounds 1 --tokens 20 --clients 1) sizes_1000=(--chunks 200 --rounds 1 --tokens 20 --clients 1)
     warm=(--chunks 10 --rounds 1 --requests 10 --clients 2) peer=(--peer-backend torch) rows=2
   }
-  for precision in f16 tf32 f32; do
-    use_precision "$precision"
+  for precision in f16 f32; do
     model=$out/minilm-l6-$precision
-    table "export-$precision" "$binary" export "$source" --out "$model" --name minilm-l6 --weights "$weights"
+    table "export-$precision" "$binary" export "$source" --out "$model" --name minilm-l6 --weights "$precision"
     export THRESHER__MODEL__DIR=$model
     # f16 is what docs/models.md recommends on a GPU. The peers compute in f32 and in f16 beside it.
     if [ "$precision" = f16 ]; then
@@ -138,7 +130,7 @@ encoder() {
       table throughput-1000-f16 "$lab" throughput "${sizes_1000[@]}" --json "$out/throughput-1000-f16.json"
       table warm-f16 "$lab" warm "${warm[@]}" --json "$out/warm-f16.json"
     else
-      table "throughput-100-$precision" "$lab" throughput "${tf32[@]}" --chunks 100 "${sizes[@]}" --json "$out/throughput-100-$precision.json"
+      table "throughput-100-$precision" "$lab" throughput --chunks 100 "${sizes[@]}" --json "$out/throughput-100-$precision.json"
     fi
     unset THRESHER__MODEL__DIR
   done

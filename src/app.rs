@@ -56,12 +56,11 @@ pub fn engine(config: &Config) -> EngineBuilder {
 
 /// The same engine without the calibration of budgets that promise a coverage.
 pub fn uncalibrated_engine(config: &Config) -> EngineBuilder {
-    let config::Model { device, device_memory_bytes_max, tf32, device_fallback, .. } = config.model;
+    let config::Model { device, device_memory_bytes_max, device_fallback, .. } = config.model;
     let engine = Engine::builder(&config.model.dir, config.model.runtime_lib())
         .workers(config.model.workers())
         .device(device)
         .device_memory_bytes_max(device_memory_bytes_max)
-        .tf32(tf32)
         .device_fallback(device_fallback)
         .all_layers(config.model.exports_itself())
         .settings(pipeline_settings(config))

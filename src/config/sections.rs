@@ -77,9 +77,6 @@ pub struct Model {
     pub device: DeviceChoice,
     /// Bytes of GPU memory that the model may use. 0: no limit.
     pub device_memory_bytes_max: u64,
-    /// Whether a GPU multiplies single precision as TF32: faster, with 10 bits of mantissa.
-    #[serde(skip)]
-    pub tf32: bool,
     /// Whether the CPU computes what the GPU fails to compute. If not, the request fails.
     #[serde(skip)]
     pub device_fallback: bool,
@@ -226,7 +223,6 @@ impl Default for Model {
             workers: 0,
             device: DeviceChoice::default(),
             device_memory_bytes_max: 0,
-            tf32: false,
             device_fallback: true,
             kv_dir: PathBuf::new(),
         }

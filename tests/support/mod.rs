@@ -60,7 +60,6 @@ pub fn ort_settings(model_dir: &Path, workers: usize) -> OrtSettings {
         workers,
         device: DeviceChoice::Cpu,
         device_memory_bytes_max: 0,
-        tf32: false,
         all_heads: false,
         all_layers: false,
         probe: false,

@@ -113,7 +113,6 @@ impl EngineBuilder {
             workers: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
             device: DeviceChoice::default(),
             device_memory_bytes_max: 0,
-            tf32: false,
             all_heads: false,
             all_layers: false,
             probe: false,
@@ -150,13 +149,6 @@ impl EngineBuilder {
     /// Limits the GPU memory that the model allocates, in bytes. The default is 0, which means no limit.
     pub fn device_memory_bytes_max(mut self, bytes: u64) -> Self {
         self.load.device_memory_bytes_max = bytes;
-        self
-    }
-
-    /// Sets whether a GPU multiplies `f32` as TF32: faster, with 10 bits of mantissa. Blocks that were read with TF32 are
-    /// not used without it, and the CPU does not take over from the GPU. The default is false.
-    pub fn tf32(mut self, tf32: bool) -> Self {
-        self.load.tf32 = tf32;
         self
     }
 

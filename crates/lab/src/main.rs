@@ -29,9 +29,6 @@ struct Args {
     /// The model directory (overrides model.dir).
     #[arg(long, global = true, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// Let a GPU multiply f32 weights as TF32: faster, with 10 bits of mantissa instead of 23.
-    #[arg(long, global = true)]
-    tf32: bool,
     #[command(subcommand)]
     command: Command,
 }
@@ -53,7 +50,7 @@ fn main() -> ExitCode {
 }
 
 fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let Args { config, json, model, tf32, command } = args;
+    let Args { config, json, model, command } = args;
     let file = match config {
         Some(file) => Some(file).filter(|file| !file.is_empty()).map(PathBuf::from),
         None => config::settings_file(),
@@ -62,7 +59,6 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(dir) = model {
         config.model.dir = dir;
     }
-    config.model.tf32 = tf32;
     // Created first, so that an error shows before a long run.
     if let Some(path) = &json {
         let file = std::fs::OpenOptions::new().create(true).append(true).open(path);

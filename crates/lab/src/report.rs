@@ -93,7 +93,6 @@ impl ModelOnDevice {
             "cores": std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
             "device": self.device.name,
             "gpu": gpu_name(&self.device.name),
-            "tf32": self.device.tf32,
             "int8_kernels": is_cpu.then(cpu_kernels),
             "execution_provider": if is_cpu { "CPUExecutionProvider" } else { "CUDAExecutionProvider" },
             "onnxruntime": self.runtime_version,
@@ -139,7 +138,6 @@ pub fn headline(report: &Value) -> String {
     let int8_kernels = text(&machine["int8_kernels"]).map(|kind| format!("8-bit kernels {kind}"));
     let about = [
         text(&machine["gpu"]),
-        (machine["tf32"] == true).then(|| "TF32".to_owned()),
         Some(shown(&machine["execution_provider"])),
         Some(format!("ONNX Runtime {}", shown(&machine["onnxruntime"]))),
         // The kind matters for these weights only.
@@ -178,10 +176,7 @@ mod tests {
         check("int8", cpu, vnni);
         let gpu =
             json!({"device": "cuda:0", "execution_provider": "CUDAExecutionProvider", "gpu": "NVIDIA X"});
-        check("f16", gpu.clone(), "cuda:0 (NVIDIA X, CUDAExecutionProvider, ONNX Runtime 1.31.1), 4");
-        let mut tf32 = gpu;
-        tf32["tf32"] = true.into();
-        check("f32", tf32, "cuda:0 (NVIDIA X, TF32, CUDAExecutionProvider, ONNX Runtime 1.31.1), 4");
+        check("f16", gpu, "cuda:0 (NVIDIA X, CUDAExecutionProvider, ONNX Runtime 1.31.1), 4");
     }
 
     #[test]

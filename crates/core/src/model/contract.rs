@@ -243,6 +243,12 @@ pub enum Weights {
 }
 
 impl Weights {
+    /// Returns whether results with these weights are the same on every device and machine, except for rounding in single
+    /// precision.
+    pub fn is_exact(self) -> bool {
+        self == Self::F32
+    }
+
     /// Returns the name of the element type in a contract.
     pub fn as_str(self) -> &'static str {
         match self {

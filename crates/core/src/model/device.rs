@@ -26,8 +26,6 @@ pub enum DeviceChoice {
 pub struct DeviceInUse {
     /// The name of the device: `cpu`, `cuda:0`, ...
     pub name: String,
-    /// Whether the device multiplies `f32` as TF32.
-    pub tf32: bool,
     /// Why the GPU cannot be used, if [`DeviceChoice::Auto`] fell back to the CPU.
     pub gpu_unavailable_reason: Option<String>,
 }
@@ -40,19 +38,13 @@ pub struct UnknownDevice(String);
 impl DeviceInUse {
     /// Returns the CPU as the user's choice, without a fallback reason.
     pub fn cpu() -> Self {
-        Self { name: "cpu".to_owned(), tf32: false, gpu_unavailable_reason: None }
-    }
-
-    /// Returns whether results with these weights are those of every other device and machine, except for rounding in
-    /// single precision.
-    pub fn is_exact(&self, weights: Weights) -> bool {
-        weights == Weights::F32 && !self.tf32
+        Self { name: "cpu".to_owned(), gpu_unavailable_reason: None }
     }
 
     /// Returns whether the CPU may take over from the device: its results with these weights are then the same, except
     /// for rounding, and keys have the same name.
     pub fn has_substitute(&self, weights: Weights) -> bool {
-        !self.is_cpu() && self.is_exact(weights)
+        !self.is_cpu() && weights.is_exact()
     }
 
     /// Returns whether the device is the CPU.
@@ -64,7 +56,6 @@ impl DeviceInUse {
 impl fmt::Display for DeviceInUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)?;
-        f.write_str(if self.tf32 { " with TF32" } else { "" })?;
         self.gpu_unavailable_reason.as_ref().map_or(Ok(()), |why| write!(f, " (no GPU: {why})"))
     }
 }

@@ -63,8 +63,6 @@ pub struct OrtSettings {
     pub device: DeviceChoice,
     /// The largest number of bytes of GPU memory that the sessions may allocate; 0 means no limit.
     pub device_memory_bytes_max: u64,
-    /// Whether a GPU multiplies `f32` as TF32, with 10 bits of mantissa. Keys then have a name of their own.
-    pub tf32: bool,
     /// Whether scores are computed from all heads of a decoder instead of the heads that its contract lists.
     /// A calibration, which chooses these heads, needs all of them.
     pub all_heads: bool,
@@ -336,15 +334,15 @@ fn io_of_session(session: &WeightedSession) -> Vec<IoTensor> {
 /// Returns the fingerprint of the keys that this machine computes with a model (see
 /// [`super::ModelInfo::fingerprint`]).
 ///
-/// With `F32` weights and without TF32 it depends on the contract only: builds of ONNX Runtime, CPUs and GPUs compute single
+/// With `F32` weights it depends on the contract only: builds of ONNX Runtime, CPUs and GPUs compute single
 /// precision alike except for rounding. The rounding is smaller than the error of the cache's codecs: it moves a
 /// key of length 1 by less than 1e-3 (see [`ModelRuntime`]), and the int8 codec, whose error is up to 1/254
 /// (0.4 %) of the largest component, moves a key of 384 components by about 7e-3. All machines of a fleet
 /// therefore share such keys. With `Int8` weights it also depends on the build and on
 /// the kind of kernels, which round intermediate results differently. With `F16` weights it does, too, because x86
-/// multiplies them in 32 bits and a GPU in 16 bits; so does TF32, which only a GPU has.
+/// multiplies them in 32 bits and a GPU in 16 bits.
 fn fingerprint(contract: &Contract, device: &Device) -> String {
-    let is_exact = device.in_use().is_exact(contract.weights.dtype);
+    let is_exact = contract.weights.dtype.is_exact();
     fingerprint_with(&contract.fingerprint(), is_exact, ort::info(), device.arithmetic())
 }
 
@@ -385,14 +383,42 @@ fn ort_error(e: impl std::fmt::Display) -> ort::Error {
 }
 
 fn graph_error(graph: &str, e: impl std::fmt::Display) -> ModelError {
-    ModelError::Graph { graph: graph.to_owned(), reason: e.to_string() }
+    ModelError::Graph { graph: graph.to_owned(), reason: about_memory(&e.to_string()) }
+}
+
+/// Returns a message of ONNX Runtime; one about the memory of a GPU without the places in its source, and with what to do.
+fn about_memory(message: &str) -> String {
+    if let Some(at) = message.find("Available memory of ") {
+        return format!("{}; raise `model.device_memory_bytes_max`", &message[at..]);
+    }
+    let Some(at) = message.find("CUDA failure ") else { return message.to_owned() };
+    let failure = message[at..].split(" ; ").next().unwrap_or_default();
+    let holder =
+        if failure.contains("out of memory") { "; other programs hold the memory of the GPU" } else { "" };
+    format!("{failure}{holder}")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::contract::Weights;
-    use crate::model::device::DeviceInUse;
+
+    #[test]
+    fn messages_about_the_memory_of_a_gpu_say_what_to_do() {
+        let check = |message: &str, expect: &str| assert_eq!(about_memory(message), expect);
+        check(
+            "/source/cuda_call.cc:154 Status CudaCall(int) [with T = cudaError] CUDA failure 2: out of memory ; GPU=0 ; hostname=vm ; expr=f();",
+            "CUDA failure 2: out of memory; other programs hold the memory of the GPU",
+        );
+        check(
+            "Failed to parse \"device_id\": CUDA failure 100: no CUDA-capable device is detected ; GPU=-1 ; line=70",
+            "CUDA failure 100: no CUDA-capable device is detected",
+        );
+        check(
+            "Exception: /source/bfc_arena.cc:360 void* Allocate(size_t) Available memory of 10 is smaller than requested bytes of 20",
+            "Available memory of 10 is smaller than requested bytes of 20; raise `model.device_memory_bytes_max`",
+        );
+        check("another message", "another message");
+    }
 
     #[test]
     fn a_library_that_is_cut_off_is_not_loaded() {
@@ -430,14 +456,10 @@ mod tests {
         for another in [
             reduced(&contract, "2", "x86-vnni"),
             reduced(&contract, "1", "cuda"),
-            reduced(&contract, "1", "cuda-tf32"),
             reduced(&other, "1", "x86-vnni"),
             exact("1", "x86-vnni"),
         ] {
             assert_ne!(first, another);
         }
-        let tf32 = DeviceInUse { tf32: true, ..DeviceInUse::cpu() };
-        assert!(DeviceInUse::cpu().is_exact(Weights::F32) && !tf32.is_exact(Weights::F32));
-        assert!(!DeviceInUse::cpu().is_exact(Weights::F16) && !DeviceInUse::cpu().is_exact(Weights::Int8));
     }
 }

@@ -55,7 +55,11 @@ pub struct Outlines {
 impl Outlines {
     /// Returns the outlines of so many chunks of prose.
     pub fn of_prose(chunks: usize) -> Self {
-        Self { layouts: vec![Arc::new(Layout::prose()); chunks], first_units: vec![0; chunks], ..Self::default() }
+        Self {
+            layouts: std::iter::repeat_n(Arc::new(Layout::prose()), chunks).collect(),
+            first_units: vec![0; chunks],
+            ..Self::default()
+        }
     }
 
     /// Returns `[chunk]`, the layouts of the texts.

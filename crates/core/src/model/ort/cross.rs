@@ -129,7 +129,7 @@ impl CrossRuntime {
 /// Returns the hash of the contract, the weights of the opinions and, where opinions depend on it, the arithmetic.
 fn fingerprint(contract: &Contract, cross: &Cross, device: &Device) -> String {
     let of_contract = Sha256::new().chain_update(contract.fingerprint());
-    let of_contract = if device.in_use().is_exact(contract.weights.dtype) {
+    let of_contract = if contract.weights.dtype.is_exact() {
         of_contract
     } else {
         of_contract.chain_update(device.arithmetic()).chain_update(ort::info())

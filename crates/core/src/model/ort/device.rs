@@ -10,7 +10,7 @@ use ort::session::Session;
 use ort::session::builder::SessionBuilder;
 use ort::value::Tensor;
 
-use super::{OrtSettings, cpu_kernels};
+use super::{OrtSettings, about_memory, cpu_kernels};
 use crate::model::ModelError;
 use crate::model::device::{DeviceChoice, DeviceInUse};
 use crate::model::onnx;
@@ -43,11 +43,7 @@ impl Device {
             cuda: Some(number),
             pins_memory: false,
             memory_bytes_max: usize::try_from(settings.device_memory_bytes_max).ok().filter(|max| *max > 0),
-            in_use: DeviceInUse {
-                name: format!("cuda:{number}"),
-                tf32: settings.tf32,
-                gpu_unavailable_reason: None,
-            },
+            in_use: DeviceInUse { name: format!("cuda:{number}"), gpu_unavailable_reason: None },
         };
         match choice {
             DeviceChoice::Cpu => Ok(cpu(None)),
@@ -65,13 +61,9 @@ impl Device {
         self.cuda.is_none()
     }
 
-    /// Returns the name of how the device multiplies where results depend on it (see [`DeviceInUse::is_exact`]).
+    /// Returns the name of how the device multiplies where results depend on it (see [`Weights::is_exact`](crate::model::contract::Weights::is_exact)).
     pub fn arithmetic(&self) -> &'static str {
-        match (self.cuda, self.in_use.tf32) {
-            (None, _) => cpu_kernels(),
-            (Some(_), false) => "cuda",
-            (Some(_), true) => "cuda-tf32",
-        }
+        if self.is_cpu() { cpu_kernels() } else { "cuda" }
     }
 
     /// Returns the largest number of bytes that sessions on a GPU allocate; `None` means no limit.
@@ -138,7 +130,7 @@ impl Device {
         // limit.
         let mut cuda = CUDA::default()
             .with_device_id(i32::from(number))
-            .with_tf32(self.in_use.tf32)
+            .with_tf32(false)
             .with_attention_backend(attention)
             .with_arena_extend_strategy(ArenaExtendStrategy::SameAsRequested);
         if let Some(max) = self.memory_bytes_max {
@@ -247,7 +239,7 @@ fn reason(error: &ort::Error) -> String {
         .split_once("[ONNXRuntimeError] : ")
         .and_then(|(_, rest)| rest.splitn(3, " : ").nth(2))
         .unwrap_or(first_line);
-    reason.trim().trim_end_matches('.').to_owned()
+    about_memory(reason).trim().trim_end_matches('.').to_owned()
 }
 
 #[cfg(test)]
