@@ -172,8 +172,15 @@ const OWNED: &[(&str, &[&str])] = &[
     ("prost", &["crates/core/src/model/onnx.rs", "crates/core/src/model/onnx/"]),
     ("icu_segmenter", &["crates/core/src/text.rs", "crates/core/src/text/"]),
     ("aho_corasick", &["crates/core/src/text/mentions.rs"]),
-    ("tiktoken_rs", &["crates/core/src/pipeline/count.rs"]),
-    ("quick_cache", &["crates/core/src/kv/local/bounded.rs", "crates/core/src/pipeline/count.rs"]),
+    ("tiktoken_rs", &["crates/core/src/pipeline/count.rs", "crates/core/src/pipeline/units.rs"]),
+    (
+        "quick_cache",
+        &[
+            "crates/core/src/kv/local/bounded.rs",
+            "crates/core/src/pipeline/count.rs",
+            "crates/core/src/pipeline/units.rs",
+        ],
+    ),
     ("axum", &["src/http.rs", "src/http/", "src/app.rs", "src/config/relations.rs"]),
     ("clap", &["src/cli.rs", "src/cli/"]),
     ("anyhow", &["src/app.rs", "src/cli.rs", "src/cli/", "src/shared_tier.rs"]),

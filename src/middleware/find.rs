@@ -458,7 +458,13 @@ impl PassageFinder<'_> {
                     match parse_json(&part.text) {
                         Some(json) => {
                             let records = Records::find(&part.text, json, JSON_STRING_BYTES_MIN);
-                            json.strings(JSON_STRING_BYTES_MIN).try_for_each(|string| {
+                            let mut strings = json.strings(JSON_STRING_BYTES_MIN).peekable();
+                            let is_selected = || is_selected(part.arguments.as_deref());
+                            // Rows of values are compressed as rows; longer texts in JSON each by itself.
+                            if strings.peek().is_none() && has_rows(json, 0) && !is_selected() {
+                                self.passage(part, whole, false, of_part(), found)?;
+                            }
+                            strings.try_for_each(|string| {
                                 let names = records.names_at(string.range().start);
                                 self.passage(part, string.range(), true, names, found)
                             })?;
@@ -567,6 +573,24 @@ fn outside_contexts(
 fn parse_json(text: &str) -> Option<Located<'_>> {
     let begins = text.trim_start().starts_with(['{', '[', '"']);
     begins.then(|| Located::parse(text).ok()).flatten()
+}
+
+/// The fewest items of a list that are rows.
+const ROWS_MIN: usize = 8;
+
+/// How deep in a JSON text a list of rows may be.
+const ROWS_DEPTH_MAX: usize = 3;
+
+/// Returns whether a JSON value is or has a list of rows.
+fn has_rows(json: Located, depth: usize) -> bool {
+    json.items().take(ROWS_MIN).count() == ROWS_MIN
+        || depth < ROWS_DEPTH_MAX && json.fields().any(|(_, value)| has_rows(value, depth + 1))
+}
+
+/// Returns whether the model itself chose the rows of a result, with a query: all of them are then its answer.
+fn is_selected(arguments: Option<&str>) -> bool {
+    let words = arguments.into_iter().flat_map(|text| text.split(|c: char| !c.is_alphanumeric()));
+    words.into_iter().any(|word| ["jq", "select"].iter().any(|name| word.eq_ignore_ascii_case(name)))
 }
 
 /// Returns the last sentences of a query, at most 1,000 bytes. If the last sentence alone is longer, returns its end.
@@ -755,6 +779,17 @@ mod tests {
             long,
             "a deeply nested string"
         );
+        let rows: Vec<_> = (0..ROWS_MIN).map(|id| serde_json::json!({"id": id, "shop": "Voss"})).collect();
+        for rows in [serde_json::json!(rows), serde_json::json!({"page": 1, "found": {"rows": rows}})] {
+            let turns = found(&chat(&[("tool", &rows.to_string())]), &policy());
+            let [passage] = &turns[0].passages[..] else { panic!("the rows are one text") };
+            assert_eq!((passage.is_quoted, &*passage.text), (false, &*rows.to_string()));
+        }
+        let few = serde_json::json!([{"id": 1}, {"id": 2}]).to_string();
+        assert_eq!(found(&chat(&[("tool", &few)]), &policy())[0].passages.len(), 0, "a few rows");
+        let selected = ["jq '.rows[] | .id' x.json", "sqlite3 -json x.db \"SELECT * FROM t\""];
+        assert!(selected.into_iter().all(|command| is_selected(Some(command))));
+        assert!(!is_selected(Some("curl -s localhost/selected")) && !is_selected(None));
         let turns = found(&chat(&[("tool", "[1] not JSON")]), &policy());
         assert_eq!(turns[0].passages.len(), 1, "a text that begins like JSON");
     }

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use serde_json::Value;
+
 /// A passage of a string, and the text that replaces it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
@@ -87,9 +89,54 @@ pub fn left_out(original: &str, dropped: &[Range<usize>]) -> String {
     format!("{word} {} of {number}", names.join(", "))
 }
 
+/// Returns the line after a JSON text that says what was left out of it: `[… 48 of 60 items and 12 of 240 fields are left out]`.
+pub fn left_out_of_json(original: &str, kept: &str) -> String {
+    let count = |text: &str| serde_json::from_str(text).map(|value| JsonParts::of(&value));
+    let (Ok(all), Ok(kept)) = (count(original), count(kept)) else {
+        return format!("\n[… {} of {} characters are kept]", kept.chars().count(), original.chars().count());
+    };
+    let (items, fields) = (all.items - kept.items, all.fields - kept.fields);
+    let of_fields =
+        if fields > 0 { format!(" and {fields} of {} fields", all.fields) } else { String::new() };
+    format!("\n[… {items} of {} items{of_fields} are left out]", all.items)
+}
+
+/// The numbers of items of all lists and of fields of all objects in a JSON value.
+#[derive(Default)]
+struct JsonParts {
+    items: usize,
+    fields: usize,
+}
+
+impl JsonParts {
+    fn of(value: &Value) -> Self {
+        let (own, inside): (Self, Vec<&Value>) = match value {
+            Value::Array(items) => (Self { items: items.len(), fields: 0 }, items.iter().collect()),
+            Value::Object(fields) => (Self { items: 0, fields: fields.len() }, fields.values().collect()),
+            _ => return Self::default(),
+        };
+        inside
+            .into_iter()
+            .map(Self::of)
+            .fold(own, |sum, part| Self { items: sum.items + part.items, fields: sum.fields + part.fields })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_missing_of_json_is_counted() {
+        let check = |original: &str, kept: &str, expect: &str| {
+            assert_eq!(left_out_of_json(original, kept), format!("\n[… {expect}]"));
+        };
+        let rows = r#"{"total": 3, "rows": [{"id": 1, "tags": []}, {"id": 2, "tags": ["x", "y"]}, {"id": 3, "tags": []}]}"#;
+        let kept = r#"{"total": 3, "rows": [{"id": 2, "tags": ["x", "y"]}]}"#;
+        check(rows, kept, "2 of 5 items and 4 of 8 fields are left out");
+        check("[1, 2, 3]", "[3]", "2 of 3 items are left out");
+        check("[1, 2", "[1", "2 of 5 characters are kept");
+    }
 
     #[test]
     fn missing_lines_are_named() {

@@ -98,7 +98,12 @@ pub(super) fn shortened(passage: &Passage, kept: &[(usize, usize)]) -> String {
         (false, _) => {
             let layout = Layout::detect(&passage.text, Kind::Auto);
             let spans: Vec<ByteRange> = ranges(kept).collect();
-            assemble::joined(&passage.text, &spans, &layout, omissions_of(&passage.kind))
+            let mut text = assemble::joined(&passage.text, &spans, &layout, omissions_of(&passage.kind));
+            // Inside JSON there is no place for marks.
+            if layout.kind == Kind::Json && !passage.is_quoted {
+                text.push_str(&pieces::left_out_of_json(&passage.text, &text));
+            }
+            text
         }
     }
 }
