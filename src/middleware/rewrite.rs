@@ -382,8 +382,10 @@ pub fn rewrite(
                 }
             }
         }
-        // Only answers of the middleware are cited.
-        for CitedRecord { text, kind, names } in turn.records.iter().filter(|_| conversation.is_cited) {
+        // Only answers of the middleware are cited, and only what the model has been sent.
+        let cited =
+            turn.records.iter().filter(|record| conversation.is_cited && is_sent(record, turn, &sent));
+        for CitedRecord { text, kind, names } in cited {
             let seen = vec![ByteRange::new(0, text.len())];
             out.cited_records.push(SeenText {
                 chunk: ids.chunk(kind, names, text),
@@ -394,6 +396,17 @@ pub fn rewrite(
         add_context(conversation, turn, added, &kept_of_added, &mut out);
     }
     Ok(out)
+}
+
+/// Returns whether a record is in what is sent of the rows of its turn. Records of other results are always sent.
+fn is_sent(record: &CitedRecord, turn: &Turn, sent: &SentTurn) -> bool {
+    turn.passages.iter().zip(&sent.kept).filter(|(passage, _)| !passage.is_quoted).all(|(passage, kept)| {
+        let place = kept.as_ref().and_then(|kept| Some((kept, passage.text.find(&record.text)?)));
+        place.is_none_or(|(kept, at)| {
+            let record = ByteRange::new(at, at + record.text.len());
+            ranges(kept).any(|kept| kept.start <= record.start && record.end <= kept.end)
+        })
+    })
 }
 
 /// Leaves a conversation uncompressed; only the added context is inserted, whole. No text is prepared for citations, however many there are.
@@ -607,6 +620,29 @@ mod tests {
         let whole = uncompressed(conversation);
         assert_eq!((whole.sources.len(), whole.seen_bytes), (1, "Added.".len()));
         assert_eq!(whole.added, as_before.added, "the added context is in the same position");
+    }
+
+    #[test]
+    fn a_row_that_was_left_out_is_not_cited() {
+        let rows: Vec<Value> = (0..9).map(|id| json!({"id": format!("S-{id}"), "shop": "Voss"})).collect();
+        let result = json!(rows).to_string();
+        let call = json!({"id": "c1", "type": "function", "function": {"name": "sales", "arguments": "{}"}});
+        let messages = json!([
+            {"role": "user", "content": "Which?"},
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": result},
+        ]);
+        let text = json!({ "messages": messages }).to_string();
+        let policy = Policy { tools: vec!["*".to_owned()], ..Policy::default() };
+        let turn =
+            turns(&Dialect::Chat.conversation(Located::parse(&text).expect("JSON")), &policy).turns.remove(0);
+        let second = result.find(r#"{"id":"S-1""#).expect("a row");
+        let kept = vec![(second, second + rows[1].to_string().len())];
+        let cited = |kept| {
+            let sent = SentTurn { options: String::new(), kept: vec![kept], marked: false };
+            turn.records.iter().filter(|record| is_sent(record, &turn, &sent)).count()
+        };
+        assert_eq!((cited(None), cited(Some(kept)), cited(Some(Vec::new()))), (9, 1, 0));
     }
 
     #[test]
