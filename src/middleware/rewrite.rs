@@ -634,8 +634,10 @@ mod tests {
         ]);
         let text = json!({ "messages": messages }).to_string();
         let policy = Policy { tools: vec!["*".to_owned()], ..Policy::default() };
-        let turn =
-            turns(&Dialect::Chat.conversation(Located::parse(&text).expect("JSON")), &policy).turns.remove(0);
+        let turn = turns(&Dialect::Chat.conversation(Located::parse(&text).expect("JSON")), &policy)
+            .turns
+            .pop()
+            .expect("a turn");
         let second = result.find(r#"{"id":"S-1""#).expect("a row");
         let kept = vec![(second, second + rows[1].to_string().len())];
         let cited = |kept| {
