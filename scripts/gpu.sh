@@ -114,7 +114,8 @@ tests() {
 }
 
 encoder() {
-  local sizes=(--rounds 10) sizes_1000=(--chunks 1000 --rounds 3) warm=(--rounds 2) peer=() rows=40 precision model
+  local sizes=(--rounds 10) sizes_1000=(--chunks 1000 --rounds 3) warm=(--rounds 2) peer=() rows=40 more precision model
+  read -ra more <<<"${AGREE_FILES:-}"
   [ -n "$gpu" ] || {
     sizes=(--rounds 1 --tokens 20 --clients 1) sizes_1000=(--chunks 200 --rounds 1 --tokens 20 --clients 1)
     warm=(--chunks 10 --rounds 1 --requests 10 --clients 2) peer=(--peer-backend torch) rows=2
@@ -135,7 +136,7 @@ encoder() {
     unset THRESHER__MODEL__DIR
   done
   table agree python3 scripts/gpu.py agree "$binary" "$out/minilm-l6-f32" "$out/minilm-l6-f16" --device "$device" \
-    --rows "$rows" models/facts/rows.jsonl ${AGREE_FILES:-} --json "$out/agree.json"
+    --rows "$rows" models/facts/rows.jsonl "${more[@]}" --json "$out/agree.json"
 }
 
 decoder() {
