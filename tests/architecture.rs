@@ -159,7 +159,7 @@ const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
     ("repeats", &["units"]),
     ("select", &["answerable", "conformal", "outcome", "repeats", "score", "units"]),
     ("tokenize", &["validate"]),
-    ("units", &["blocks", "tokenize"]),
+    ("units", &["blocks", "count", "tokenize"]),
     ("validate", &[]),
 ];
 

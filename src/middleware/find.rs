@@ -459,9 +459,9 @@ impl PassageFinder<'_> {
                         Some(json) => {
                             let records = Records::find(&part.text, json, JSON_STRING_BYTES_MIN);
                             let mut strings = json.strings(JSON_STRING_BYTES_MIN).peekable();
-                            let is_selected = || is_selected(part.arguments.as_deref());
+                            let chosen = || part.arguments.as_deref().is_some_and(untouched::chooses_rows);
                             // Rows of values are compressed as rows; longer texts in JSON each by itself.
-                            if strings.peek().is_none() && has_rows(json, 0) && !is_selected() {
+                            if strings.peek().is_none() && has_rows(json, 0) && !chosen() {
                                 self.passage(part, whole, false, of_part(), found)?;
                             }
                             strings.try_for_each(|string| {
@@ -585,12 +585,6 @@ const ROWS_DEPTH_MAX: usize = 3;
 fn has_rows(json: Located, depth: usize) -> bool {
     json.items().take(ROWS_MIN).count() == ROWS_MIN
         || depth < ROWS_DEPTH_MAX && json.fields().any(|(_, value)| has_rows(value, depth + 1))
-}
-
-/// Returns whether the model itself chose the rows of a result, with a query: all of them are then its answer.
-fn is_selected(arguments: Option<&str>) -> bool {
-    let words = arguments.into_iter().flat_map(|text| text.split(|c: char| !c.is_alphanumeric()));
-    words.into_iter().any(|word| ["jq", "select"].iter().any(|name| word.eq_ignore_ascii_case(name)))
 }
 
 /// Returns the last sentences of a query, at most 1,000 bytes. If the last sentence alone is longer, returns its end.
@@ -787,9 +781,6 @@ mod tests {
         }
         let few = serde_json::json!([{"id": 1}, {"id": 2}]).to_string();
         assert_eq!(found(&chat(&[("tool", &few)]), &policy())[0].passages.len(), 0, "a few rows");
-        let selected = ["jq '.rows[] | .id' x.json", "sqlite3 -json x.db \"SELECT * FROM t\""];
-        assert!(selected.into_iter().all(|command| is_selected(Some(command))));
-        assert!(!is_selected(Some("curl -s localhost/selected")) && !is_selected(None));
         let turns = found(&chat(&[("tool", "[1] not JSON")]), &policy());
         assert_eq!(turns[0].passages.len(), 1, "a text that begins like JSON");
     }

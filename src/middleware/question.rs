@@ -7,6 +7,8 @@ use std::sync::LazyLock;
 use stop_words::Language;
 use thresher_core::text;
 
+use super::untouched::is_in;
+
 /// What the text of a message asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asked {
@@ -138,10 +140,6 @@ fn is_generic(words: &[String]) -> bool {
 fn is_without_content(words: &[String], is_allowed: &dyn Fn(&str) -> bool) -> bool {
     let is_of = |stops: &HashSet<&str>| words.iter().all(|word| is_allowed(word) || stops.contains(&**word));
     STOP_WORDS.iter().any(is_of)
-}
-
-fn is_in(list: &str, word: &str) -> bool {
-    list.split_whitespace().any(|listed| listed == word)
 }
 
 fn words(text: &str) -> Vec<String> {

@@ -400,13 +400,12 @@ pub fn rewrite(
 
 /// Returns whether a record is in what is sent of the rows of its turn. Records of other results are always sent.
 fn is_sent(record: &CitedRecord, turn: &Turn, sent: &SentTurn) -> bool {
-    turn.passages.iter().zip(&sent.kept).filter(|(passage, _)| !passage.is_quoted).all(|(passage, kept)| {
-        let place = kept.as_ref().and_then(|kept| Some((kept, passage.text.find(&record.text)?)));
-        place.is_none_or(|(kept, at)| {
-            let record = ByteRange::new(at, at + record.text.len());
-            ranges(kept).any(|kept| kept.start <= record.start && record.end <= kept.end)
-        })
-    })
+    let has = |text: &str| text.contains(&record.text);
+    turn.passages.iter().zip(&sent.kept).filter(|(passage, _)| !passage.is_quoted && has(&passage.text)).all(
+        |(passage, kept)| {
+            kept.as_ref().is_none_or(|kept| ranges(kept).any(|range| has(range.slice(&passage.text))))
+        },
+    )
 }
 
 /// Leaves a conversation uncompressed; only the added context is inserted, whole. No text is prepared for citations, however many there are.

@@ -101,6 +101,12 @@ pub fn prints_file(name: &str, arguments: &str) -> bool {
         && !rest.split_whitespace().any(is_log)
 }
 
+/// Returns whether arguments of a call hold a query with which the model itself chose the rows of the result: all of them are its answer.
+pub fn chooses_rows(arguments: &str) -> bool {
+    let mut words = arguments.split(|c: char| !c.is_alphanumeric());
+    words.any(|word| ["jq", "select"].iter().any(|name| word.eq_ignore_ascii_case(name)))
+}
+
 /// Returns whether a word is the path of a log: `app.log`, `app.log.1` or anything below `log/` or `logs/`.
 fn is_log(word: &str) -> bool {
     let path = word.to_lowercase();
@@ -111,7 +117,8 @@ fn is_log(word: &str) -> bool {
         || folders.iter().any(|folder| ["log", "logs"].contains(folder))
 }
 
-fn is_in(list: &str, word: &str) -> bool {
+/// Returns whether a list of words, divided by white space, has a word.
+pub fn is_in(list: &str, word: &str) -> bool {
     list.split_ascii_whitespace().any(|listed| listed == word)
 }
 
@@ -223,6 +230,13 @@ fn is_numbered(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rows_that_a_query_chose_are_known_by_its_words() {
+        let chosen = ["jq '.rows[] | .id' x.json", "sqlite3 -json x.db \"SELECT * FROM t\""];
+        assert!(chosen.into_iter().all(chooses_rows));
+        assert!(!chooses_rows("curl -s localhost/selected"));
+    }
 
     #[test]
     fn tools_of_files_are_known_by_a_word_of_their_name_in_any_spelling() {

@@ -383,11 +383,11 @@ fn ort_error(e: impl std::fmt::Display) -> ort::Error {
 }
 
 fn graph_error(graph: &str, e: impl std::fmt::Display) -> ModelError {
-    ModelError::Graph { graph: graph.to_owned(), reason: about_memory(&e.to_string()) }
+    ModelError::Graph { graph: graph.to_owned(), reason: without_places(&e.to_string()) }
 }
 
-/// Returns a message of ONNX Runtime; one about the memory of a GPU without the places in its source, and with what to do.
-fn about_memory(message: &str) -> String {
+/// Returns a message of ONNX Runtime; one about a GPU without the places in its source, and with what to do if memory is short.
+fn without_places(message: &str) -> String {
     if let Some(at) = message.find("Available memory of ") {
         return format!("{}; raise `model.device_memory_bytes_max`", &message[at..]);
     }
@@ -401,10 +401,11 @@ fn about_memory(message: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::contract::Weights;
 
     #[test]
-    fn messages_about_the_memory_of_a_gpu_say_what_to_do() {
-        let check = |message: &str, expect: &str| assert_eq!(about_memory(message), expect);
+    fn messages_about_a_gpu_say_what_to_do() {
+        let check = |message: &str, expect: &str| assert_eq!(without_places(message), expect);
         check(
             "/source/cuda_call.cc:154 Status CudaCall(int) [with T = cudaError] CUDA failure 2: out of memory ; GPU=0 ; hostname=vm ; expr=f();",
             "CUDA failure 2: out of memory; other programs hold the memory of the GPU",
@@ -461,5 +462,6 @@ mod tests {
         ] {
             assert_ne!(first, another);
         }
+        assert!(Weights::F32.is_exact() && !Weights::F16.is_exact() && !Weights::Int8.is_exact());
     }
 }

@@ -51,7 +51,15 @@ impl TokenCounter {
 
 /// A cache of token counts, by the hashes of the texts. Requests name the same chunks and frames again and again, and counting them takes
 /// longer than scanning the chunks.
-pub struct TextCosts(Cache<(TokenizerName, [u8; 16]), usize>);
+pub struct TextCosts(Cache<(TokenizerName, TextHash), usize>);
+
+/// The hash of a text, by which caches find what is known of it.
+pub type TextHash = [u8; 16];
+
+/// Returns the hash of a text.
+pub fn hash_of(text: &str) -> TextHash {
+    *blake3::hash(text.as_bytes()).as_bytes().first_chunk().expect("a hash has 32 bytes")
+}
 
 /// The number of texts in the cache.
 const TEXTS_MAX: usize = 1 << 17;
@@ -72,8 +80,7 @@ impl TextCosts {
         name: TokenizerName,
         text: &str,
     ) -> Result<usize, PipelineError> {
-        let hash = blake3::hash(text.as_bytes());
-        let key = (name, *hash.as_bytes().first_chunk().expect("a hash has 32 bytes"));
+        let key = (name, hash_of(text));
         if let Some(cost) = self.0.get(&key) {
             return Ok(cost);
         }

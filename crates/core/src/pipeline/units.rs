@@ -9,6 +9,7 @@ use quick_cache::sync::Cache;
 use rayon::prelude::*;
 
 use super::blocks::Blocks;
+use super::count::{TextHash, hash_of};
 use super::tokenize::tokens_under;
 use crate::domain::{ByteRange, Chunk, Granularity, Kind, TokenSpan};
 use crate::kv::block::{Block, Sentence};
@@ -141,7 +142,7 @@ impl Outlines {
 pub struct Layouts(Cache<LayoutKey, Arc<Layout>, LayoutBytes>);
 
 /// The kind that the caller named, and the hash of the text.
-type LayoutKey = (Kind, [u8; 16]);
+type LayoutKey = (Kind, TextHash);
 
 /// The bytes of all layouts in the cache together.
 const LAYOUT_BYTES_MAX: u64 = 16 << 20;
@@ -173,11 +174,7 @@ impl Layouts {
 
     /// Returns `[chunk]`, the layouts of texts, from the cache if possible. `blocks` are the blocks of the same chunks.
     fn of_chunks(&self, chunks: &[Arc<Chunk>], blocks: &Blocks) -> Vec<Arc<Layout>> {
-        let key = |chunk: &Arc<Chunk>| {
-            let hash = blake3::hash(chunk.text.as_bytes());
-            (chunk.kind, *hash.as_bytes().first_chunk().expect("a hash has 32 bytes"))
-        };
-        let keys: Vec<LayoutKey> = chunks.iter().map(key).collect();
+        let keys: Vec<LayoutKey> = chunks.iter().map(|chunk| (chunk.kind, hash_of(&chunk.text))).collect();
         let known: Vec<Option<Arc<Layout>>> = keys.iter().map(|key| self.0.get(key)).collect();
         let find = |(at, known): (usize, Option<Arc<Layout>>)| {
             known.unwrap_or_else(|| {

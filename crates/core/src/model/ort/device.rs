@@ -10,7 +10,7 @@ use ort::session::Session;
 use ort::session::builder::SessionBuilder;
 use ort::value::Tensor;
 
-use super::{OrtSettings, about_memory, cpu_kernels};
+use super::{OrtSettings, cpu_kernels, without_places};
 use crate::model::ModelError;
 use crate::model::device::{DeviceChoice, DeviceInUse};
 use crate::model::onnx;
@@ -239,7 +239,7 @@ fn reason(error: &ort::Error) -> String {
         .split_once("[ONNXRuntimeError] : ")
         .and_then(|(_, rest)| rest.splitn(3, " : ").nth(2))
         .unwrap_or(first_line);
-    about_memory(reason).trim().trim_end_matches('.').to_owned()
+    without_places(reason).trim().trim_end_matches('.').to_owned()
 }
 
 #[cfg(test)]
