@@ -6,6 +6,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
+use thresher_core::pipeline::outcome::Ranked;
 use thresher_registry::Hit;
 use thresher_registry::filter::Filter;
 
@@ -106,6 +107,8 @@ pub struct SearchAnswer {
     rank: Rank,
     /// The number of chunks that BM25 found and the model ranked.
     candidates: usize,
+    /// Whether any of the candidates has to do with the question; `null` if nothing was found, or BM25 alone ordered the results.
+    related: Option<bool>,
     timing_ms: TimingMs,
 }
 
@@ -164,27 +167,32 @@ impl SearchAnswer {
     /// The results as text for a model, best first.
     pub fn to_plain_text(&self) -> String {
         let results: Vec<String> = self.results.iter().map(|result| result.chunk.to_plain_text()).collect();
-        if results.is_empty() {
-            "No registered chunk has a word of the question.".to_owned()
-        } else {
-            results.join("\n\n")
-        }
+        let warning = match (results.is_empty(), self.related) {
+            (true, _) => Some("No registered chunk has a word of the question."),
+            (_, Some(false)) => {
+                Some("None of the registered chunks seems to answer the question. These have words of it:")
+            }
+            _ => None,
+        };
+        warning.map(str::to_owned).into_iter().chain(results).collect::<Vec<_>>().join("\n\n")
     }
 
-    /// The answer with the best of `hits` by `scores`, best first. Hits with equal scores stay in their order.
-    pub fn new(
-        request: &SearchRequest,
-        hits: Vec<Hit>,
-        scores: Option<Vec<f32>>,
-        timing_ms: TimingMs,
-    ) -> Self {
+    /// The answer with the best of `hits`, best first: as the model `ranked` them, or without that by BM25. Hits with equal scores stay in
+    /// their order.
+    pub fn new(request: &SearchRequest, hits: Vec<Hit>, ranked: Option<Ranked>, timing_ms: TimingMs) -> Self {
         let candidates = hits.len();
-        let scores = scores.unwrap_or_else(|| hits.iter().map(|hit| hit.bm25).collect());
+        let relevance = ranked.as_ref().and_then(|ranked| ranked.relevance);
+        let scores = match ranked {
+            Some(ranked) => ranked.chunks,
+            None => hits.iter().map(|hit| hit.bm25).collect(),
+        };
         let mut scored: Vec<(f32, Hit)> = scores.into_iter().zip(hits).collect();
         scored.sort_by(|a, b| b.0.total_cmp(&a.0));
         scored.truncate(request.limit);
         let result =
             |(score, hit): (f32, Hit)| ResultAnswer { score, bm25: hit.bm25, chunk: (&*hit.chunk).into() };
-        Self { results: scored.into_iter().map(result).collect(), rank: request.rank, candidates, timing_ms }
+        let results = scored.into_iter().map(result).collect();
+        let related = relevance.map(|relevance| relevance.related);
+        Self { results, rank: request.rank, candidates, related, timing_ms }
     }
 }

@@ -22,7 +22,7 @@ use axum::body::Body;
 use axum::http::{HeaderMap, Method, Uri};
 use axum::response::Response;
 use futures_util::TryFutureExt as _;
-use thresher_core::domain::TokenizerName;
+use thresher_core::domain::{Chunk, TokenizerName};
 use thresher_core::pipeline::PipelineError;
 use thresher_core::pipeline::cancel::Cancel;
 
@@ -128,7 +128,8 @@ async fn pass_on(
     } else {
         rewriting.await?
     };
-    let RewriteOutcome { report, sources, records, left_out } = outcome;
+    let RewriteOutcome { report, sources, records, late, left_out } = outcome;
+    read_late(&service, late);
     let mut tally = request.tally(&service, upstream, &report, left_out);
     // The turns are stored while the upstream works, so that storing takes no time of the request.
     let storing = store_turns(service.originals(), records);
@@ -193,6 +194,19 @@ fn has_media_type(headers: &HeaderMap, media_type: &str) -> bool {
     body::media_type(headers).is_some_and(|found| found == media_type)
 }
 
+/// Reads texts in the background, for the next request.
+fn read_late(service: &Scope, late: Vec<Arc<Chunk>>) {
+    if late.is_empty() {
+        return;
+    }
+    let (scope, executor) = (service.clone(), service.executor().clone());
+    let deadline = Instant::now() + service.settings.admission.deadline_default();
+    tokio::spawn(async move {
+        // What is not read in time, or fails, is tried again by the next request.
+        let _ = executor.run(deadline, move |cancel| Ok(scope.ready()?.warm(&late, cancel)?)).await;
+    });
+}
+
 async fn store_turns(originals: TenantOriginals, records: Vec<([u8; 32], SentTurn)>) {
     if !records.is_empty() {
         let stored = run_blocking(move || {
@@ -254,6 +268,8 @@ struct RewriteOutcome {
     sources: Option<Arc<SeenTexts>>,
     /// What was sent of turns, to be stored.
     records: Vec<([u8; 32], SentTurn)>,
+    /// Texts that there was no time to read, and that a later request may compress.
+    late: Vec<Arc<Chunk>>,
     left_out: LeftOut,
 }
 
@@ -276,7 +292,7 @@ async fn rewrite(
         let work = move |cancel: &Cancel| request.compress(&scope, input_tokens_max, cancel);
         service.executor().run(deadline, work).await
     };
-    let mut failure = None;
+    let (mut failure, mut is_late) = (None, false);
     let (mut rewritten, reason) = match (request.too_many, request.treatment) {
         (Some(too_many), _) => (None, Some(too_many.reason())),
         (None, None | Some(Treatment::Shadow)) => (None, None),
@@ -294,6 +310,7 @@ async fn rewrite(
             }
             Err(error) => {
                 let reason = error.code.as_str();
+                is_late = matches!(error.code, ErrorCode::DeadlineExceeded | ErrorCode::Overloaded);
                 failure = Some(error).filter(|error| !error.code.is_callers_fault());
                 (None, Some(reason))
             }
@@ -306,7 +323,7 @@ async fn rewrite(
     let finish = move |cancel: &Cancel| {
         let (rewritten, reason) = match rewritten {
             Some(rewritten) => (rewritten, reason),
-            None => match request.without_compression(&scope, cancel) {
+            None => match request.without_compression(&scope, is_late, cancel) {
                 Ok(rewritten) => (rewritten, reason),
                 // Looking up what was sent of earlier turns took too long: all turns are sent whole.
                 Err(error) => (request.uncompressed(), reason.or(Some(error.code.as_str()))),
@@ -329,7 +346,9 @@ async fn rewrite(
         }
         let body = body.into_bytes();
         let left_out = request.left_out(&rewritten, false);
-        let Rewritten { tokens, related, answerable, sources, cited_records, records, .. } = rewritten;
+        let Rewritten { tokens, related, answerable, sources, cited_records, records, late, .. } = rewritten;
+        // Where the next request may compress them, they are read while the model answers.
+        let late = if request.may_be_cached() { Vec::new() } else { late };
         let count_max = scope.pipeline().map_or(0, |pipeline| pipeline.settings().limits.chunk_count_max);
         let sources = if cites && !request.upstream_cites {
             SeenTexts::new(sources, cited_records, count_max)
@@ -339,7 +358,7 @@ async fn rewrite(
         let report = CompressionReport { outcome, reason, tokens, related, answerable };
         // What is computed in shadow mode is stored apart.
         let records = if request.treatment == Some(Treatment::Shadow) { Vec::new() } else { records };
-        Ok((body, RewriteOutcome { report, sources: sources.map(Arc::new), records, left_out }))
+        Ok((body, RewriteOutcome { report, sources: sources.map(Arc::new), records, late, left_out }))
     };
     service.middleware.workers.run(time, finish).await
 }
@@ -439,7 +458,7 @@ impl ModelRequest {
             shadow: options.shadow.or(shadow),
             asks,
             treatment: None,
-            conversation: prompt::conversation_id(&conversation, located, tenant),
+            conversation: prompt::conversation_id(&conversation, &found.turns, located, tenant),
             is_comparable: adds_chunks || found.turns.iter().any(|turn| !turn.passages.is_empty()),
             options,
             other_text_bytes: find::other_text_bytes(&conversation, &found.turns),
@@ -481,9 +500,11 @@ impl ModelRequest {
             options: &options,
             tokens_max: None,
             other_text_bytes: self.other_text_bytes,
+            skips_late: true,
             pipeline: service.ready()?,
         };
-        let mut plans = self.plan(service, Extent::NewestTurn, &options.id(), cancel)?;
+        let extent = Extent::NewestTurn { again: !self.may_be_cached() };
+        let mut plans = self.plan(service, extent, &options.id(), cancel)?;
         let mut read = ReadTurns::new(input_tokens_max.is_some());
         let mut rewrite = |plans: &[TurnPlan], compressor| {
             rewrite::rewrite(self.as_conversation(), plans, Some(compressor), &mut read, cancel)
@@ -514,13 +535,28 @@ impl ModelRequest {
         Ok(rewritten)
     }
 
-    /// Sends the newest turn whole, or as it was sent before, and all others as they were sent before.
-    fn without_compression(&self, service: &Scope, cancel: &Cancel) -> Result<Rewritten, ApiError> {
+    /// Whether the provider may have cached what it was sent before. Of the three APIs, only Messages has to be asked for that.
+    fn may_be_cached(&self) -> bool {
+        self.dialect != Dialect::Messages || self.body.contains("\"cache_control\"")
+    }
+
+    /// Sends the newest turn whole, or as it was sent before, and all others as they were sent before. `is_late` says whether that is for
+    /// lack of time.
+    fn without_compression(
+        &self,
+        service: &Scope,
+        is_late: bool,
+        cancel: &Cancel,
+    ) -> Result<Rewritten, ApiError> {
         if self.too_many.is_some() {
             return Ok(self.uncompressed());
         }
         let extent = if self.compress == Some(false) { Extent::NewestWhole } else { Extent::AsBefore };
-        let plans = self.plan(service, extent, "", cancel)?;
+        let mut plans = self.plan(service, extent, "", cancel)?;
+        if let Some((TurnPlan::Whole { is_late: newest, .. }, turn)) = plans.last_mut().zip(self.turns.last())
+        {
+            *newest = is_late && !turn.passages.is_empty();
+        }
         Ok(rewrite::rewrite(self.as_conversation(), &plans, None, &mut ReadTurns::new(false), cancel)?)
     }
 
@@ -551,7 +587,7 @@ impl ModelRequest {
         // In shadow mode, a conversation is sent whole, and what would have been sent of its turns is stored apart.
         let before = |key: &[u8; 32]| match (is_shadow, extent) {
             (false, _) => stored.get(key),
-            (true, Extent::NewestTurn) => stored.get(&shadow_key(key)),
+            (true, Extent::NewestTurn { .. }) => stored.get(&shadow_key(key)),
             (true, _) => None,
         };
         rewrite::plan(&self.turns, extent, options, &before, cancel)

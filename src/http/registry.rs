@@ -192,13 +192,12 @@ async fn found(service: Scope, request: SearchRequest, arrived: Instant) -> Resu
         let hits = clock.stage("search", || {
             registry.search(&request.query, request.filter.as_ref(), request.candidates, bytes_max)
         })?;
-        let scores = match request.rank {
+        let ranked = match request.rank {
             Rank::Rc if !hits.is_empty() => {
                 let chunks: Vec<_> = hits.iter().map(|hit| Arc::clone(&hit.chunk)).collect();
                 let pipeline = scope.ready()?;
                 let ranked = clock
                     .stage("rank", || pipeline.rank(&request.query, &chunks, Granularity::Chunk, cancel));
-                let ranked = ranked.map(|ranked| ranked.chunks);
                 Some(ranked.map_err(|error| ApiError::from(error).of_chunks_in("candidates"))?)
             }
             _ => None,
@@ -206,7 +205,7 @@ async fn found(service: Scope, request: SearchRequest, arrived: Instant) -> Resu
         let timings = clock.finish();
         observe::stages(&timings);
         traces::chunks(hits.len(), Some(hits.len().min(request.limit)));
-        Ok(SearchAnswer::new(&request, hits, scores, (&timings).into()))
+        Ok(SearchAnswer::new(&request, hits, ranked, (&timings).into()))
     });
     retrieval.run(service.model_name().filter(|_| is_ranked), work).await
 }

@@ -25,6 +25,7 @@ use super::find::{CitedRecord, Passage, Turn};
 use super::json::{Edits, Located};
 use super::marks::mark;
 use super::records::Names;
+use crate::error::ErrorCode;
 
 /// The text that replaces a passage of which nothing is kept. Some servers refuse an empty text.
 const NOTHING_KEPT: &str = "[...]";
@@ -67,6 +68,9 @@ pub struct SentTurn {
     /// Whether shortened results of tools were sent with a mark.
     #[serde(default)]
     marked: bool,
+    /// Whether texts were sent whole because there was no time to read them.
+    #[serde(default)]
+    late: bool,
 }
 
 /// A text that an answer may have come from.
@@ -113,6 +117,8 @@ pub struct Rewritten {
     pub is_short: bool,
     /// Why texts of the newest turn are kept whole, if some are for one of these reasons.
     pub unshortened: Option<Unshortened>,
+    /// The texts that were kept whole because there was no time to read them.
+    pub late: Vec<Arc<Chunk>>,
     /// Bytes of the sources that the model sees.
     seen_bytes: usize,
     has_added: bool,
@@ -125,6 +131,8 @@ pub enum Unshortened {
     NoQuestion,
     /// A document or the result of a tool is not related to the question.
     Unrelated,
+    /// There is no time to read it.
+    Late,
 }
 
 impl Unshortened {
@@ -133,6 +141,7 @@ impl Unshortened {
         match self {
             Self::NoQuestion => "no_question",
             Self::Unrelated => "unrelated",
+            Self::Late => ErrorCode::DeadlineExceeded.as_str(),
         }
     }
 }
@@ -210,6 +219,8 @@ pub struct Compressor<'a> {
     pub tokens_max: Option<usize>,
     /// Bytes of the conversation's texts outside its passages: see [`super::find::other_text_bytes`].
     pub other_text_bytes: usize,
+    /// Whether texts that cannot be read before the deadline are kept whole. If not, the compression fails.
+    pub skips_late: bool,
     pub pipeline: &'a Pipeline,
 }
 
@@ -218,8 +229,9 @@ pub struct Compressor<'a> {
 pub enum Extent {
     /// Every turn, for its own question.
     AllTurns,
-    /// The newest turn. Earlier turns are sent as they were sent before.
-    NewestTurn,
+    /// The newest turn. Earlier turns are sent as they were sent before, but with `again`, those that went whole for lack of time are
+    /// compressed now.
+    NewestTurn { again: bool },
     /// Nothing: all turns are sent as they were sent before.
     AsBefore,
     /// Nothing: earlier turns are sent as they were sent before, and the newest one whole.
@@ -234,6 +246,8 @@ pub enum TurnPlan {
     Whole {
         /// Whether that is recorded: a turn without a record is resent whole, so only one that has a record, or instructions, need it.
         is_recorded: bool,
+        /// Whether there was no time to read it, which is recorded, too.
+        is_late: bool,
     },
     Compress {
         /// Whether it is recorded even if nothing is shortened.
@@ -272,8 +286,9 @@ fn plan_turn(
         return TurnPlan::Compress { is_recorded: false };
     }
     let stays = |sent: &SentTurn| match extent {
+        Extent::NewestTurn { again: true } if sent.late => false,
         _ if !is_newest => true,
-        Extent::NewestTurn => sent.options == options,
+        Extent::NewestTurn { .. } => sent.options == options,
         Extent::AsBefore => true,
         Extent::AllTurns | Extent::NewestWhole => false,
     };
@@ -286,12 +301,11 @@ fn plan_turn(
         Some(sent) if stays(&sent) => return TurnPlan::AsBefore(sent),
         Some(_) => true,
         None if is_newest || turn.is_instructions => turn.is_instructions,
-        None => return TurnPlan::Whole { is_recorded: false },
+        None => return TurnPlan::Whole { is_recorded: false, is_late: false },
     };
-    if extent == Extent::NewestTurn {
-        TurnPlan::Compress { is_recorded }
-    } else {
-        TurnPlan::Whole { is_recorded }
+    match extent {
+        Extent::NewestTurn { .. } => TurnPlan::Compress { is_recorded },
+        _ => TurnPlan::Whole { is_recorded, is_late: false },
     }
 }
 
@@ -354,10 +368,14 @@ pub fn rewrite(
         };
         let (sent, is_recorded) = match plan {
             TurnPlan::AsBefore(sent) => (sent.clone(), false),
-            TurnPlan::Whole { is_recorded } => (work.keep_all().0, *is_recorded),
+            TurnPlan::Whole { is_recorded, is_late } => {
+                let whole = SentTurn { late: *is_late, ..work.keep_all().0 };
+                (whole, *is_recorded || *is_late)
+            }
             TurnPlan::Compress { is_recorded } => {
                 keep_no_shorter(body, turn, &mut compressed);
-                let is_recorded = *is_recorded || compressed.kept.iter().any(Option::is_some);
+                let is_recorded =
+                    *is_recorded || compressed.late || compressed.kept.iter().any(Option::is_some);
                 (compressed, is_recorded)
             }
         };
@@ -424,18 +442,25 @@ fn last_question(turns: &[Turn]) -> Option<usize> {
 }
 
 impl SentTurn {
+    /// Returns a turn that is sent whole. It names no options, so that the turn is compressed when a later request asks for that.
+    fn whole(turn: &Turn) -> Self {
+        Self { options: String::new(), kept: vec![None; turn.passages.len()], marked: false, late: false }
+    }
+
     /// Returns what was sent of each result of a tool of which something was left out, with its keys: for its question, and for a
-    /// conversation of which the question was cut away.
+    /// conversation of which the question was cut away. Of a turn that is whole now, all are returned: they may have been shortened before.
     fn by_result(&self, turn: &Turn) -> Vec<([u8; 32], Self)> {
+        let is_whole = self.kept.iter().all(Option::is_none);
         let mut found = Vec::new();
         for string in turn.strings() {
             let kept = &self.kept[string.clone()];
-            if kept.iter().all(Option::is_none) {
+            if !is_whole && kept.iter().all(Option::is_none) {
                 continue;
             }
             let keys =
                 [&*turn.query, ""].map(|query| Passage::key_of_result(&turn.passages[string.clone()], query));
-            let part = || Self { options: String::new(), kept: kept.to_vec(), marked: self.marked };
+            let part =
+                || Self { options: String::new(), kept: kept.to_vec(), marked: self.marked, late: false };
             found.extend(keys.into_iter().flatten().map(|key| (key, part())));
         }
         found
@@ -443,7 +468,7 @@ impl SentTurn {
 
     /// Puts together what was sent of the results in a turn; `None` if nothing is known of any of them.
     fn from_results(turn: &Turn, before: &dyn Fn(&[u8; 32]) -> Option<Self>) -> Option<Self> {
-        let mut sent = Self { options: String::new(), kept: vec![None; turn.passages.len()], marked: false };
+        let mut sent = Self::whole(turn);
         let mut is_known = false;
         for string in turn.strings() {
             let passages = &turn.passages[string.clone()];
@@ -640,7 +665,7 @@ mod tests {
         let second = result.find(r#"{"id":"S-1""#).expect("a row");
         let kept = vec![(second, second + rows[1].to_string().len())];
         let cited = |kept| {
-            let sent = SentTurn { options: String::new(), kept: vec![kept], marked: false };
+            let sent = SentTurn { kept: vec![kept], ..SentTurn::whole(&turn) };
             turn.records.iter().filter(|record| is_sent(record, &turn, &sent)).count()
         };
         assert_eq!((cited(None), cited(Some(kept)), cited(Some(Vec::new()))), (9, 1, 0));
@@ -652,9 +677,12 @@ mod tests {
         let mut turns = turns_of(Located::parse(&text).expect("JSON"));
         turns.truncate(2);
         let [first, second] = [turns[0].key, turns[1].key];
-        let sent = |options: &str| SentTurn { options: options.into(), kept: vec![None], marked: false };
-        let (whole, compress) =
-            (|is_recorded| TurnPlan::Whole { is_recorded }, |is_recorded| TurnPlan::Compress { is_recorded });
+        let late =
+            |options: &str, late| SentTurn { options: options.into(), late, ..SentTurn::whole(&turns[0]) };
+        let sent = |options: &str| late(options, false);
+        let whole = |is_recorded| TurnPlan::Whole { is_recorded, is_late: false };
+        let compress = |is_recorded| TurnPlan::Compress { is_recorded };
+        let newest = Extent::NewestTurn { again: false };
         let as_before = |options: &str| TurnPlan::AsBefore(sent(options));
         let plan = |turns: &[Turn], extent, before: &dyn Fn(&[u8; 32]) -> Option<SentTurn>| {
             plan(turns, extent, "now", before, &Cancel::default()).expect("not cancelled")
@@ -667,18 +695,23 @@ mod tests {
         };
         let both = [(first, "then"), (second, "now")];
         let other = [(first, "then"), (second, "then")];
-        check("new", Extent::NewestTurn, &[], [whole(false), compress(false)]);
-        check("sent with the same options", Extent::NewestTurn, &both, [as_before("then"), as_before("now")]);
-        check("sent with other options", Extent::NewestTurn, &other, [as_before("then"), compress(true)]);
+        check("new", newest, &[], [whole(false), compress(false)]);
+        check("sent with the same options", newest, &both, [as_before("then"), as_before("now")]);
+        check("sent with other options", newest, &other, [as_before("then"), compress(true)]);
         check("not compressed, new", Extent::AsBefore, &[], [whole(false), whole(false)]);
         check("not compressed", Extent::AsBefore, &other, [as_before("then"), as_before("then")]);
         check("the newest whole", Extent::NewestWhole, &both, [as_before("then"), whole(true)]);
         check("all", Extent::AllTurns, &both, [compress(false), compress(false)]);
+        let again = Extent::NewestTurn { again: true };
+        let was_late = |key: &[u8; 32]| (*key == first).then(|| late("then", true));
+        let as_late = TurnPlan::AsBefore(late("then", true));
+        assert_eq!(plan(&turns, newest, &was_late), [as_late, compress(false)], "too late, and cached since");
+        assert_eq!(plan(&turns, again, &was_late), [compress(true), compress(false)], "too late");
         let unfit = SentTurn { kept: vec![Some(vec![(0, 99)])], ..sent("now") };
         let found = plan(&turns, Extent::AsBefore, &|_| Some(unfit.clone()));
         assert_eq!(found, [whole(false), whole(false)], "what was sent does not fit the texts");
         turns[0].is_instructions = true;
-        let found = plan(&turns, Extent::NewestTurn, &|_| None);
+        let found = plan(&turns, newest, &|_| None);
         assert_eq!(found, [compress(true), compress(false)], "new instructions");
     }
 }

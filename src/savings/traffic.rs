@@ -223,10 +223,12 @@ impl Replay {
             marks: self.middleware.retrievable,
         };
         let pipeline = &self.pipeline;
-        let compressor = Compressor { options: &options, tokens_max: None, other_text_bytes, pipeline };
+        let compressor =
+            Compressor { options: &options, tokens_max: None, other_text_bytes, skips_late: false, pipeline };
         let before = |key: &[u8; 32]| self.turns.sent.get(key).cloned();
         let cancel = Cancel::default();
-        let plans = rewrite::plan(turns, Extent::NewestTurn, &options.id(), &before, &cancel)?;
+        let plans =
+            rewrite::plan(turns, Extent::NewestTurn { again: false }, &options.id(), &before, &cancel)?;
         let added = AddedContext::default();
         let conversation = rewrite::Conversation { dialect, body, turns, added: &added, is_cited: true };
         rewrite::rewrite(conversation, &plans, Some(compressor), &mut ReadTurns::new(false), &cancel)

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use axum::extract::Request;
 use axum::{Json, Router};
@@ -14,9 +15,13 @@ use thresher::originals::OriginalSettings;
 use thresher_core::kv::store::KvStore;
 use tokio::net::TcpListener;
 
+use crate::keys::caching;
 use crate::middleware::{in_front, settings};
 use crate::support::wire::{Response, get, post};
-use crate::{Daemon, daemon, pipeline_of, registry_settings, scripted, serve, storing_service};
+use crate::{
+    Daemon, daemon, double, eventually, pipeline_of, registry_settings, scripted, serve, service,
+    storing_service,
+};
 
 const DOCUMENT: &str = "Water is wet.\nThe tide is at noon.\nThe moon is far.\nShips are slow.\nGulls are loud.\nRopes are long.\n";
 
@@ -397,6 +402,79 @@ async fn a_budget_in_tokens_holds_for_added_chunks_and_results_together() {
     let sent = bodies.pop_json()["messages"].clone();
     assert!(sent.to_string().contains("[1] The tide is at noon."), "{sent}");
     assert_ne!(sent.as_array().expect("messages").last(), messages.last());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_result_that_stays_whole_takes_its_tokens_of_the_budget() {
+    let (url, bodies) = upstream().await;
+    let settings = MiddlewareSettings { result_tokens_min: 50, ..with_tools(url, &["search"]) };
+    let daemon = in_front(&settings, true, 1).await;
+    let mut messages = called("search", &DOCUMENT.repeat(9));
+    let call = json!({"id": "c2", "type": "function", "function": {"name": "search", "arguments": "{}"}});
+    messages[1]["tool_calls"].as_array_mut().expect("calls").push(call);
+    messages
+        .push(json!({"role": "tool", "tool_call_id": "c2", "content": "The tide is at noon. ".repeat(7)}));
+    let body = json!({"model": "m-1", "messages": messages, "thresher": {"budget": {"tokens": 110}}});
+    let response = post(daemon.http, "/v1/chat/completions", body.to_string()).await;
+    let after: usize =
+        response.header("x-thresher-tokens-after").expect("a count").parse().expect("a number");
+    let sent = bodies.pop_json()["messages"].clone();
+    assert_eq!(sent[3], messages[3], "it is too short to be shortened");
+    assert!(sent[2] != messages[2] && after <= 110, "{after}: {sent}");
+}
+
+/// Each call of the model takes so long that only short results can be read before the deadline.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_result_that_cannot_be_read_in_time_stays_whole_without_a_wait_and_is_shortened_later() {
+    let (url, bodies) = upstream().await;
+    let slow = double(|_| std::thread::sleep(Duration::from_millis(400)));
+    let pipeline = Some(caching(slow));
+    let settings = MiddlewareSettings { deadline_ms: 2_000, ..with_tools(url, &["search"]) };
+    let (mut service, tenants) = service(pipeline, 1, 0, &registry_settings());
+    service.middleware = Arc::new(Middleware::new(&settings).expect("an upstream"));
+    let daemon = serve((service, tenants)).await;
+    let (short, long) = (DOCUMENT.repeat(2), DOCUMENT.repeat(14));
+    let call = |id: &str| json!({"type": "tool_use", "id": id, "name": "search", "input": {}});
+    let result = |id: &str, text: &str| json!({"type": "tool_result", "tool_use_id": id, "content": text});
+    let said = |role: &str, content: Value| json!({"role": role, "content": content});
+    let first = [
+        said("user", json!("When is the tide?")),
+        said("assistant", json!([call("a")])),
+        said("user", json!([result("a", &short)])),
+    ];
+    let second = [
+        said("assistant", json!([call("b"), call("c")])),
+        said("user", json!([result("b", &short), result("c", &long)])),
+    ];
+    let send = async |messages: &[Value], marked: bool| {
+        let mut body = json!({"model": "m-1", "max_tokens": 9, "messages": messages});
+        if marked {
+            body["system"] =
+                json!([{"type": "text", "text": "Help.", "cache_control": {"type": "ephemeral"}}]);
+        }
+        let response = post(daemon.http, "/v1/messages", body.to_string()).await;
+        (response, bodies.pop_json()["messages"].clone())
+    };
+    let (response, sent) = send(&first, false).await;
+    assert_ne!(sent[2], first[2], "{:?}", response.header("x-thresher-reason"));
+    let both = [&first[..], &second].concat();
+    for _ in 0..2 {
+        let (response, sent) = send(&both, true).await;
+        assert_eq!(response.header("x-thresher-reason"), None, "a result of the turn is shortened");
+        assert_eq!(sent[4]["content"][1], both[4]["content"][1], "there is no time to read it");
+        assert_ne!(sent[4]["content"][0], both[4]["content"][0]);
+    }
+    let (_, sent) = send(&both, false).await;
+    assert_eq!(sent[4]["content"][1], both[4]["content"][1], "there is no time to read it");
+    let next =
+        [&both[..], &[said("assistant", json!("Done.")), said("user", json!("And the moon?"))]].concat();
+    let (_, sent) = send(&next, true).await;
+    assert_eq!(sent[4]["content"][1], both[4]["content"][1], "the provider may have cached it");
+    eventually("the result has been read in the meantime", async || {
+        let (_, sent) = send(&next, false).await;
+        sent[4]["content"][1] != both[4]["content"][1]
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -759,8 +759,14 @@ fn cancelled_work_stops_before_the_next_turn() {
         query: None,
         marks: false,
     };
-    let by = Compressor { options: &way, tokens_max: None, other_text_bytes: 0, pipeline: &pipeline };
-    for extent in [Extent::NewestTurn, Extent::AsBefore, Extent::NewestWhole] {
+    let by = Compressor {
+        options: &way,
+        tokens_max: None,
+        other_text_bytes: 0,
+        skips_late: false,
+        pipeline: &pipeline,
+    };
+    for extent in [Extent::NewestTurn { again: true }, Extent::AsBefore, Extent::NewestWhole] {
         for cancels_after in [0, 3] {
             let cancel = Cancel::default();
             if cancels_after == 0 {

@@ -1228,6 +1228,8 @@ export interface components {
             rank: components["schemas"]["Rank"];
             /** @description The number of chunks that BM25 found and the model ranked. */
             candidates: number;
+            /** @description Whether any of the candidates has to do with the question; `null` if nothing was found, or BM25 alone ordered the results. */
+            related: boolean | null;
             timing_ms: components["schemas"]["TimingMs"];
         };
         /** @description A chunk that was found, and its scores. */

@@ -256,6 +256,19 @@ impl Pipeline {
         self.reader.time_left() + of_exporter.unwrap_or_default()
     }
 
+    /// Returns the estimated time that the model needs to read `bytes` bytes of text, beside nothing else. It is zero until the speed has
+    /// been measured.
+    pub fn time_to_read(&self, bytes: usize) -> Duration {
+        self.reader.time_to_read(bytes)
+    }
+
+    /// Returns the bytes of those of `chunks` that are not cached.
+    pub fn bytes_to_read(&self, chunks: &[Arc<Chunk>], cancel: &Cancel) -> usize {
+        let (found, _) = self.reader.cached_blocks(chunks, cancel);
+        let unread = chunks.iter().zip(&found).filter(|(_, found)| found.is_none());
+        unread.map(|(chunk, _)| chunk.text.len()).sum()
+    }
+
     /// Compresses the chunks of a request to the parts that answer its question.
     ///
     /// The context of the result holds the units (by default sentences) with the best scores that fit into

@@ -109,6 +109,7 @@ impl ConversationRequest {
             options: &options,
             tokens_max: None,
             other_text_bytes: find::other_text_bytes(&conversation, &turns),
+            skips_late: false,
             pipeline,
         };
         let added = AddedContext::default();

@@ -48,12 +48,10 @@ pub(super) struct TurnWork<'a> {
 }
 
 impl TurnWork<'_> {
-    /// Keeps everything. The record names no options, so that the turn is compressed when a later request asks for that.
+    /// Keeps everything.
     pub(super) fn keep_all(&self) -> (SentTurn, Vec<Spans>) {
         let all = |chunk: &Arc<Chunk>| vec![(0, chunk.text.len())];
-        let kept = vec![None; self.turn.passages.len()];
-        let sent = SentTurn { options: String::new(), kept, marked: false };
-        (sent, self.added.chunks.iter().map(all).collect())
+        (SentTurn::whole(self.turn), self.added.chunks.iter().map(all).collect())
     }
 
     /// Compresses the turn's passages, if they are to be, and the added chunks. Returns what is kept of both. `read` has the groups of turns
@@ -94,6 +92,9 @@ impl TurnWork<'_> {
         if fitted.is_empty() {
             return Ok(self.keep_all());
         }
+        if compressor.skips_late {
+            out.late.extend(skip_late(&mut fitted, compressor, self.cancel));
+        }
         let budget = compressor.tokens_max.map_or(options.budget, Budget::Tokens);
         let mut bytes_left = READ_BYTES_MAX;
         for group in &mut fitted {
@@ -102,6 +103,9 @@ impl TurnWork<'_> {
                 Some(left) => bytes_left = left,
                 None => group.prepared = None,
             }
+        }
+        if let Budget::Tokens(tokens) = budget {
+            self.fit_beside_whole(&mut fitted, tokens, compressor)?;
         }
         let tokens_in: usize = fitted.iter().map(|group| group.tokens_in).sum();
         let other_tokens = (other_text_bytes + self.sent_bytes) / BYTES_PER_TOKEN;
@@ -123,6 +127,10 @@ impl TurnWork<'_> {
             answers.reduce(|best, next| if next.probability > best.probability { next } else { best });
         if fitted.iter().any(|group| group.is_unrelated) {
             out.unshortened = Some(Unshortened::Unrelated);
+        }
+        let is_late = fitted.iter().any(|group| group.is_late);
+        if is_late {
+            out.unshortened = Some(Unshortened::Late);
         }
         let mut kept: Vec<Option<Spans>> = vec![None; self.turn.passages.len()];
         let mut kept_of_added = self.keep_all().1;
@@ -150,7 +158,30 @@ impl TurnWork<'_> {
                 bytes > passage.text.len() * 19 / 20
             });
         }
-        Ok((SentTurn { options: self.options.to_owned(), kept, marked: options.marks }, kept_of_added))
+        let sent = SentTurn { options: self.options.to_owned(), kept, marked: options.marks, late: is_late };
+        Ok((sent, kept_of_added))
+    }
+
+    /// Fits the groups again, if some of them stay whole whatever their share of a budget in tokens is: what is left of it is divided among
+    /// the others.
+    fn fit_beside_whole(
+        &self,
+        fitted: &mut [Fitted],
+        tokens: usize,
+        compressor: Compressor,
+    ) -> Result<(), PipelineError> {
+        let is_whole = |group: &&mut Fitted| group.kept.iter().all(Option::is_none);
+        let bytes: usize = fitted.iter().map(|group| group.bytes).sum();
+        let (whole, others): (Vec<_>, Vec<_>) = fitted.iter_mut().partition(is_whole);
+        if whole.is_empty() || others.is_empty() {
+            return Ok(());
+        }
+        let spent: usize = whole.iter().map(|group| group.tokens_out).sum();
+        let left = tokens_of_share(tokens, bytes, self.bytes_of_all).saturating_sub(spent);
+        let bytes: usize = others.iter().map(|group| group.bytes).sum();
+        others.into_iter().try_for_each(|group| {
+            group.fit(budget_of(Budget::Tokens(left), group.bytes, bytes), compressor, self.cancel)
+        })
     }
 
     /// The passages that are compressed.
@@ -261,7 +292,7 @@ enum GroupKind {
 struct Fitted {
     kind: GroupKind,
     indexes: Vec<usize>,
-    /// The group with its question; `None`: it is too short to be compressed.
+    /// The group with its question; `None`: it stays whole, because it is too short, or there is no time to read it.
     request: Option<CompressRequest>,
     /// The request as the model has read it; `None`: it is read when it is fitted.
     prepared: Option<Prepared>,
@@ -274,6 +305,8 @@ struct Fitted {
     answerable: Option<Answerable>,
     /// Whether the group is kept whole because it has nothing to do with the question.
     is_unrelated: bool,
+    /// Whether the group is kept whole because there is no time to read it.
+    is_late: bool,
 }
 
 impl Fitted {
@@ -342,6 +375,7 @@ impl Fitted {
             related: None,
             answerable: None,
             is_unrelated: false,
+            is_late: false,
         }
     }
 
@@ -394,12 +428,45 @@ impl Fitted {
 /// Returns the budget of a group with so many of all bytes: of a number of tokens, its share.
 fn budget_of(budget: Budget, bytes: usize, bytes_of_all: usize) -> Budget {
     match budget {
-        Budget::Tokens(tokens) => {
-            let share = tokens as u128 * bytes as u128 / bytes_of_all.max(1) as u128;
-            Budget::Tokens(usize::try_from(share).unwrap_or(usize::MAX).max(1))
-        }
+        Budget::Tokens(tokens) => Budget::Tokens(tokens_of_share(tokens, bytes, bytes_of_all)),
         budget => budget,
     }
+}
+
+/// Returns the tokens that so many of all bytes get; at least one.
+fn tokens_of_share(tokens: usize, bytes: usize, bytes_of_all: usize) -> usize {
+    let share = tokens as u128 * bytes as u128 / bytes_of_all.max(1) as u128;
+    usize::try_from(share).unwrap_or(usize::MAX).max(1)
+}
+
+/// The share of the time until the deadline that may be spent on reading.
+const READING_SHARE: f64 = 0.8;
+
+/// Keeps the groups whole that cannot be read before the deadline, at the speed that was measured, and returns their texts. Waiting for them
+/// would cost the time and gain nothing. The groups are read in their order, as far as there is time.
+fn skip_late(fitted: &mut [Fitted], compressor: Compressor, cancel: &Cancel) -> Vec<Arc<Chunk>> {
+    let pipeline = compressor.pipeline;
+    let Some(mut time) = cancel.time_left().map(|left| left.mul_f64(READING_SHARE)) else {
+        return Vec::new();
+    };
+    let bytes = fitted.iter().filter(|group| group.request.is_some()).map(|group| group.bytes).sum();
+    if pipeline.time_to_read(bytes) <= time {
+        return Vec::new();
+    }
+    let mut late = Vec::new();
+    for group in fitted.iter_mut().filter(|group| group.prepared.is_none()) {
+        let Some(request) = &group.request else { continue };
+        let needed = pipeline.time_to_read(pipeline.bytes_to_read(&request.chunks, cancel));
+        match time.checked_sub(needed) {
+            Some(left) => time = left,
+            None => {
+                late.extend(group.request.take().into_iter().flat_map(|request| request.chunks));
+                (group.is_late, group.tokens_in) = (true, group.bytes / BYTES_PER_TOKEN);
+                group.keep_whole();
+            }
+        }
+    }
+    late
 }
 
 /// Keeps more of the groups, with their best units, until they have `least` tokens together.

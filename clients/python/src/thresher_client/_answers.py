@@ -471,6 +471,8 @@ class SearchResults(Extensible):
     """The score by which they are ordered."""
     candidates: int
     """The number of chunks that BM25 found and the model ranked."""
+    related: bool | None
+    """Whether any of the candidates has to do with the question; `null` if nothing was found, or BM25 alone ordered the results."""
     timing_ms: TimingMs
 
 

@@ -199,9 +199,9 @@ impl Reader {
         }
     }
 
-    /// Returns the estimated time to read a chunk. It is zero until the model's speed has been measured.
-    pub fn time_to_read(&self, chunk: &Chunk) -> Duration {
-        self.load.time_of_one(chunk.text.len())
+    /// Returns the estimated time to read so many bytes of text. It is zero until the model's speed has been measured.
+    pub fn time_to_read(&self, bytes: usize) -> Duration {
+        self.load.time_of_one(bytes)
     }
 
     /// Returns how many of the first `chunks` the model can probably read within `time`. Until the model's speed has been

@@ -149,7 +149,7 @@ impl<'a> InTime<'a> {
         reader.check_tokens(read.tokens, limits)?;
         loop {
             let time = until.saturating_duration_since(Instant::now());
-            unread.retain(|&chunk| reader.time_to_read(&request.chunks[chunk]) <= time);
+            unread.retain(|&chunk| reader.time_to_read(request.chunks[chunk].text.len()) <= time);
             // One chunk may take all of the time.
             let count = reader.count_within(&chunks(&unread), time / 2).max(1);
             if unread.is_empty() || time.is_zero() {
