@@ -196,3 +196,29 @@ impl SearchAnswer {
         Self { results, rank: request.rank, candidates, related, timing_ms }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use thresher_core::domain::Chunk;
+    use thresher_core::pipeline::clock::Clock;
+
+    use super::*;
+
+    #[test]
+    fn the_text_for_a_model_says_when_nothing_fits() {
+        let chunk = Chunk::new("a", "The tide is at noon.");
+        let text = |found: &[&Chunk], related| {
+            let results = found
+                .iter()
+                .map(|&chunk| ResultAnswer { score: 0.1, bm25: 1.0, chunk: chunk.into() })
+                .collect();
+            let timing_ms = TimingMs::from(&Clock::start().finish());
+            SearchAnswer { results, rank: Rank::Rc, candidates: 1, related, timing_ms }.to_plain_text()
+        };
+        let fits = text(&[&chunk], Some(true));
+        assert_eq!(text(&[&chunk], None), fits);
+        let warned = text(&[&chunk], Some(false));
+        assert!(warned.starts_with("None of the registered chunks") && warned.ends_with(&fits), "{warned}");
+        assert_eq!(text(&[], None), "No registered chunk has a word of the question.");
+    }
+}

@@ -330,6 +330,7 @@ async fn a_search_ranks_by_bm25_or_by_rc() {
     assert_eq!(answer["results"][0]["score"], answer["results"][0]["bm25"]);
     let answer = search(json!({"query": "tide moon"})).await.json();
     assert_eq!((ids(&answer).len(), &answer["candidates"]), (3, &json!(3)), "{answer}");
+    assert_eq!(answer["related"], true);
     let result = &answer["results"][0];
     for field in ["id", "score", "bm25", "text", "metadata"] {
         assert!(result.get(field).is_some(), "{field}: {result}");

@@ -161,10 +161,16 @@ impl<'a> Gaps<'a> {
     }
 
     fn write_before(&self, out: &mut String, first: ByteRange) {
-        if let Some(mark) = self.mark_at_end(ByteRange::new(0, first.start)) {
-            let between = if self.text[..first.start].contains('\n') { "\n" } else { " " };
-            out.extend([&mark, between]);
-            self.write_indent(out, ByteRange::new(0, first.start), mark.len() + between.len());
+        let gap = ByteRange::new(0, first.start);
+        match self.mark_at_end(gap) {
+            Some(mark) => {
+                let between = if gap.slice(self.text).contains('\n') { "\n" } else { " " };
+                out.extend([&mark, between]);
+                self.write_indent(out, gap, mark.len() + between.len());
+            }
+            // The first line of a listing or a table may be indented.
+            None if self.omissions == Omissions::Range && out.is_empty() => self.write_indent(out, gap, 0),
+            None => {}
         }
     }
 
@@ -194,8 +200,8 @@ impl<'a> Gaps<'a> {
     /// for the gap, in bytes: no more is written than the gap has.
     fn write_indent(&self, out: &mut String, gap: ByteRange, written: usize) {
         let gap = gap.slice(self.text);
-        let indent = gap.rfind('\n').map_or("", |line| &gap[line + 1..]);
-        if out.ends_with('\n')
+        let indent = &gap[gap.rfind('\n').map_or(0, |line| line + 1)..];
+        if (out.is_empty() || out.ends_with('\n'))
             && indent.bytes().all(|b| b" \t".contains(&b))
             && written + indent.len() <= gap.len()
         {
@@ -410,6 +416,13 @@ mod tests {
         let nested = "limits:\n  memory: 512Mi\n  processors: 2\n  threads: 8";
         let kept = ["limits:", "threads: 8"];
         check("an indented line", Range, nested, kept, "limits:\n[… 2 lines]\n  threads: 8");
+        check(
+            "an indented first line",
+            Range,
+            "   PLAN\nThe first step.\n2",
+            ["PLAN", "2"],
+            "   PLAN\n[… 1 line]\n2",
+        );
         check("nothing but space is missing", Auto, "A.  B.", ["A.", "B."], "A. B.");
     }
 
