@@ -29,7 +29,9 @@ pub mod traces;
 mod usage;
 
 use axum::Router;
+use axum::http::header::X_CONTENT_TYPE_OPTIONS;
 use axum::http::{HeaderName, HeaderValue};
+use axum::response::Response;
 use axum::routing::{MethodRouter, get, post};
 use tower_http::catch_panic::CatchPanicLayer;
 
@@ -145,8 +147,15 @@ pub fn router(service: Service) -> Router {
         Some(cors) => router.layer(cors),
         None => router,
     };
+    let router = router.layer(axum::middleware::map_response(without_sniffing));
     // Outermost, so that every answer is counted, including those after a panic.
     router.layer(axum::middleware::from_fn(observe::request)).with_state(service)
+}
+
+/// Forbids browsers to take the body of an answer for another type than it has.
+async fn without_sniffing(mut answer: Response) -> Response {
+    answer.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    answer
 }
 
 /// The methods that are passed on to upstreams.

@@ -24,6 +24,7 @@ pub mod rewrite;
 pub mod session;
 pub mod settings;
 pub mod shadow;
+pub mod shared_key;
 pub mod sse;
 pub mod stream;
 pub mod untouched;

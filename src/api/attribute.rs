@@ -4,6 +4,7 @@ mod answer;
 mod arrival;
 pub mod dialects;
 mod json_values;
+mod links;
 
 use std::sync::Arc;
 

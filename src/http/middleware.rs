@@ -46,8 +46,9 @@ use crate::middleware::prompt::{self, Prompt};
 use crate::middleware::rewrite::{
     self, AddedContext, CompressOptions, Compressor, Extent, ReadTurns, Rewritten, SentTurn, TurnPlan,
 };
-use crate::middleware::settings::{MiddlewareSettings, When};
+use crate::middleware::settings::{Credential, MiddlewareSettings, When};
 use crate::middleware::shadow::shadow_key;
+use crate::middleware::shared_key;
 use crate::originals::TenantOriginals;
 use crate::savings::counts::Treatment;
 use crate::tenants::usage::UsageCounts;
@@ -102,6 +103,10 @@ async fn pass_on(
     let slot = middleware.request_slot(service.sharer())?;
     let mut request = ModelRequest::read(&service, dialect, &headers, body).await?;
     let upstream = middleware.upstream(&request.model).ok_or_else(|| request.no_upstream())?;
+    request.is_stateless = upstream.settings.refuses_state(uri.path());
+    if let Some(field) = request.stored.as_ref().filter(|_| request.is_stateless) {
+        return Err(ApiError::state_not_forwarded(field, uri.path()));
+    }
     let always = upstream.settings.compress.unwrap_or(middleware.settings.compress) == When::Always;
     let by_default = always || service.caller().compresses_by_default() || request.asks;
     let compresses = request.compress.unwrap_or(by_default);
@@ -257,6 +262,10 @@ struct ModelRequest {
     upstream_cites: bool,
     /// The limit that the conversation exceeds, because of which it is never compressed.
     too_many: Option<TooMany>,
+    /// The first field that reads or writes what the provider stores, if any upstream is called with a key that all tenants share.
+    stored: Option<String>,
+    /// Whether the provider may store nothing of the request, since all tenants share the key that it is sent with.
+    is_stateless: bool,
 }
 
 /// How often a turn is compressed further, if the request is over the cap.
@@ -333,6 +342,9 @@ async fn rewrite(
         let mut edits = rewritten.edits();
         let body = request.located();
         edits.remove_field(body, "thresher");
+        if request.is_stateless {
+            shared_key::store_nothing(body, request.dialect == Dialect::Responses, &mut edits);
+        }
         if !request.upstream_cites {
             request.dialect.remove_citations(body, &mut edits);
         }
@@ -448,6 +460,8 @@ impl ModelRequest {
             chunks: std::mem::take(&mut options.chunks),
             delimiters: settings.delimiters().unwrap_or_default(),
         };
+        let shares_key =
+            settings.upstreams.iter().any(|upstream| upstream.credential() == Credential::KeyFile);
         let request = Self {
             dialect,
             model: model.unwrap_or_default(),
@@ -467,6 +481,8 @@ impl ModelRequest {
             added,
             upstream_cites,
             too_many: found.too_many,
+            stored: shares_key.then(|| shared_key::stored(located)).flatten(),
+            is_stateless: false,
             body,
         };
         Ok((request, question))

@@ -21,15 +21,18 @@ const STATELESS: [&str; 12] = [
 pub const MODELS: &str = "/v1/models/";
 
 /// The path that a server sees, decoded and without a slash at its end. `None` if servers may read it in different ways: if a segment is
-/// empty, `.` or `..`, or has a backslash, or an encoded slash that is not in the id of a model.
+/// empty, `.` or `..`, also before a `;`, or has a backslash, or an encoded slash that is not in the id of a model; and if the path is encoded
+/// twice, or has letters that some servers take for a dot or a slash.
 pub fn decoded(path: &str) -> Option<String> {
     let path = path.strip_suffix('/').unwrap_or(path);
     let decoded = percent_encoding::percent_decode_str(path).decode_utf8().ok()?;
     let may_encode_slashes = decoded.starts_with(MODELS);
     let has_encoded_slash = decoded.matches('/').count() != path.matches('/').count();
     let is_plain = |segment: &str| {
-        !["", ".", ".."].contains(&segment)
-            && !segment.contains(|letter: char| letter == '\\' || letter.is_control())
+        let name = segment.split(';').next().unwrap_or_default();
+        !["", ".", ".."].contains(&name)
+            && !segment
+                .contains(|letter: char| "\\%".contains(letter) || letter.is_control() || !letter.is_ascii())
     };
     let is_plain = decoded.strip_prefix('/').is_some_and(|rest| rest.split('/').all(is_plain));
     (is_plain && (!has_encoded_slash || may_encode_slashes)).then(|| decoded.into_owned())
@@ -38,16 +41,22 @@ pub fn decoded(path: &str) -> Option<String> {
 /// Returns whether a request may be forwarded with an operator's key: if its path is stateless, or one of `more`, in which a `*` at the end
 /// matches any ending.
 pub fn may_use_key(method: &str, path: &str, more: &[String]) -> bool {
-    let is_stateless = method == "POST" && STATELESS.contains(&path)
-        || ["GET", "HEAD"].contains(&method) && path.starts_with(MODELS);
-    is_stateless || more.iter().any(|named| is_match(path, named))
+    method == "POST" && is_stateless(path)
+        || ["GET", "HEAD"].contains(&method) && path.starts_with(MODELS)
+        || is_named(path, more)
 }
 
-fn is_match(path: &str, named: &str) -> bool {
-    match named.strip_suffix('*') {
+/// Returns whether requests to a path compute an answer from their body alone.
+pub fn is_stateless(path: &str) -> bool {
+    STATELESS.contains(&path)
+}
+
+/// Returns whether a path is one of these, in which a `*` at the end matches any ending.
+pub fn is_named(path: &str, paths: &[String]) -> bool {
+    paths.iter().any(|named| match named.strip_suffix('*') {
         Some(beginning) => path.starts_with(beginning),
         None => path == named,
-    }
+    })
 }
 
 #[cfg(test)]
@@ -79,6 +88,12 @@ mod tests {
             "/v1/models/a%2F%2Fb",
             "/v1/files/%ff",
             "/v1/files/%0a",
+            "/v1/models/a%2f..;%2ffiles",
+            "/v1/models/..;/files",
+            "/v1/models/.;x/files",
+            "/v1/models/a%252f..%252ffiles",
+            "/v1/models/a%2f%EF%BC%8E%EF%BC%8E%2ffiles",
+            "/v1/models/%E2%80%A5/files",
             "",
         ] {
             check(path, None);

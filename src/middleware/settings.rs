@@ -246,7 +246,8 @@ impl UpstreamSettings {
         }
     }
 
-    fn is_for_any_model(&self) -> bool {
+    /// Returns whether the upstream is for all models.
+    pub fn is_for_any_model(&self) -> bool {
         self.models.is_empty() || self.models.iter().any(|model| model == "*")
     }
 
@@ -254,6 +255,11 @@ impl UpstreamSettings {
     /// may that cannot reach what another tenant has stored, and those that `paths` names.
     pub fn forwards(&self, method: &str, path: &str) -> bool {
         self.credential() != Credential::KeyFile || paths::may_use_key(method, path, &self.paths)
+    }
+
+    /// Returns whether a body for `path` may neither read nor store anything at the provider, because all tenants share the key.
+    pub fn refuses_state(&self, path: &str) -> bool {
+        self.credential() == Credential::KeyFile && !paths::is_named(path, &self.paths)
     }
 
     /// Returns whether `name` is the URL of this upstream, or its host with or without the port.

@@ -717,6 +717,7 @@ async fn a_client_gets_the_allowed_headers_of_a_response() {
             "openai-processing-ms",
             "request-id",
             "retry-after",
+            "x-content-type-options",
             "x-ratelimit-remaining-requests",
             "x-request-id",
             "x-thresher",

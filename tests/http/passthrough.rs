@@ -236,7 +236,7 @@ async fn an_operators_key_is_used_for_stateless_paths_only() {
     };
     let daemon = in_front(&with_paths(url.clone(), &[]), true, 1).await;
     check(&daemon, ("POST", "/v1/embeddings"), r#"{"model": "m-1"}"#, true).await;
-    check(&daemon, ("POST", "/v1/moderations"), "{}", true).await;
+    check(&daemon, ("POST", "/v1/moderations"), r#"{"model": "m-1"}"#, true).await;
     check(&daemon, ("GET", "/v1/models/m-1"), "", true).await;
     let stored = [
         ("GET", "/v1/files"),
@@ -257,6 +257,169 @@ async fn an_operators_key_is_used_for_stateless_paths_only() {
     for call in stored {
         check(&all, call, "", true).await;
     }
+    check(&all, ("POST", "/v1/batches"), r#"{"input_file_id": "f1"}"#, true).await;
+}
+
+/// A body in which the daemon finds no model, but a server may, must not get the operator's key past `models`.
+#[tokio::test(flavor = "multi_thread")]
+async fn with_an_operators_key_only_bodies_are_sent_whose_model_is_known() {
+    let upstream = Upstream::default();
+    let (folder, url) = (tempfile::tempdir().expect("a folder"), upstream.listen(200, json!({})).await);
+    let key_file = folder.path().join("key");
+    std::fs::write(&key_file, "sk-operator").expect("a file");
+    let keyed = UpstreamSettings { key_file, ..named(&url, &["gpt-*"]) };
+    let daemon = in_front(
+        &MiddlewareSettings { upstreams: vec![keyed], body_bytes_max: 1 << 20, ..settings(url) },
+        true,
+        1,
+    )
+    .await;
+    let check = async |path: &str, headers: &[&str], body: &[u8], expect: u16| {
+        let headers = [&["authorization: Bearer caller"], headers].concat();
+        let response = ask_with(daemon.http, ("POST", path), &headers, body).await;
+        let text = String::from_utf8_lossy(body);
+        assert_eq!(response.status, expect, "{path} {headers:?} {text} {response:?}");
+        let received = upstream.take();
+        assert_eq!(received.len(), usize::from(expect == 200), "{path} {headers:?} {text}");
+        received.into_iter().next()
+    };
+    let json = "content-type: application/json";
+    let of_model = |model: &str| format!(r#"{{"model":"{model}","input":"x"}}"#).into_bytes();
+    let sent = check("/v1/embeddings", &[json], &of_model("gpt-5"), 200).await.expect("a request");
+    assert_eq!(sent.header("authorization"), Some("Bearer sk-operator"));
+    check("/v1/embeddings", &[json], &of_model("expensive"), 404).await;
+    let marked = [b"\xef\xbb\xbf".to_vec(), of_model("expensive")].concat();
+    let wide: Vec<u8> = r#"{"model":"expensive"}"#.encode_utf16().flat_map(u16::to_le_bytes).collect();
+    for body in [&marked[..], &wide, b"[{\"model\":\"expensive\"}]", b"{\"model\":\"gpt-5\",}"] {
+        check("/v1/embeddings", &[json], body, 415).await;
+    }
+    for body in [&br#"{"Model":"expensive"}"#[..], br#"{"model":["expensive"]}"#, b"{}"] {
+        check("/v1/embeddings", &[json], body, 400).await;
+    }
+    check("/v1/embeddings", &["content-type: text/plain"], &of_model("expensive"), 415).await;
+    check("/v1/embeddings", &[json, "content-encoding: gzip"], &of_model("gpt-5"), 415).await;
+    let form = "content-type: multipart/form-data; boundary=edge";
+    let fields = |fields: &[(&str, &str)]| {
+        let field = |(name, value): &(&str, &str)| {
+            format!("--edge\r\ncontent-disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n")
+        };
+        format!("{}--edge--\r\n", fields.iter().map(field).collect::<String>()).into_bytes()
+    };
+    let image = "x".repeat(200_000);
+    let whole = fields(&[("image", &image), ("model", "gpt-image")]);
+    let sent = check("/v1/images/edits", &[form], &whole, 200).await.expect("a request");
+    assert_eq!(sent.body, whole);
+    check("/v1/images/edits", &[form], &fields(&[("image", &image), ("model", "expensive")]), 404).await;
+    check("/v1/images/edits", &[form], &fields(&[("model", "gpt-image"), ("model", "expensive")]), 415).await;
+    check("/v1/images/edits", &[form], &fields(&[("image", &image)]), 400).await;
+    check("/v1/images/edits", &[form], b"--edge\r\nno form", 415).await;
+}
+
+/// Whoever learns an id could reach what another tenant has stored with the same key.
+#[tokio::test(flavor = "multi_thread")]
+async fn with_an_operators_key_nothing_stored_is_read_or_written() {
+    let upstream = Upstream::default();
+    let (folder, url) = (tempfile::tempdir().expect("a folder"), upstream.listen(200, json!({})).await);
+    let key_file = folder.path().join("key");
+    std::fs::write(&key_file, "sk-operator").expect("a file");
+    let with = async |paths: &[&str]| {
+        let paths = paths.iter().map(|&path| path.to_owned()).collect();
+        let upstreams =
+            vec![UpstreamSettings { key_file: key_file.clone(), paths, ..named(&url, &["gpt-*"]) }];
+        in_front(&MiddlewareSettings { upstreams, ..settings(url.clone()) }, true, 1).await
+    };
+    let (daemon, named) = (with(&[]).await, with(&["/v1/responses"]).await);
+    let post = async |daemon: &Daemon, path: &str, more: Value| {
+        let mut body =
+            json!({"model": "gpt-5", "input": "Hello", "messages": [{"role": "user", "content": "Hello"}]});
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        let response =
+            send(daemon, ("POST", path), &["content-type: application/json"], &body.to_string()).await;
+        let sent = upstream.take().pop();
+        (response, sent.map(|sent| serde_json::from_slice::<Value>(&sent.body).expect("JSON")))
+    };
+    for (path, more, param) in [
+        ("/v1/responses", json!({"previous_response_id": "resp_1"}), "previous_response_id"),
+        ("/v1/responses", json!({"conversation": "conv_1"}), "conversation"),
+        ("/v1/responses", json!({"store": true, "background": true}), "background"),
+        (
+            "/v1/responses",
+            json!({"tools": [{"type": "file_search", "vector_store_ids": ["vs"]}]}),
+            "tools[0].vector_store_ids",
+        ),
+        ("/v1/responses/input_tokens", json!({"previous_response_id": "resp_1"}), "previous_response_id"),
+        (
+            "/v1/messages",
+            json!({"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "file", "file_id": "f"}}]}]}),
+            "messages[0].content[0].source.file_id",
+        ),
+    ] {
+        let (response, sent) = post(&daemon, path, more.clone()).await;
+        assert_eq!((response.status, sent), (422, None), "{path} {more}");
+        let error = response.json();
+        let message = error["error"]["message"].as_str().expect("a message");
+        assert!(message.contains(param) && message.contains("`paths`"), "{message}");
+    }
+    let store = async |daemon: &Daemon, path: &str, more: Value| {
+        post(daemon, path, more).await.1.expect("a request")["store"].clone()
+    };
+    assert_eq!(store(&daemon, "/v1/responses", json!({})).await, json!(false), "it is true by default");
+    assert_eq!(store(&daemon, "/v1/responses", json!({"store": true})).await, json!(false));
+    assert_eq!(store(&daemon, "/v1/chat/completions", json!({"store": true})).await, json!(false));
+    assert_eq!(store(&daemon, "/v1/chat/completions", json!({})).await, Value::Null);
+    let (response, sent) = post(&named, "/v1/responses", json!({"previous_response_id": "resp_1"})).await;
+    assert_eq!((response.status, &sent.expect("a request")["previous_response_id"]), (200, &json!("resp_1")));
+}
+
+/// An upstream that answers with exactly these bytes.
+async fn raw(answer: &'static str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let url = format!("http://{}", listener.local_addr().expect("bound"));
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut request = [0; 4096];
+            let _ = stream.read(&mut request).await;
+            let _ = stream.write_all(answer.as_bytes()).await;
+        }
+    });
+    url
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_frame_of_an_answer_is_the_daemons_own() {
+    let check = async |answer: &'static str, status: u16, length: Option<&str>, body: Option<&str>| {
+        let daemon = in_front(&settings(raw(answer).await), true, 1).await;
+        let response =
+            send(&daemon, ("POST", "/v1/embeddings"), &["content-type: application/json"], "{}").await;
+        assert_eq!(response.status, status, "{answer} {response:?}");
+        assert_eq!(response.header("x-content-type-options"), Some("nosniff"), "{answer}");
+        if let Some(body) = body {
+            assert_eq!((response.header("content-length"), &*response.body), (length, body), "{answer}");
+        }
+    };
+    let ok = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n";
+    let answer = |rest: &str| -> &'static str { format!("{ok}{rest}").leak() };
+    check(answer("content-length: 2\r\n\r\n{}"), 200, Some("2"), Some("{}")).await;
+    check(answer("content-length: 2, 2\r\n\r\n{}"), 200, Some("2"), Some("{}")).await;
+    let chunked = "transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n";
+    check(answer(&format!("content-length: 5\r\n{chunked}")), 200, None, None).await;
+    check(answer("transfer-encoding: chunked, identity\r\n\r\n2\r\n{}\r\n0\r\n\r\n"), 502, None, None).await;
+    check("HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n", 502, None, None)
+        .await;
+    check("HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\n", 204, None, Some("")).await;
+    check("HTTP/1.1 999 Odd\r\ncontent-length: 0\r\n\r\n", 502, None, None).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_of_an_upstream_does_not_run_in_the_daemons_origin() {
+    let html = "HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 8\r\n\r\n<script>";
+    let daemon = in_front(&settings(raw(html).await), true, 1).await;
+    let response = send(&daemon, ("GET", "/v1/files/f/content"), &[], "").await;
+    assert_eq!((response.status, &*response.body), (200, "<script>"));
+    assert_eq!(response.header("x-content-type-options"), Some("nosniff"));
+    assert_eq!(response.header("content-disposition"), Some("attachment"));
+    let policy = response.header("content-security-policy").expect("a policy");
+    assert!(policy.contains("sandbox") && policy.contains("default-src 'none'"), "{policy}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,5 +1,6 @@
 //! Attributions in the citation formats of other APIs: Anthropic's, OpenAI's, and numbers in brackets.
 
+use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use thresher_core::domain::{ByteRange, Chunk};
 use thresher_core::pipeline::attribute::{PartOutcome, Source};
 use thresher_core::text::offsets::OffsetUnit;
 
+use super::links;
 use crate::api::response::{Offsets, Range};
 
 /// The formats in which an attribution can be repeated.
@@ -86,7 +88,12 @@ impl<'a> CitationContext<'a> {
 
     /// The URL of the cited chunk, if its metadata has one.
     fn url(&self, source: &Source) -> Option<&str> {
-        self.urls[source.chunk].get_or_init(|| openai::url(self.chunk(source))).as_deref()
+        self.urls[source.chunk].get_or_init(|| links::url(self.chunk(source))).as_deref()
+    }
+
+    /// The title of the cited chunk.
+    fn title(&self, source: &Source) -> Option<Cow<'_, str>> {
+        self.chunk(source).title.as_deref().map(links::title)
     }
 
     /// The index of the cited chunk in the caller's list.
@@ -140,7 +147,7 @@ fn markers(context: &CitationContext, parts: &[PartOutcome]) -> Value {
             text.push_str(if first == 0 { " [" } else { "[" });
             text.push_str(&format!("{marker}]"));
             references.entry(marker).or_insert_with(|| {
-                json!({"marker": marker, "chunk": chunk.id, "index": context.index(source.chunk), "title": chunk.title})
+                json!({"marker": marker, "chunk": chunk.id, "index": context.index(source.chunk), "title": context.title(source)})
             });
         }
     }
@@ -165,7 +172,7 @@ pub mod anthropic {
     use thresher_core::domain::ByteRange;
     use thresher_core::pipeline::attribute::{PartOutcome, Source};
 
-    use super::CitationContext;
+    use super::{CitationContext, links};
 
     /// A range of an answer, with its citations.
     #[derive(Debug, Clone, PartialEq)]
@@ -231,13 +238,12 @@ pub mod anthropic {
 
     /// A citation of a plain text document, by characters.
     pub fn char_location(context: &CitationContext, source: &Source) -> Value {
-        let chunk = context.chunk(source);
         let range = context.characters.range(source.chunk, source.sentence);
         json!({
             "type": "char_location",
             "cited_text": context.cited_text(source),
             "document_index": context.index(source.chunk),
-            "document_title": chunk.title,
+            "document_title": context.title(source),
             "start_char_index": range.start,
             "end_char_index": range.end,
             "file_id": null,
@@ -250,7 +256,7 @@ pub mod anthropic {
             "type": "content_block_location",
             "cited_text": context.cited_text(source),
             "document_index": context.index(source.chunk),
-            "document_title": context.chunk(source).title,
+            "document_title": context.title(source),
             "start_block_index": block,
             "end_block_index": block + 1,
             "file_id": null,
@@ -264,8 +270,8 @@ pub mod anthropic {
             "type": "search_result_location",
             "cited_text": context.cited_text(source),
             "search_result_index": context.index(source.chunk),
-            "source": context.url(source).unwrap_or(&chunk.id),
-            "title": chunk.title,
+            "source": links::source(chunk),
+            "title": context.title(source),
             "start_block_index": block,
             "end_block_index": block + 1,
         })
@@ -274,13 +280,14 @@ pub mod anthropic {
 
 /// OpenAI's annotations: flat in Responses, nested in Chat Completions. Offsets are code points of the answer.
 pub mod openai {
+    use std::borrow::Cow;
+
     use serde_json::{Value, json};
     use thresher_core::domain::Chunk;
     use thresher_core::pipeline::attribute::{PartOutcome, Source};
     use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
-    use super::CitationContext;
-    use crate::api::fields;
+    use super::{CitationContext, links};
 
     /// An output item of the Responses API, with flat annotations.
     pub fn response_item(context: &CitationContext, parts: &[PartOutcome]) -> Value {
@@ -312,9 +319,7 @@ pub mod openai {
     /// A nested annotation, of the characters `start..end` of the answer. It can cite only URLs: a chunk without one gets the URN of its id.
     pub fn nested(context: &CitationContext, source: &Source, start: usize, end: usize) -> Value {
         let chunk = context.chunk(source);
-        let url = context
-            .url(source)
-            .map_or_else(|| format!("urn:thresher:chunk:{}", escaped(&chunk.id)), str::to_owned);
+        let url = context.url(source).map_or_else(|| links::urn(&chunk.id), str::to_owned);
         let citation = json!({"start_index": start, "end_index": end, "title": title(chunk), "url": url});
         json!({"type": "url_citation", "url_citation": citation})
     }
@@ -335,26 +340,7 @@ pub mod openai {
         parts.iter().flat_map(of_part).collect()
     }
 
-    fn title(chunk: &Chunk) -> &str {
-        chunk.title.as_deref().filter(|title| !title.is_empty()).unwrap_or(&chunk.id)
-    }
-
-    /// The URL of a chunk, from its metadata: `url`, or `source` if that is one. The rest of the metadata is not parsed.
-    pub(super) fn url(chunk: &Chunk) -> Option<String> {
-        let found = fields::pick_named(chunk.metadata.as_deref()?, ["url", "source"]).ok()?;
-        let [url, source] = found.map(|value| Some(fields::text(value?)?.ok()?.into_owned()));
-        let is_address = |text: &String| text.contains("://");
-        url.filter(|url| !url.trim().is_empty()).or_else(|| source.filter(is_address))
-    }
-
-    /// A text in which every byte that RFC 3986 does not call unreserved is percent-encoded.
-    fn escaped(text: &str) -> String {
-        let byte = |byte: u8| match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-                char::from(byte).to_string()
-            }
-            _ => format!("%{byte:02X}"),
-        };
-        text.bytes().map(byte).collect()
+    fn title(chunk: &Chunk) -> Cow<'_, str> {
+        links::title(chunk.title.as_deref().filter(|title| !title.is_empty()).unwrap_or(&chunk.id))
     }
 }

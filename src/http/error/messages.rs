@@ -368,6 +368,22 @@ impl ApiError {
         Self::new(ErrorCode::NotFound, message)
     }
 
+    pub(in crate::http) fn state_not_forwarded(field: &str, path: &str) -> Self {
+        let message = format!(
+            "{} reads or writes what the provider stores, and the upstream is called with a key of the operator (key_file), with which tenants \
+             could reach what others have stored; send the whole conversation instead, or have {} named in the setting `paths` of the upstream",
+            Quoted(field),
+            Quoted(path)
+        );
+        Self::with_param(ErrorCode::Unavailable, message, field)
+    }
+
+    pub(in crate::http) fn body_not_readable() -> Self {
+        let message = "the upstream is called with a key of the operator (key_file), so the body must be one that the daemon can read: an object in \
+                       JSON (UTF-8), or a form (multipart/form-data)";
+        Self::new(ErrorCode::ContentTypeUnsupported, message)
+    }
+
     pub(in crate::http) fn model_not_text() -> Self {
         let message = "model is not a string; it names the model that chooses the upstream";
         Self::with_param(ErrorCode::WrongType, message, "model")
@@ -392,6 +408,10 @@ impl ApiError {
     pub(in crate::http) fn upstream_requests_too_many(retry_after_s: u64) -> Self {
         let message = "too many requests to upstreams are in flight; each tenant may have a part of them; repeat the request later";
         Self { retry_after_s: Some(retry_after_s), ..Self::new(ErrorCode::Overloaded, message) }
+    }
+
+    pub(in crate::http) fn upstream_answer_unusable(reason: &str) -> Self {
+        Self::new(ErrorCode::UpstreamFailed, format!("the upstream answered {reason}"))
     }
 
     pub(in crate::http) fn upstream_failed(is_connecting: bool) -> Self {

@@ -1,22 +1,27 @@
 //! Which headers and query parameters pass between clients and upstreams. In both directions, only those on a list pass. Keys for this daemon
 //! never pass, wherever a client put them.
 
-use axum::http::header::{AUTHORIZATION, InvalidHeaderName};
-use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::http::header::{
+    AUTHORIZATION, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_SECURITY_POLICY, InvalidHeaderName,
+    TRANSFER_ENCODING,
+};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use base64::Engine as _;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use percent_encoding::percent_decode;
 
 use crate::access::KEY_PREFIX;
+use crate::http::body;
 use crate::middleware::dialect::Dialect;
 use crate::middleware::settings::UpstreamSettings;
 
 /// Request headers that pass: content negotiation, headers of the official clients, and the ids of a trace.
-const REQUEST_HEADERS: [&str; 8] = [
+const REQUEST_HEADERS: [&str; 9] = [
     "accept",
     "accept-encoding",
     "accept-language",
+    "content-encoding",
     "content-type",
     "idempotency-key",
     "traceparent",
@@ -28,10 +33,9 @@ const REQUEST_HEADERS: [&str; 8] = [
 const REQUEST_PREFIXES: [&str; 3] = ["anthropic-", "openai-", "x-stainless-"];
 
 /// Response headers that pass: the type of the body, when to retry, and the ids that support needs.
-const RESPONSE_HEADERS: [&str; 10] = [
+const RESPONSE_HEADERS: [&str; 9] = [
     "cache-control",
     "content-encoding",
-    "content-length",
     "content-type",
     "date",
     "request-id",
@@ -43,6 +47,16 @@ const RESPONSE_HEADERS: [&str; 10] = [
 
 /// Prefixes of response headers that pass, which the official clients read: limits, organizations, processing times.
 const RESPONSE_PREFIXES: [&str; 3] = ["anthropic-", "openai-", "x-ratelimit-"];
+
+/// Types of bodies that the APIs of models answer with, and that no browser runs. `image/svg+xml` is none of them.
+const API_TYPES: [&str; 6] = [
+    "application/json",
+    "application/octet-stream",
+    "application/x-ndjson",
+    "text/event-stream",
+    "text/plain",
+    "text/vtt",
+];
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
@@ -81,12 +95,47 @@ impl Allowed {
         filtered(headers, may_pass)
     }
 
-    /// The response headers that pass to the client.
+    /// The response headers that pass to the client. A body of a type that a browser could run is to be saved, and runs nothing if it is shown:
+    /// it would have the origin of this daemon's page.
     pub fn of_response(&self, headers: &HeaderMap) -> HeaderMap {
-        filtered(headers, |name, _| {
+        let mut passed = filtered(headers, |name, _| {
             is_listed(name, &RESPONSE_HEADERS, &RESPONSE_PREFIXES) || self.response.contains(name)
-        })
+        });
+        if !is_of_api(headers) {
+            passed.insert(
+                CONTENT_SECURITY_POLICY,
+                HeaderValue::from_static("sandbox; default-src 'none'; frame-ancestors 'none'"),
+            );
+            passed.insert(CONTENT_DISPOSITION, HeaderValue::from_static("attachment"));
+        }
+        passed
     }
+}
+
+fn is_of_api(headers: &HeaderMap) -> bool {
+    let Some(kind) = body::media_type(headers) else { return true };
+    API_TYPES.contains(&&*kind)
+        || kind.ends_with("+json")
+        || kind.starts_with("audio/")
+        || kind.starts_with("image/") && kind != "image/svg+xml"
+}
+
+/// The length of a body that an upstream sends, as it says itself; none if it says nothing, or several things. Answers to HEAD have it without a
+/// body.
+pub fn declared_length(headers: &HeaderMap) -> Option<u64> {
+    let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
+    let length = lengths.next()?.to_str().ok()?.parse().ok()?;
+    lengths.next().is_none().then_some(length)
+}
+
+/// Why an answer of an upstream cannot be passed on; none if it can. Where its frame is unclear, two readers may see two different answers.
+pub fn unusable(status: StatusCode, headers: &HeaderMap) -> Option<String> {
+    if status.is_informational() || status.as_u16() > 599 {
+        return Some(format!("with status {}, which no final answer has", status.as_u16()));
+    }
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    let is_plain = codings.all(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"));
+    (!is_plain).then(|| "with a transfer-encoding other than chunked".to_owned())
 }
 
 /// The headers with the client's own key: `Authorization`, and for Anthropic's Messages also `x-api-key`.
@@ -258,6 +307,39 @@ mod tests {
                 "x-theirs"
             ]
         );
+    }
+
+    #[test]
+    fn a_body_that_a_browser_could_run_is_to_be_saved() {
+        let check = |kind: &[(&'static str, &str)], expect: bool| {
+            let passed = allowed().of_response(&headers(kind));
+            let found = [CONTENT_SECURITY_POLICY, CONTENT_DISPOSITION].map(|name| passed.contains_key(name));
+            assert_eq!(found, [expect; 2], "{kind:?}");
+        };
+        check(&[("content-type", "text/html; charset=utf-8")], true);
+        check(&[("content-type", "image/svg+xml")], true);
+        check(&[("content-type", "application/xhtml+xml")], true);
+        check(&[("content-type", "text/html"), ("content-disposition", "inline")], true);
+        check(&[("content-type", "application/json")], false);
+        check(&[("content-type", "audio/mpeg")], false);
+        check(&[("content-type", "image/png")], false);
+        check(&[], false);
+    }
+
+    #[test]
+    fn an_answer_with_an_unclear_frame_cannot_be_used() {
+        let check = |status: u16, lines: &[(&'static str, &str)], expect: bool| {
+            let status = StatusCode::from_u16(status).expect("a status");
+            assert_eq!(unusable(status, &headers(lines)).is_some(), expect, "{status} {lines:?}");
+        };
+        check(200, &[("transfer-encoding", "Chunked")], false);
+        check(599, &[], false);
+        check(101, &[], true);
+        check(999, &[], true);
+        check(200, &[("transfer-encoding", "chunked, identity")], true);
+        check(200, &[("transfer-encoding", "gzip, chunked")], true);
+        assert_eq!(declared_length(&headers(&[("content-length", "5")])), Some(5));
+        assert_eq!(declared_length(&headers(&[("content-length", "5, 5")])), None);
     }
 
     #[test]

@@ -3,10 +3,12 @@
 
 use std::sync::Arc;
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
 use axum::http::{HeaderMap, Method, Uri};
 use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use multer::{Constraints, Multipart, SizeLimit};
 use thresher_core::pipeline::cancel::Cancel;
 
 use super::forward::Forwarder;
@@ -16,7 +18,8 @@ use crate::error::ApiError;
 use crate::http::traces::model_call::{Call, ModelCall};
 use crate::middleware::dialect::Dialect;
 use crate::middleware::json::{Edits, Located};
-use crate::middleware::paths;
+use crate::middleware::settings::{Credential, UpstreamSettings};
+use crate::middleware::{paths, shared_key};
 
 /// The route of all paths below `/v1` that no other route has.
 pub const ROUTE: &str = "/v1/{*path}";
@@ -26,6 +29,15 @@ const MESSAGES: &str = "/v1/messages";
 
 /// The paths of conversations: a body for a path below one of them may have the field `thresher`.
 const CONVERSATIONS: [&str; 3] = ["/v1/chat/completions", "/v1/responses", MESSAGES];
+
+/// The media type of forms.
+const FORM: &str = "multipart/form-data";
+
+/// Bytes of a form that are read at once.
+const FORM_PIECE_BYTES: usize = 64 * 1024;
+
+/// The most bytes of the name of a model in a form.
+const MODEL_BYTES_MAX: u64 = 1_024;
 
 /// The header with the host or URL of the upstream, for requests without a model.
 const UPSTREAM: &str = "x-thresher-upstream";
@@ -70,25 +82,37 @@ async fn pass_on(
     let slot = middleware.request_slot(service.sharer())?;
     let limit = body::BodyLimit { bytes: middleware.settings.body_bytes_max, setting: "memory_bytes_max" };
     let body = body::collect(body, limit, &service).await?;
-    let (model, body) = match (request.path.strip_prefix(paths::MODELS), is_json && !body.is_empty()) {
-        (Some(model), _) => (Some(model.to_owned()), body),
-        (None, true) => {
+    let form = body::media_type(&headers).filter(|kind| kind == FORM).and(headers.get(CONTENT_TYPE));
+    let mut read = match form.and_then(|kind| multer::parse_boundary(kind.to_str().ok()?).ok()) {
+        _ if body.is_empty() => ReadBody { kind: BodyKind::Empty, model: None, body },
+        Some(boundary) => read_form(body, boundary).await,
+        None if is_json => {
             let is_below = CONVERSATIONS.iter().any(|path| is_below(&request.path, path));
             // The clone keeps the memory of the body until it has been parsed.
             let scope = service.clone();
             let parse = move |_: &Cancel| {
-                let parsed = model_and_body(body, is_below);
+                let parsed = read_json(body, is_below);
                 drop(scope);
                 Ok(parsed)
             };
             middleware.workers.run(service.settings.admission.deadline_max(), parse).await?
         }
-        (None, false) => (None, body),
+        None => ReadBody { kind: BodyKind::Unread, model: None, body },
     };
-    let upstream = choose(&middleware, model.as_deref(), &headers)?;
+    if let Some(model) = request.path.strip_prefix(paths::MODELS) {
+        read.model = Some(model.to_owned());
+    }
+    let upstream = choose(&middleware, read.model.as_deref(), &headers)?;
     if !upstream.settings.forwards(request.method.as_str(), &request.path) {
         return Err(ApiError::path_not_forwarded(request.method.as_str(), &request.path));
     }
+    if upstream.settings.credential() == Credential::KeyFile {
+        body::check_encoding(&headers)?;
+        let (settings, path) = (upstream.settings.clone(), request.path.clone());
+        let check = move |_: &Cancel| read.checked(&settings, &path);
+        read = middleware.workers.run(service.settings.admission.deadline_max(), check).await?;
+    }
+    let ReadBody { model, body, .. } = read;
     let body = service.body_memory().transfer(body, 0);
     let Forwarded { dialect, method, uri, .. } = request;
     let mut call = ModelCall::begin(&Call {
@@ -166,8 +190,55 @@ fn is_below(path: &str, parent: &str) -> bool {
     path.strip_prefix(parent).is_some_and(|rest| rest.starts_with('/'))
 }
 
-/// The model that a JSON body names, and the body for the upstream. Below a path of conversations, it loses the field `thresher`.
-fn model_and_body(body: Vec<u8>, removes_field: bool) -> (Option<String>, Vec<u8>) {
+/// A body for the upstream, as far as the daemon reads it.
+struct ReadBody {
+    kind: BodyKind,
+    /// The model that it names.
+    model: Option<String>,
+    body: Vec<u8>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum BodyKind {
+    Empty,
+    /// An object in JSON.
+    Json,
+    /// A form, whose fields name at most one model.
+    Form,
+    /// Anything else.
+    Unread,
+}
+
+impl ReadBody {
+    /// Checks a body that is sent with a key that all tenants share: the daemon must know its model, if the upstream is not for all of them,
+    /// and it must have nothing to do with what the provider stores. Returns it with storing turned off. Bodies for paths that only the
+    /// setting `paths` allows, such as files, are sent as they are.
+    fn checked(self, settings: &UpstreamSettings, path: &str) -> Result<Self, ApiError> {
+        if !paths::is_stateless(path) {
+            return Ok(self);
+        }
+        match self.kind {
+            BodyKind::Unread => return Err(ApiError::body_not_readable()),
+            BodyKind::Json | BodyKind::Form if self.model.is_none() && !settings.is_for_any_model() => {
+                return Err(ApiError::model_missing());
+            }
+            BodyKind::Json if settings.refuses_state(path) => {}
+            BodyKind::Empty | BodyKind::Json | BodyKind::Form => return Ok(self),
+        }
+        let text = String::from_utf8(self.body).map_err(|_| ApiError::body_not_utf8())?;
+        let located = Located::parsed(&text);
+        if let Some(field) = shared_key::stored(located) {
+            return Err(ApiError::state_not_forwarded(&field, path));
+        }
+        let mut edits = Edits::default();
+        shared_key::store_nothing(located, false, &mut edits);
+        let body = if edits.is_empty() { text } else { edits.apply(&text) };
+        Ok(Self { body: body.into_bytes(), ..self })
+    }
+}
+
+/// Reads a JSON body. Below a path of conversations, it loses the field `thresher`.
+fn read_json(body: Vec<u8>, removes_field: bool) -> ReadBody {
     let read = || {
         let text = std::str::from_utf8(&body).ok()?;
         let located = Located::parse(text).ok()?;
@@ -175,10 +246,35 @@ fn model_and_body(body: Vec<u8>, removes_field: bool) -> (Option<String>, Vec<u8
         if removes_field {
             edits.remove_field(located, "thresher");
         }
-        Some((located.text_of("model"), (!edits.is_empty()).then(|| edits.apply(text).into_bytes())))
+        let kind = if located.json().starts_with('{') { BodyKind::Json } else { BodyKind::Unread };
+        Some((kind, located.text_of("model"), (!edits.is_empty()).then(|| edits.apply(text).into_bytes())))
     };
-    let (model, changed) = read().unwrap_or_default();
-    (model, changed.unwrap_or(body))
+    let (kind, model, changed) = read().unwrap_or((BodyKind::Unread, None, None));
+    ReadBody { kind, model, body: changed.unwrap_or(body) }
+}
+
+/// Reads a form (`multipart/form-data`), piece by piece, so that no file of it is held twice.
+async fn read_form(body: Vec<u8>, boundary: String) -> ReadBody {
+    let body = Bytes::from(body);
+    let pieces = (0..body.len())
+        .step_by(FORM_PIECE_BYTES)
+        .map(|at| Ok::<_, std::convert::Infallible>(body.slice(at..body.len().min(at + FORM_PIECE_BYTES))));
+    let limit = SizeLimit::new().for_field("model", MODEL_BYTES_MAX);
+    let limits = Constraints::new().size_limit(limit);
+    let mut form = Multipart::with_constraints(stream::iter(pieces.collect::<Vec<_>>()), boundary, limits);
+    let mut models = Vec::new();
+    let read = async {
+        while let Some(field) = form.next_field().await? {
+            if field.name() == Some("model") {
+                models.push(field.text().await?);
+            }
+        }
+        Ok::<(), multer::Error>(())
+    };
+    let is_read = read.await.is_ok() && models.len() <= 1;
+    drop(form);
+    let kind = if is_read { BodyKind::Form } else { BodyKind::Unread };
+    ReadBody { kind, model: models.pop().filter(|_| is_read), body: body.into() }
 }
 
 #[cfg(test)]

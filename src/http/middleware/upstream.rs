@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::http::header::ACCEPT_ENCODING;
+use axum::http::header::{ACCEPT_ENCODING, CONTENT_LENGTH};
 use axum::http::uri::InvalidUri;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri};
-use hyper::body::Incoming;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri};
+use hyper::body::{Body as _, Incoming};
 use hyper_rustls::{ConfigBuilderExt, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -220,7 +220,7 @@ impl Upstream {
         reads_answer: bool,
     ) -> Result<Response<Incoming>, ApiError> {
         let mut request = Request::new(Body::from(body));
-        *request.method_mut() = method;
+        *request.method_mut() = method.clone();
         *request.uri_mut() = self.uri(uri);
         *request.headers_mut() = self.allowed.of_request(headers);
         if reads_answer {
@@ -234,7 +234,24 @@ impl Upstream {
         let answer = tokio::time::timeout(self.silence_max, self.client.request(request));
         match answer.await {
             Ok(Ok(mut answer)) => {
+                if let Some(reason) = headers::unusable(answer.status(), answer.headers()) {
+                    tracing::warn!(
+                        upstream = without_credentials(&self.base),
+                        reason,
+                        "an upstream's answer cannot be passed on"
+                    );
+                    return Err(ApiError::upstream_answer_unusable(&reason));
+                }
+                // The frame of the answer is ours: what the upstream says of its own may not fit to it.
+                let length = match method {
+                    Method::HEAD => headers::declared_length(answer.headers()),
+                    _ => answer.body().size_hint().exact(),
+                };
                 *answer.headers_mut() = self.allowed.of_response(answer.headers());
+                let has_body = ![StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&answer.status());
+                if let Some(length) = length.filter(|_| has_body) {
+                    answer.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(length));
+                }
                 request_id::keep_upstreams(answer.headers_mut());
                 Ok(answer)
             }
