@@ -199,7 +199,7 @@ pub async fn serve(
         let scheme = if tls.is_some() { "https" } else { "http" };
         eprintln!("open {scheme}://{}/ in a browser once the model is ready", public.local_addr()?);
     }
-    let admission = service.admission.clone();
+    let (admission, originals) = (service.admission.clone(), service.originals().clone());
     let serving = [
         tokio::spawn(http::serve(
             public,
@@ -211,6 +211,7 @@ pub async fn serve(
         tokio::spawn(http::serve(admin, admin_router, admin_serving, None, until(drained.subscribe()))),
     ];
     tokio::spawn(upkeep(metrics));
+    tokio::spawn(expire_originals(originals));
     if let Some(watched) = keys {
         tokio::spawn(follow_keys(access.clone(), watched, tenants.clone()));
     }
@@ -454,6 +455,24 @@ fn stop_signals(
 /// Waits until `stop` is true, or its sender is gone.
 async fn until(mut stop: watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
+}
+
+/// How often originals that are too old are dropped.
+const EXPIRE_INTERVAL: Duration = Duration::from_secs(3_600);
+
+/// Drops originals that are too old, also those of tenants that send nothing any more.
+async fn expire_originals(originals: Originals) {
+    loop {
+        tokio::time::sleep(EXPIRE_INTERVAL).await;
+        let store = originals.clone();
+        match tokio::task::spawn_blocking(move || store.expire()).await {
+            Ok(Ok(dropped)) if dropped > 0 => {
+                tracing::info!(dropped, "original texts were too old and are dropped")
+            }
+            Ok(Ok(_)) | Err(_) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "original texts that are too old cannot be dropped"),
+        }
+    }
 }
 
 /// Moves recorded samples into their histograms, so that they do not accumulate with every request.

@@ -13,6 +13,7 @@ mod pages;
 mod report;
 mod request;
 mod serve;
+mod tenant;
 mod verify;
 
 use std::ffi::OsString;
@@ -56,6 +57,8 @@ enum Command {
     Verify(verify::Args),
     /// Create API keys.
     Key(key::Args),
+    /// Delete the data of a tenant.
+    Tenant(tenant::Args),
     /// Convert a Hugging Face model or a GGUF file to ONNX graphs and a contract.
     Export(export::Args),
     /// Choose the attention heads of a decoder over which RC is computed, by questions of your own.
@@ -111,6 +114,7 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Mcp => mcp::run(config()?),
         Command::Verify(args) => verify::run(&config()?, &args),
         Command::Key(args) => key::run(args),
+        Command::Tenant(args) => tenant::run(&config()?, args),
         Command::Export(args) => export::run(&args),
         Command::Calibrate(args) => calibrate::run(&config()?, &args),
         Command::Eval(args) => eval::run(&config()?, &args),

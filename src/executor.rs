@@ -48,8 +48,7 @@ impl Executor {
     /// # Errors
     /// `not_ready` while the model is being loaded.
     pub fn ready(&self) -> Result<&Pipeline, ApiError> {
-        let message = "the model is still loading; /readyz on the admin listener says when it is done";
-        self.pipeline().ok_or_else(|| ApiError::new(ErrorCode::NotReady, message))
+        self.pipeline().ok_or_else(ApiError::model_not_ready)
     }
 
     /// The pipeline; none while the model is being loaded.

@@ -5,6 +5,7 @@ mod attribute;
 mod body;
 mod compress;
 mod connections;
+mod deletion;
 mod error;
 mod health;
 mod keys;
@@ -36,6 +37,7 @@ use axum::routing::{MethodRouter, get, post};
 use tower_http::catch_panic::CatchPanicLayer;
 
 pub use self::connections::ConnectionLimits;
+pub use self::deletion::DEFAULT as DEFAULT_TENANT;
 
 pub use self::memory::MemoryPool;
 pub use self::middleware::{Middleware, UpstreamError};

@@ -6,13 +6,13 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use metrics::counter;
 use redb::backends::{FileBackend, InMemoryBackend};
 use redb::{
-    Builder, Database, ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, TableError,
-    WriteTransaction,
+    AccessGuard, Builder, Database, ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition,
+    TableError, WriteTransaction,
 };
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -28,6 +28,8 @@ type Entry<'a> = (&'a [u8], &'a [u8]);
 const VALUES: TableDefinition<Key, (u64, &[u8])> = TableDefinition::new("values");
 /// Keys by tenant and age, the oldest first.
 const AGES: TableDefinition<(&str, u64), &[u8]> = TableDefinition::new("ages");
+/// By tenant and slot of time, the first age that was given in it.
+const SLOTS: TableDefinition<(&str, u64), u64> = TableDefinition::new("slots");
 /// Bytes that are stored, and the next age, by tenant.
 const TENANTS: TableDefinition<&str, (u64, u64)> = TableDefinition::new("tenants");
 
@@ -40,6 +42,9 @@ pub const FILE: &str = "originals.redb";
 /// Bytes of memory for pages of the file. The default of `redb` is a gigabyte.
 const CACHE_BYTES: usize = 32 << 20;
 
+/// How long writing the file anew waits for others that use it.
+const EXCLUSIVE_WAIT_MAX: Duration = Duration::from_secs(10);
+
 /// The shortest time between two attempts to open the file, and the time after a failed write in which no write is tried.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
@@ -51,6 +56,8 @@ pub struct OriginalSettings {
     pub dir: PathBuf,
     /// Bytes of one tenant's texts; the oldest are dropped. 0: none are kept. Default: 1 GiB.
     pub bytes_max: u64,
+    /// Seconds after which a text that was not written again is dropped. 0: none is. Default: seven days.
+    pub expire_s: u64,
     /// Seconds after its last use at which a session of `POST /v1/compress` ends. 0: no session ends. Default: a day.
     #[serde(skip)]
     pub session_expire_s: u64,
@@ -58,7 +65,12 @@ pub struct OriginalSettings {
 
 impl Default for OriginalSettings {
     fn default() -> Self {
-        Self { dir: "data/originals".into(), bytes_max: 1 << 30, session_expire_s: 86_400 }
+        Self {
+            dir: "data/originals".into(),
+            bytes_max: 1 << 30,
+            expire_s: 7 * 86_400,
+            session_expire_s: 86_400,
+        }
     }
 }
 
@@ -150,6 +162,88 @@ impl Originals {
     /// Returns the part of the store that belongs to `tenant`.
     pub fn tenant(&self, tenant: &str) -> TenantOriginals {
         TenantOriginals { store: self.clone(), tenant: tenant.into() }
+    }
+
+    /// Drops the values of all tenants that are too old. Returns how many there were.
+    ///
+    /// # Errors
+    /// Fails if the store cannot be written.
+    pub fn expire(&self) -> Result<u64, OriginalError> {
+        if !self.is_in_memory() && !self.settings.dir.join(FILE).exists() {
+            return Ok(0);
+        }
+        let mut dropped = 0;
+        self.write(|write| {
+            let tenants: Vec<String> = {
+                let tenants = write.open_table(TENANTS)?;
+                let names = tenants.iter()?.map(|entry| Ok(entry?.0.value().to_owned()));
+                names.collect::<Result<_, redb::StorageError>>()?
+            };
+            for tenant in tenants {
+                dropped += self.tenant(&tenant).expire(write, unix_s())?;
+            }
+            Ok(())
+        })?;
+        Ok(dropped)
+    }
+
+    /// Deletes all values of a tenant, and writes the file anew, so that nothing of them is left in it. Returns how many there were.
+    ///
+    /// # Errors
+    /// Fails if the store cannot be read or written, or is used for too long by others to be written anew: its values are deleted then, but
+    /// the file may still have their bytes until others are written over them.
+    pub fn delete_tenant(&self, tenant: &str) -> Result<u64, OriginalError> {
+        let mut deleted = 0;
+        self.write(|write| {
+            deleted = self.tenant(tenant).drop_until(write, u64::MAX)?;
+            write.open_table(TENANTS)?.remove(tenant)?;
+            let mut slots = write.open_table(SLOTS)?;
+            slots.retain_in((tenant, 0)..=(tenant, u64::MAX), |_, _| false)?;
+            Ok(())
+        })?;
+        if deleted > 0 && !self.is_in_memory() {
+            self.write_anew()?;
+        }
+        Ok(deleted)
+    }
+
+    /// Copies what the file has into a new one, which takes its place.
+    fn write_anew(&self) -> Result<(), OriginalError> {
+        let until = Instant::now() + EXCLUSIVE_WAIT_MAX;
+        let mut state = loop {
+            let state = self.state();
+            match &state.database {
+                Some(database) if Arc::strong_count(database) > 1 => {}
+                _ => break state,
+            }
+            drop(state);
+            if Instant::now() > until {
+                return Err(OriginalError::Paused);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let dir = &self.settings.dir;
+        let failed = |cause| OriginalError::Dir { path: dir.display().to_string(), cause };
+        let new = dir.join(format!("{FILE}.new"));
+        let _ = std::fs::remove_file(&new);
+        let old = match state.database.take() {
+            Some(database) => database,
+            None => Arc::new(self.open_database()?),
+        };
+        {
+            let copy = open_path(&new)?;
+            let (read, write) = (old.begin_read()?, copy.begin_write()?);
+            copy_table(&read, &write, VALUES)?;
+            copy_table(&read, &write, AGES)?;
+            copy_table(&read, &write, SLOTS)?;
+            copy_table(&read, &write, TENANTS)?;
+            write.commit()?;
+        }
+        drop(old);
+        std::fs::rename(&new, dir.join(FILE)).map_err(failed)?;
+        // The next call opens the new file.
+        state.open_tried = None;
+        Ok(())
     }
 
     fn is_in_memory(&self) -> bool {
@@ -266,6 +360,7 @@ impl Originals {
             let write = database.begin_write()?;
             write.open_table(VALUES)?;
             write.open_table(AGES)?;
+            write.open_table(SLOTS)?;
             write.open_table(TENANTS)?;
             write.commit()?;
         }
@@ -297,6 +392,7 @@ fn has_tables(database: &Database) -> Result<bool, OriginalError> {
     let tables = [
         read.open_table(VALUES).map(drop),
         read.open_table(AGES).map(drop),
+        read.open_table(SLOTS).map(drop),
         read.open_table(TENANTS).map(drop),
     ];
     for table in tables {
@@ -311,14 +407,34 @@ fn has_tables(database: &Database) -> Result<bool, OriginalError> {
 fn open_file(dir: &Path) -> Result<Database, OriginalError> {
     let failed = |cause| OriginalError::Dir { path: dir.display().to_string(), cause };
     private_files::create_dir_all(dir).map_err(failed)?;
-    let path = dir.join(FILE);
-    let refused = |cause| OriginalError::Open { path: path.display().to_string(), cause };
-    let file = private_files::open_options().read(true).write(true).create(true).truncate(false).open(&path);
-    let file = file.map_err(|error| refused(redb::DatabaseError::Storage(error.into())))?;
-    private_files::warn(private_files::restrict(&path));
     private_files::warn(private_files::restrict_dir_of(dir, &[FILE]));
+    open_path(&dir.join(FILE))
+}
+
+fn open_path(path: &Path) -> Result<Database, OriginalError> {
+    let refused = |cause| OriginalError::Open { path: path.display().to_string(), cause };
+    let file = private_files::open_options().read(true).write(true).create(true).truncate(false).open(path);
+    let file = file.map_err(|error| refused(redb::DatabaseError::Storage(error.into())))?;
+    private_files::warn(private_files::restrict(path));
     let backend = FileBackend::new(file).map_err(refused)?;
     Builder::new().set_cache_size(CACHE_BYTES).create_with_backend(backend).map_err(refused)
+}
+
+fn copy_table<K: redb::Key + 'static, V: redb::Value + 'static>(
+    read: &ReadTransaction,
+    write: &WriteTransaction,
+    table: TableDefinition<K, V>,
+) -> Result<(), OriginalError> {
+    let mut to = write.open_table(table)?;
+    for entry in read.open_table(table)?.iter()? {
+        let (key, value) = entry?;
+        to.insert(key.value(), value.value())?;
+    }
+    Ok(())
+}
+
+fn unix_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
 }
 
 impl TenantOriginals {
@@ -383,10 +499,10 @@ impl TenantOriginals {
 
     fn put_one(&self, write: &WriteTransaction, key: &[u8], value: &[u8]) -> Result<(), OriginalError> {
         let tenant = &*self.tenant;
-        let size = |bytes: usize| (bytes + ENTRY_BYTES) as u64;
         if size(value.len()) > self.store.settings.bytes_max {
             return Ok(());
         }
+        self.expire(write, unix_s())?;
         let (mut values, mut ages) = (write.open_table(VALUES)?, write.open_table(AGES)?);
         let mut tenants = write.open_table(TENANTS)?;
         let (mut bytes, next_age) = tenants.get(tenant)?.map_or((0, 0), |found| found.value());
@@ -398,11 +514,13 @@ impl TenantOriginals {
         bytes += size(value.len());
         values.insert((tenant, key), (next_age, value))?;
         ages.insert((tenant, next_age), key)?;
+        let (mut slots, slot) = (write.open_table(SLOTS)?, unix_s() / self.slot_s());
+        if slots.get((tenant, slot))?.is_none() {
+            slots.insert((tenant, slot), next_age)?;
+        }
         while bytes > self.store.settings.bytes_max {
             let oldest = ages.range((tenant, 0)..)?.next().transpose()?;
-            let Some((age, key)) = oldest.map(|(age, key)| (age.value().1, key.value().to_vec())) else {
-                break;
-            };
+            let Some((age, key)) = oldest.map(first_of) else { break };
             ages.remove((tenant, age))?;
             let dropped = values.remove((tenant, &*key))?.map_or(0, |found| size(found.value().1.len()));
             bytes -= dropped;
@@ -410,6 +528,58 @@ impl TenantOriginals {
         tenants.insert(tenant, (bytes, next_age + 1))?;
         Ok(())
     }
+
+    /// Seconds of a slot of time: the age of a value is known to this precision.
+    fn slot_s(&self) -> u64 {
+        (self.store.settings.expire_s / 24).clamp(1, 3_600)
+    }
+
+    /// Drops the values that are too old at `now_s`. Returns how many there were.
+    fn expire(&self, write: &WriteTransaction, now_s: u64) -> Result<u64, OriginalError> {
+        let (tenant, expire_s) = (&*self.tenant, self.store.settings.expire_s);
+        let Some(end) = now_s.checked_sub(expire_s).filter(|_| expire_s > 0) else { return Ok(0) };
+        // The first slot that may have a value that is young enough.
+        let first = end / self.slot_s();
+        let mut slots = write.open_table(SLOTS)?;
+        let is_due = slots.range((tenant, 0)..(tenant, first))?.next().is_some();
+        if !is_due {
+            return Ok(0);
+        }
+        let young = slots.range((tenant, first)..=(tenant, u64::MAX))?.next().transpose()?;
+        let young = young.map_or(u64::MAX, |(_, age)| age.value());
+        slots.retain_in((tenant, 0)..(tenant, first), |_, _| false)?;
+        drop(slots);
+        self.drop_until(write, young)
+    }
+
+    /// Drops the values whose age is below `end`. Returns how many there were.
+    fn drop_until(&self, write: &WriteTransaction, end: u64) -> Result<u64, OriginalError> {
+        let tenant = &*self.tenant;
+        let (mut values, mut ages) = (write.open_table(VALUES)?, write.open_table(AGES)?);
+        let mut tenants = write.open_table(TENANTS)?;
+        let Some((mut bytes, next_age)) = tenants.get(tenant)?.map(|found| found.value()) else {
+            return Ok(0);
+        };
+        let mut count = 0;
+        loop {
+            let oldest = ages.range((tenant, 0)..(tenant, end))?.next().transpose()?.map(first_of);
+            let Some((age, key)) = oldest else { break };
+            ages.remove((tenant, age))?;
+            bytes -= values.remove((tenant, &*key))?.map_or(0, |found| size(found.value().1.len()));
+            count += 1;
+        }
+        tenants.insert(tenant, (bytes, next_age))?;
+        Ok(count)
+    }
+}
+
+/// Bytes that a value counts.
+fn size(bytes: usize) -> u64 {
+    (bytes + ENTRY_BYTES) as u64
+}
+
+fn first_of((age, key): (AccessGuard<(&str, u64)>, AccessGuard<&[u8]>)) -> (u64, Vec<u8>) {
+    (age.value().1, key.value().to_vec())
 }
 
 #[cfg(test)]
@@ -466,6 +636,46 @@ mod tests {
         put(&[(b"k", b"k2")], &[(b"k", b"k3"), (b"l", b"l2"), (b"m", b"m2")], 3);
         let found = [&b"k"[..], b"l", b"m", b"sum"].map(|key| a.get(key).expect("reads").expect("a value"));
         assert_eq!(found, [b"k2".to_vec(), b"l1".to_vec(), b"m2".to_vec(), vec![5]]);
+    }
+
+    #[test]
+    fn what_is_too_old_is_dropped() {
+        let settings =
+            OriginalSettings { dir: PathBuf::new(), expire_s: 48 * 3_600, ..OriginalSettings::default() };
+        let store = Originals::at(&settings);
+        let (a, b) = (store.tenant("a"), store.tenant("b"));
+        a.put(&[(b"k", b"first"), (b"l", b"second")]).expect("keeps");
+        b.put(&[(b"k", b"other")]).expect("keeps");
+        let expire = |hours: u64| {
+            let mut dropped = 0;
+            let work = |write: &WriteTransaction| {
+                dropped = a.expire(write, unix_s() + hours * 3_600)?;
+                Ok(())
+            };
+            store.write(work).expect("writes");
+            dropped
+        };
+        assert_eq!((expire(0), expire(47)), (0, 0));
+        assert!(a.get(b"k").expect("reads").is_some());
+        assert_eq!((expire(50), expire(50)), (2, 0));
+        assert_eq!((a.get(b"k").expect("reads"), b.get(b"k").expect("reads").is_some()), (None, true));
+        assert_eq!(store.expire().expect("writes"), 0);
+    }
+
+    #[test]
+    fn nothing_of_a_deleted_tenant_is_left_in_the_file() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let store = store(dir.path(), 1 << 20);
+        let secret = b"ZEBRA ".repeat(100);
+        store.tenant("a").put(&[(b"k", &secret), (b"l", &secret)]).expect("keeps");
+        store.tenant("b").put(&[(b"k", b"other")]).expect("keeps");
+        assert_eq!(store.delete_tenant("a").expect("deletes"), 2);
+        assert_eq!(store.tenant("a").get(b"k").expect("reads"), None);
+        assert_eq!(store.tenant("b").get(b"k").expect("reads").as_deref(), Some(&b"other"[..]));
+        store.tenant("b").put(&[(b"l", b"more")]).expect("keeps");
+        let bytes = std::fs::read(dir.path().join(FILE)).expect("a file");
+        assert!(!bytes.windows(6).any(|window| window == b"ZEBRA "), "{} bytes", bytes.len());
+        assert_eq!(store.delete_tenant("nobody").expect("nothing to delete"), 0);
     }
 
     #[test]

@@ -111,5 +111,9 @@ mod redis {
         fn renew(&self, key: &BlockKey, block: &Bytes) {
             self.shared.renew(key, block);
         }
+
+        fn forget(&self, key: &BlockKey) {
+            self.shared.remove(key);
+        }
     }
 }

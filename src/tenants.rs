@@ -141,6 +141,16 @@ impl Tenants {
         }
     }
 
+    /// Returns the state of a tenant, which is opened if it is not.
+    pub fn opened(&self, tenant: &Tenant) -> Arc<TenantState> {
+        loop {
+            if let Some(state) = self.get(tenant) {
+                return state;
+            }
+            self.open(&BTreeSet::from([tenant.clone()]));
+        }
+    }
+
     /// Gives every tenant, now and later, its view of the model that has been loaded.
     pub fn set_pipeline(&self, pipeline: Arc<Pipeline>) {
         let mut state = self.0.write();

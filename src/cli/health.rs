@@ -12,10 +12,7 @@ use crate::config::Config;
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 pub fn run(config: &Config) -> anyhow::Result<ExitCode> {
-    let address = address(config);
-    let mut answer = get(address, "/readyz").with_context(|| {
-        format!("no daemon answers at {address} (admin.listen); start it with `thresher serve` and the same settings")
-    })?;
+    let mut answer = send(config, "GET", "/readyz", ANSWER_MAX)?;
     let text = answer.body_mut().read_to_string()?;
     if answer.status().is_success() {
         super::success(text.trim_end())
@@ -26,8 +23,9 @@ pub fn run(config: &Config) -> anyhow::Result<ExitCode> {
 
 /// Whether a daemon of these settings runs, ready or not.
 pub fn is_alive(config: &Config) -> bool {
-    let text =
-        get(address(config), "/livez").ok().and_then(|mut answer| answer.body_mut().read_to_string().ok());
+    let text = send(config, "GET", "/livez", ANSWER_MAX)
+        .ok()
+        .and_then(|mut answer| answer.body_mut().read_to_string().ok());
     text.is_some_and(|text| text == "ok\n")
 }
 
@@ -42,11 +40,23 @@ fn address(config: &Config) -> SocketAddr {
     address
 }
 
-fn get(address: SocketAddr, path: &str) -> Result<ureq::http::Response<ureq::Body>, ureq::Error> {
-    let request = ureq::get(format!("http://{address}{path}"))
-        .config()
+/// Sends a request to the admin listener of the daemon of these settings.
+pub fn send(
+    config: &Config,
+    method: &str,
+    path: &str,
+    answer_max: Duration,
+) -> anyhow::Result<ureq::http::Response<ureq::Body>> {
+    let address = address(config);
+    let request =
+        ureq::http::Request::builder().method(method).uri(format!("http://{address}{path}")).body(())?;
+    let agent: ureq::Agent = ureq::config::Config::builder()
         .proxy(None)
-        .timeout_global(Some(ANSWER_MAX))
-        .http_status_as_error(false);
-    request.build().call()
+        .timeout_global(Some(answer_max))
+        .http_status_as_error(false)
+        .build()
+        .into();
+    agent.run(request).with_context(|| {
+        format!("no daemon answers at {address} (admin.listen); start it with `thresher serve` and the same settings")
+    })
 }

@@ -7,11 +7,11 @@ use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::middleware::Next;
 use axum::response::Response;
-use axum::routing::get;
+use axum::routing::{delete, get};
 use metrics::gauge;
 
 use super::connections::RequestHandle;
-use super::{OriginPolicy, Service, memory, origin, page, savings};
+use super::{OriginPolicy, Service, deletion, memory, origin, page, savings};
 use crate::error::ApiError;
 
 /// The state of the admin routes.
@@ -30,7 +30,13 @@ pub fn router(admin: Admin, origins: OriginPolicy) -> Router {
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
         .route("/v1/savings", get(savings::show_all))
-        .fallback(async || ApiError::not_found(&["/livez", "/readyz", "/metrics", "/v1/savings"]))
+        .route(
+            deletion::TENANT,
+            delete(deletion::delete_tenant).layer(axum::middleware::from_fn(deletion::only_local)),
+        )
+        .fallback(async || {
+            ApiError::not_found(&["/livez", "/readyz", "/metrics", "/v1/savings", deletion::TENANT])
+        })
         .method_not_allowed_fallback(async || ApiError::method_not_allowed())
         .merge(page::router(admin.service.settings.http.page))
         .layer(axum::middleware::from_fn_with_state(origins, origin::guard))

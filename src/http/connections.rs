@@ -113,6 +113,11 @@ impl RequestHandle {
     pub fn accept(&self) {
         self.activity.state().accepted.insert(self.id);
     }
+
+    /// Whether the request comes from this machine.
+    pub fn is_local(&self) -> bool {
+        self.activity.peer.to_canonical().is_loopback()
+    }
 }
 
 impl Connections {

@@ -125,7 +125,7 @@ impl StoredSessions {
 }
 
 /// The store itself logs when it fails and when it works again, so each request logs only at debug level.
-fn store_error(error: &OriginalError) -> ApiError {
+pub(super) fn store_error(error: &OriginalError) -> ApiError {
     tracing::debug!(%error, "a request failed at the store of originals");
     ApiError::originals_failed()
 }

@@ -16,7 +16,7 @@ use thresher_registry::filter::Filter;
 use thresher_registry::{Change, Outcome, Registry};
 
 use super::traces::{self, Retrieval};
-use super::{Scope, body, observe, query};
+use super::{Scope, body, deletion, observe, query};
 use crate::api::{
     self, ChangesAnswer, DeleteBody, PageAnswer, ProgressAnswer, Rank, RegisterBody, RegisteredAnswer,
     SearchAnswer, SearchBody, SearchRequest,
@@ -89,14 +89,29 @@ pub async fn delete_batch(
     let parse = move |body: &[u8]| api::parse::<DeleteBody>(body, &limits)?.into_ids();
     let ids = body::parsed(&service, &headers, body, parse).await?;
     let deadline = service.executor().deadline(arrived, None)?;
-    let outcomes = write(&service, ids.iter().cloned().map(Change::Delete).collect(), deadline).await?;
+    let outcomes = delete(&service, &ids, deadline).await?;
     Ok(Json(ChangesAnswer::deleted(ids, &outcomes)))
+}
+
+/// Deletes chunks, and what was derived from them.
+async fn delete(service: &Scope, ids: &[String], deadline: Instant) -> Result<Vec<Outcome>, ApiError> {
+    let (scope, named) = (service.clone(), ids.to_vec());
+    let found = run_blocking(move || Ok(scope.registry()?.get(&named)?)).await?;
+    let outcomes = write(service, ids.iter().cloned().map(Change::Delete).collect(), deadline).await?;
+    let deleted: Vec<Arc<Chunk>> = found.into_iter().flatten().collect();
+    let scope = service.clone();
+    run_blocking(move || {
+        deletion::forget(&scope, &deleted);
+        Ok(())
+    })
+    .await?;
+    Ok(outcomes)
 }
 
 /// `DELETE /v1/chunks/{id}`.
 pub async fn delete_one(service: Scope, ChunkId(id): ChunkId) -> Result<Json<ChangesAnswer>, ApiError> {
     let deadline = service.executor().deadline(Instant::now(), None)?;
-    let outcomes = write(&service, vec![Change::Delete(id.clone())], deadline).await?;
+    let outcomes = delete(&service, std::slice::from_ref(&id), deadline).await?;
     match outcomes[..] {
         [Outcome::Unknown] => Err(ApiError::chunk_not_found(&id)),
         _ => Ok(Json(ChangesAnswer::deleted(vec![id], &outcomes))),

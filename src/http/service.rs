@@ -128,6 +128,16 @@ impl Service {
         self.data.tenants.progress()
     }
 
+    /// The data of a tenant, which is opened if it is not.
+    pub(super) fn opened_tenant(&self, tenant: &Tenant) -> Arc<TenantState> {
+        self.data.tenants.opened(tenant)
+    }
+
+    /// The original texts of all tenants, for operators.
+    pub fn originals(&self) -> &Originals {
+        &self.data.originals
+    }
+
     /// The data of all tenants, for operators.
     pub(super) fn all_tenants(&self) -> Vec<Arc<TenantState>> {
         self.data.tenants.all()

@@ -53,13 +53,8 @@ impl Ledger {
     pub fn new(settings: Arc<SavingsSettings>) -> Self {
         let since_unix_s =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());
-        let state = State {
-            rows: BTreeMap::new(),
-            models: BTreeSet::new(),
-            arms: Arms::new(settings.conversation_count_max),
-            coverage: Coverage::default(),
-        };
-        Self { settings, since_unix_s, state: Mutex::new(state) }
+        let state = Mutex::new(State::empty(&settings));
+        Self { settings, since_unix_s, state }
     }
 
     pub fn settings(&self) -> &SavingsSettings {
@@ -100,6 +95,11 @@ impl Ledger {
         state.coverage = state.coverage.plus(coverage);
     }
 
+    /// Begins to count anew.
+    pub fn clear(&self) {
+        *self.state() = State::empty(&self.settings);
+    }
+
     /// Returns all counts, with money where there are prices.
     pub fn report(&self) -> SavingsReport {
         let state = self.state();
@@ -131,6 +131,15 @@ impl Ledger {
 }
 
 impl State {
+    fn empty(settings: &SavingsSettings) -> Self {
+        Self {
+            rows: BTreeMap::new(),
+            models: BTreeSet::new(),
+            arms: Arms::new(settings.conversation_count_max),
+            coverage: Coverage::default(),
+        }
+    }
+
     /// The name under which a model is counted: its own, or that of its price, or [`OTHER`].
     fn name_of(&mut self, model: &str, price: Option<&str>, count_max: usize) -> String {
         let is_known = self.models.contains(model);

@@ -142,6 +142,17 @@ impl<T: TtlEntry> TtlStore<T> {
         state.by_id.get(id).cloned()
     }
 
+    /// Drops the values for which `keeps` is false.
+    pub fn retain(&self, keeps: impl Fn(&T) -> bool) {
+        let mut state = self.state();
+        let dropped: Vec<String> =
+            state.by_id.iter().filter(|(_, value)| !keeps(value)).map(|(id, _)| id.clone()).collect();
+        for id in dropped {
+            state.bytes -= state.by_id.remove(&id).map_or(0, |value| value.bytes());
+            state.ages.retain(|(_, other)| *other != id);
+        }
+    }
+
     fn state(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -171,6 +182,16 @@ mod tests {
         let id = short_lived.insert(request("text")).expect("there is room");
         std::thread::sleep(Duration::from_millis(2));
         assert_eq!(short_lived.get(&id), None);
+    }
+
+    #[test]
+    fn entries_can_be_dropped_by_what_they_hold() {
+        let store = TtlStore::new(&TtlStoreSettings::default());
+        let [gone, kept] = ["deleted", "kept"].map(|text| store.insert(request(text)).expect("small"));
+        store.retain(|entry| entry.chunks.iter().all(|chunk| chunk.text != "deleted"));
+        assert_eq!((store.get(&gone), store.get(&kept).is_some()), (None, true));
+        store.retain(|_| false);
+        assert_eq!((store.get(&kept), store.state().bytes, store.state().ages.len()), (None, 0, 0));
     }
 
     #[test]

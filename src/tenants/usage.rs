@@ -61,6 +61,11 @@ impl UsageTotals {
         *counts = counts.plus(more);
     }
 
+    /// Begins to count anew.
+    pub fn clear(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = UsageCounts::default();
+    }
+
     pub fn counts(&self) -> UsageCounts {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

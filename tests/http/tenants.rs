@@ -10,7 +10,7 @@ use thresher_registry::RegistrySettings;
 
 use crate::keys::{Keyed, entry};
 use crate::support::wait::eventually;
-use crate::support::wire::Response;
+use crate::support::wire::{Response, ask_with};
 use crate::{Gate, check_error, double, good, registry_settings, scripted, with_own_chunk};
 
 /// Keys: `a` and `a2` of tenant `a`, `b` of tenant `b`, and `c` of the default tenant, which a daemon without
@@ -345,4 +345,47 @@ async fn sessions_and_usage_belong_to_one_tenant() {
         (Some(2), Some(1))
     );
     assert_eq!(requests("b").await["provider"]["input_tokens"], 0);
+}
+
+/// Nothing of a deleted chunk is left in what the daemon can answer with, and a deleted tenant begins anew.
+#[tokio::test(flavor = "multi_thread")]
+async fn deleted_chunks_and_tenants_leave_nothing_behind() {
+    let keyed = keyed(&registry_settings()).await;
+
+    let register = json!({"chunks": [
+        {"id": "z", "text": "The zebra is at noon."},
+        {"id": "t", "text": "The tide is at noon."},
+    ]});
+    for key in ["a", "b"] {
+        assert_eq!(keyed.post(key, "/v1/chunks", &register).await.status, 200);
+    }
+    let compress = json!({"query": "When is the zebra?", "chunk_ids": ["z", "t"]});
+    let compressed = async |key: &str| json_of(&keyed.post(key, "/v1/compress", &compress).await);
+    let [of_a, of_b] = [compressed("a").await, compressed("b").await];
+    let attribute = |answer: &Value| json!({"answer": "The zebra is at noon.", "compress_id": answer["id"]});
+    assert_eq!(keyed.post("b", "/v1/attribute", &attribute(&of_b)).await.status, 200);
+    let cached = |answer: &Value| answer["blocks"]["memory"].as_u64().expect("a count");
+    assert_eq!(cached(&compressed("b").await), 2);
+    assert_eq!(keyed.post("b", "/v1/chunks/delete", &json!({"ids": ["z"]})).await.status, 200);
+    let refused = keyed.post("b", "/v1/attribute", &attribute(&of_b)).await;
+    check_error("a recent compression with a deleted chunk", &refused, "404 id_unknown compress_id", "");
+    let given =
+        json!({"query": "When is the zebra?", "chunks": [{"id": "z", "text": "The zebra is at noon."}]});
+    let answer = json_of(&keyed.post("b", "/v1/compress", &given).await);
+    assert_eq!(cached(&answer), 0, "its block is gone: {}", answer["blocks"]);
+    // Deleting a tenant: only on this machine, which the tests are on.
+    let delete = async |name: &str| ask_with(keyed.daemon.admin, ("DELETE", name), &[], "").await;
+    let deleted = delete("/admin/tenants/b").await.json();
+    assert_eq!((&deleted["tenant"], &deleted["chunks"]), (&json!("b"), &json!(1)), "{deleted}");
+    assert!(deleted["blocks"].as_u64().is_some_and(|blocks| blocks >= 2), "{deleted}");
+    assert_eq!(json_of(&keyed.get("b", "/v1/chunks").await)["chunks"], json!([]));
+    assert_eq!(cached(&json_of(&keyed.post("b", "/v1/compress", &given).await)), 0);
+    let again = delete("/admin/tenants/b").await.json();
+    assert_eq!((&again["chunks"], &again["originals"]), (&json!(0), &json!(0)));
+    // The other tenant has everything.
+    assert_eq!(keyed.post("a", "/v1/attribute", &attribute(&of_a)).await.status, 200);
+    assert_eq!(cached(&compressed("a").await), 2);
+    let invalid = delete("/admin/tenants/Team%20A").await;
+    check_error("a name that no tenant has", &invalid, "422 invalid_value name", "Team A");
+    assert_eq!(delete("/admin/tenants/nobody").await.json()["chunks"], 0);
 }

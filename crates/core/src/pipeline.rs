@@ -685,6 +685,17 @@ impl Pipeline {
         Ok(self.reader.blocks(chunks, &self.settings.limits, cancel)?.sources.read)
     }
 
+    /// Removes from all tiers what was derived from `chunks`, because they were deleted.
+    pub fn forget(&self, chunks: &[Arc<Chunk>]) {
+        self.reader.forget(chunks);
+        self.exporter.iter().for_each(|exporter| exporter.reader.forget(chunks));
+    }
+
+    /// Removes from this machine what was derived from texts of this tenant. Returns how many blocks there were.
+    pub fn forget_all(&self) -> usize {
+        self.reader.forget_all()
+    }
+
     /// Returns the number of tokens that a tokenizer finds in `text`.
     ///
     /// # Errors

@@ -8,7 +8,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use thresher_core::domain::Chunk;
@@ -27,6 +27,8 @@ const CHANGES_MAX: usize = 2_000;
 /// The number of batches that may wait for the log, each perhaps with megabytes; one more is refused as
 /// overloaded.
 const WAITING_MAX: usize = 64;
+/// How long after a text was deleted its entries are removed from the log.
+const TRIM_DELAY: Duration = Duration::from_secs(30);
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// A session of at least this length resets the pause: the registry is not in a loop of losses and adoptions.
@@ -50,6 +52,8 @@ pub struct Membership {
     counting: Mutex<()>,
     /// The number of new chunks that are in the log, or about to be, but not in the index yet.
     pending_count: AtomicUsize,
+    /// Whether the log is about to be trimmed.
+    trims: Arc<AtomicBool>,
     task: JoinHandle<()>,
 }
 
@@ -83,6 +87,7 @@ impl Membership {
             waiting: Semaphore::new(WAITING_MAX),
             counting: Mutex::default(),
             pending_count: AtomicUsize::default(),
+            trims: Arc::default(),
             task: tokio::spawn(task.run()),
         }
     }
@@ -103,9 +108,27 @@ impl Membership {
             if self.log.identity().await? != end.log {
                 return Err(log_lost().into());
             }
+            if outcomes.iter().any(|outcome| matches!(outcome, Outcome::Deleted | Outcome::Updated)) {
+                self.trim_later();
+            }
             self.wait_until_applied(&LogPosition { position, ..end }).await?;
         }
         Ok(outcomes)
+    }
+
+    /// Removes the texts that were deleted or replaced from the entries of the log, once other registries have read them.
+    fn trim_later(&self) {
+        if self.trims.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let (log, trims) = (Arc::clone(&self.log), Arc::clone(&self.trims));
+        tokio::spawn(async move {
+            tokio::time::sleep(TRIM_DELAY).await;
+            trims.store(false, Ordering::Relaxed);
+            if let Err(error) = log.trim().await {
+                tracing::warn!(%error, "deleted texts cannot be removed from the change log yet");
+            }
+        });
     }
 
     /// Returns the changes and the outcomes that they would have. Until the returned [`PendingChunks`] is

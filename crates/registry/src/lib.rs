@@ -73,6 +73,9 @@ pub struct RegistrySettings {
     /// How many chunks the prefilter keeps. Default: 10,000.
     #[serde(skip)]
     pub prefilter_to: usize,
+    /// Milliseconds after which a deleted or replaced text is removed from the files. Default: 30,000.
+    #[serde(skip)]
+    pub purge_delay_ms: u64,
 }
 
 impl RegistrySettings {
@@ -96,6 +99,7 @@ impl Default for RegistrySettings {
             candidate_count_max: 1_000,
             prefilter_above: 10_000,
             prefilter_to: 10_000,
+            purge_delay_ms: 30_000,
         }
     }
 }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use tantivy::{IndexReader, ReloadPolicy, Warmer};
 use thresher_core::domain::Chunk;
@@ -75,10 +76,12 @@ impl Store {
             log_position: Mutex::new(log_position),
         });
         let (jobs, waiting) = mpsc::channel(WAITING_MAX);
-        let writer = Writer::new(writer, Arc::clone(&shared));
+        let writer = Writer::new(writer, Arc::clone(&shared), Duration::from_millis(settings.purge_delay_ms));
+        let timer = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        let timer = timer.map_err(|e| RegistryError::Write(e.to_string()))?;
         let writer = std::thread::Builder::new()
             .name("registry-writer".to_owned())
-            .spawn(move || writer.run(waiting))
+            .spawn(move || writer.run(waiting, &timer))
             .map_err(|e| RegistryError::Write(e.to_string()))?;
         Ok(Self { shared, jobs: Some(jobs), writer: Some(writer), count_max: settings.chunk_count_max })
     }

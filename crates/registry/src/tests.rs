@@ -64,6 +64,49 @@ fn search_ids(
     Ok(hits.into_iter().map(|hit| hit.chunk.id.clone()).collect())
 }
 
+/// Whether any file below a folder has these bytes.
+fn has_bytes(dir: &std::path::Path, bytes: &[u8]) -> bool {
+    let entries: Vec<_> =
+        std::fs::read_dir(dir).expect("a folder").flatten().map(|entry| entry.path()).collect();
+    entries.iter().any(|path| match path.is_dir() {
+        true => has_bytes(path, bytes),
+        // A file may go in the meantime.
+        false => std::fs::read(path).unwrap_or_default().windows(bytes.len()).any(|found| found == bytes),
+    })
+}
+
+#[test]
+fn deleted_and_replaced_texts_are_gone_from_the_files_soon() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let settings = RegistrySettings { purge_delay_ms: 20, ..settings(folder.path()) };
+    // Random words, which the store of documents cannot shorten.
+    let registry = Registry::open(&settings).expect("a registry");
+    let secret = put_with_metadata("a", "zebrasecret42", json!({"note": "zebranote43"}));
+    write(&registry, vec![secret, put("b", "ebboldtext44"), put("c", "tide")]);
+    assert!(has_bytes(folder.path(), b"zebrasecret42"));
+    write(&registry, vec![delete("a"), put("b", "moon")]);
+    let gone = |text: &str| !has_bytes(folder.path(), text.as_bytes());
+    let until = Instant::now() + Duration::from_secs(20);
+    while !(gone("zebrasecret42") && gone("zebranote43") && gone("ebboldtext44")) {
+        assert!(Instant::now() < until, "deleted texts stay in the files");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let found = search_ids(&registry, "tide moon", None).expect("reads");
+    assert_eq!(found, BTreeSet::from(["b".to_owned(), "c".to_owned()]));
+    assert_eq!(write(&registry, vec![put("c", "tide"), put("d", "sun")]), "unchanged created");
+    // What was deleted just before the daemon stopped goes after the next start.
+    write(&registry, vec![delete("d"), put("d", "zebrasecret42"), delete("d")]);
+    write(&registry, vec![put("e", "zebrasecret42")]);
+    write(&registry, vec![delete("e")]);
+    drop(registry);
+    let registry = Registry::open(&settings).expect("a registry");
+    while !gone("zebrasecret42") {
+        assert!(Instant::now() < until, "deleted texts stay in the files");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(registry.progress().registered, 2);
+}
+
 #[test]
 fn each_change_has_an_outcome() {
     let registry = in_memory();

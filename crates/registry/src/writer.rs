@@ -3,12 +3,13 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use metrics::{counter, histogram};
 use tantivy::directory::error::{LockError, OpenReadError, OpenWriteError};
 use tantivy::{Index, IndexWriter, TantivyError};
 use thresher_core::domain::Chunk;
+use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot};
 
 use super::change::{Change, Outcome, content_after, content_in, id_of};
@@ -18,6 +19,9 @@ use super::{RegistryError, open};
 
 /// Once a commit has this many bytes of text, no more batches join it.
 const COMMIT_BYTES_MAX: usize = 32 * 1024 * 1024;
+
+/// The pause between two times in which deleted texts are removed from the files is at least so many times as long as the last one took.
+const PURGE_PAUSE_FACTOR: u32 = 20;
 
 /// Changes that are applied together or not at all, and where to send their outcomes.
 pub struct Job {
@@ -56,6 +60,9 @@ pub struct Writer {
     count: usize,
     /// Whether the last commit is not visible to readers yet.
     unseen: bool,
+    /// When the texts that were deleted or replaced are removed from the files of the index.
+    purge_at: Option<Instant>,
+    purge_delay: Duration,
 }
 
 enum Pending {
@@ -64,9 +71,13 @@ enum Pending {
 }
 
 impl Writer {
-    pub fn new(writer: IndexWriter, shared: Arc<Shared>) -> Self {
+    /// Creates the writer. Deleted texts are removed from the files `purge_delay` after the first of them was deleted.
+    pub fn new(writer: IndexWriter, shared: Arc<Shared>, purge_delay: Duration) -> Self {
         let (index, count) = (writer.index().clone(), shared.directory().len());
         Self {
+            // Texts may have been deleted just before the last stop.
+            purge_at: Some(Instant::now() + purge_delay),
+            purge_delay,
             index,
             writer: Some(writer),
             shared,
@@ -77,9 +88,20 @@ impl Writer {
         }
     }
 
-    /// Applies jobs until the sender of the queue is dropped.
-    pub fn run(mut self, mut jobs: mpsc::Receiver<Job>) {
-        while let Some(first) = jobs.blocking_recv() {
+    /// Applies jobs until the sender of the queue is dropped. `timer` waits for them.
+    pub fn run(mut self, mut jobs: mpsc::Receiver<Job>, timer: &Runtime) {
+        loop {
+            let waits = async {
+                match self.purge_at {
+                    Some(at) => tokio::time::timeout_at(at.into(), jobs.recv()).await,
+                    None => Ok(jobs.recv().await),
+                }
+            };
+            let Ok(received) = timer.block_on(waits) else {
+                self.purge();
+                continue;
+            };
+            let Some(first) = received else { break };
             let mut group = vec![first];
             let mut bytes = group[0].bytes();
             while bytes < COMMIT_BYTES_MAX
@@ -116,6 +138,39 @@ impl Writer {
         }
         // Segment merges that are running finish or are discarded; either way the last commit stays.
         drop(self.writer);
+    }
+
+    /// Writes the segments anew that have deleted texts, and deletes their old files. If that fails, it is tried again later.
+    fn purge(&mut self) {
+        let started = Instant::now();
+        let purged = self.try_purge();
+        if let Err(cause) = &purged {
+            tracing::warn!(%cause, "deleted texts cannot be removed from the files of the registry yet");
+        }
+        // Of a large registry, much is written anew, so that the next time is put off.
+        let again = !matches!(purged, Ok(true));
+        self.purge_at =
+            again.then(|| Instant::now() + self.purge_delay.max(PURGE_PAUSE_FACTOR * started.elapsed()));
+    }
+
+    /// Returns whether no file has a deleted text any more.
+    fn try_purge(&mut self) -> Result<bool, TantivyError> {
+        // Readers that have ended let go of the files that they used.
+        self.shared.reader.reload()?;
+        let with_deletes = |index: &Index| -> Result<Vec<_>, TantivyError> {
+            let metas = index.searchable_segment_metas()?;
+            Ok(metas.iter().filter(|meta| meta.has_deletes()).map(tantivy::SegmentMeta::id).collect())
+        };
+        let segments = with_deletes(&self.index)?;
+        let Some(writer) = self.writer.as_mut().filter(|_| self.pending.is_empty()) else {
+            return Ok(segments.is_empty());
+        };
+        if !segments.is_empty() {
+            writer.merge(&segments).wait()?;
+            self.shared.reader.reload()?;
+        }
+        let kept = writer.garbage_collect_files().wait()?.failed_to_delete_files;
+        Ok(kept.is_empty() && with_deletes(&self.index)?.is_empty())
     }
 
     fn apply(&mut self, group: &[Job]) -> Result<Vec<Vec<Outcome>>, RegistryError> {
@@ -168,6 +223,7 @@ impl Writer {
         }
         let writer = self.writer.as_mut().expect("opened before any change");
         if before.is_some() {
+            self.purge_at.get_or_insert_with(|| Instant::now() + self.purge_delay);
             writer.delete_term(self.shared.fields.term(id));
         }
         let pending = match (change, after) {

@@ -220,6 +220,16 @@ impl Shared {
         }
     }
 
+    /// Queues the value under `key` to be removed in the background. Returns at once. If its server is down, or the
+    /// queue is full, the value stays until it expires.
+    pub fn remove<K: AsRef<[u8; 32]>>(&self, key: &K) {
+        let core = &self.0.core;
+        let name = core.server_key(key.as_ref());
+        if let Err(outcome) = core.enqueue(&self.0.write_queue, name, Bytes::new(), WriteKind::Remove) {
+            outcome::count("put", outcome, 1);
+        }
+    }
+
     /// Waits until every queued value is written or dropped. Meant for a clean shutdown.
     pub async fn flush(&self) {
         self.0.core.queue_capacity.drained().await;

@@ -144,6 +144,11 @@ impl ApiError {
 
 /// Registered chunks.
 impl ApiError {
+    pub(crate) fn model_not_ready() -> Self {
+        let message = "the model is still loading; /readyz on the admin listener says when it is done";
+        Self::new(ErrorCode::NotReady, message)
+    }
+
     pub(in crate::http) fn registry_not_ready() -> Self {
         let message =
             "the registry is still being opened; /readyz on the admin listener says when it is open";

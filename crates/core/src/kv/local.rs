@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 
 use self::bounded::{Bounded, Weighed};
 use self::disk::Disk;
-use super::key::BlockKey;
+use super::key::{BlockKey, TenantTag};
 
 /// Where the tiers store blocks, and their limits.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -212,6 +212,15 @@ impl LocalTiers {
         if let Some(disk) = &self.disk {
             disk.remove(key);
         }
+    }
+
+    /// Removes all blocks of a tenant from both tiers. Returns how many there were in the larger one.
+    pub fn remove_tenant(&self, tenant: TenantTag) -> usize {
+        let on_disk = self.disk.as_ref().map_or_else(Vec::new, |disk| disk.keys_of(tenant));
+        let in_memory = self.memory.blocks.keys_of(tenant);
+        let count = on_disk.len().max(in_memory.len());
+        in_memory.iter().chain(&on_disk).for_each(|key| self.remove(key));
+        count
     }
 
     /// Waits until every earlier insert is on disk, or has failed and been counted. Blocks on disk survive

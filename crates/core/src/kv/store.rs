@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::block::{BadBlock, Block};
-use super::key::BlockKey;
+use super::key::{BlockKey, TenantTag};
 use super::single_flight::{CallerWaits, Flight, Flights, Leader, Outcome, Role};
 
 /// A store of blocks over tiers. Concurrent requests for the same missing block have its chunk read once.
@@ -100,6 +100,17 @@ pub trait Tiers: Send + Sync {
 
     /// Removes an invalid block from the tiers of this machine.
     fn remove(&self, key: &BlockKey);
+
+    /// Removes a block from all tiers, because its text was deleted. It must not wait.
+    fn forget(&self, key: &BlockKey) {
+        self.remove(key);
+    }
+
+    /// Removes all blocks of a tenant from the tiers of this machine. Returns how many there were in the largest
+    /// of them.
+    fn forget_tenant(&self, _: TenantTag) -> usize {
+        0
+    }
 }
 
 /// Tiers that store nothing.
@@ -142,6 +153,16 @@ impl KvStore {
     /// Returns a store over `tiers`.
     pub fn new(tiers: Arc<dyn Tiers>) -> Self {
         Self { flights: Arc::default(), tiers }
+    }
+
+    /// Removes a block from all tiers, because its text was deleted.
+    pub fn forget(&self, key: &BlockKey) {
+        self.tiers.forget(key);
+    }
+
+    /// Removes all blocks of a tenant from the tiers of this machine; see [`Tiers::forget_tenant`].
+    pub fn forget_tenant(&self, tenant: TenantTag) -> usize {
+        self.tiers.forget_tenant(tenant)
     }
 
     /// Returns a store that keeps no blocks. Concurrent requests for the same chunk still have it read once.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::key::BlockKey;
+use super::key::{BlockKey, TenantTag};
 use super::local::{LocalTiers, TierName};
 use super::store::{BlockOrigin, Tiers};
 
@@ -21,6 +21,9 @@ pub trait SharedTier: Send + Sync {
 
     /// Puts off a block's expiry because it was used. Must not block.
     fn renew(&self, key: &BlockKey, block: &Bytes);
+
+    /// Queues a block to be removed. Must not block.
+    fn forget(&self, key: &BlockKey);
 }
 
 /// This machine's tiers and, where there is one, the shared tier. Clones refer to the same tiers.
@@ -94,5 +97,16 @@ impl Tiers for AllTiers {
 
     fn remove(&self, key: &BlockKey) {
         self.local.remove(key);
+    }
+
+    fn forget(&self, key: &BlockKey) {
+        self.local.remove(key);
+        if let Some(shared) = &self.shared {
+            shared.forget(key);
+        }
+    }
+
+    fn forget_tenant(&self, tenant: TenantTag) -> usize {
+        self.local.remove_tenant(tenant)
     }
 }

@@ -19,7 +19,7 @@ use super::validate::RequestLimits;
 use crate::domain::{Chunk, Tenant, TokenSpan};
 use crate::kv::block::{BadBlock, Block, TokenCounts};
 use crate::kv::codec::{Codec, LANES};
-use crate::kv::key::{BlockKey, KeySpace};
+use crate::kv::key::{BlockKey, KeySpace, TenantTag};
 use crate::kv::store::{BlockOrigin, BlockOrigins, KvStore, PendingChunk, Unread};
 use crate::model::tokenizer::{self, ModelTokenizer};
 use crate::model::{ModelInfo, ModelRuntime};
@@ -297,6 +297,17 @@ impl Reader {
         self.load.time_left(&self.tenant)
     }
 
+    /// Removes the blocks of chunks from all tiers.
+    pub fn forget(&self, chunks: &[Arc<Chunk>]) {
+        chunks.iter().for_each(|chunk| self.store.forget(&self.key(chunk)));
+    }
+
+    /// Removes all blocks of the tenant from the tiers of this machine. Returns how many there were in the
+    /// largest of them.
+    pub fn forget_all(&self) -> usize {
+        self.store.forget_tenant(TenantTag::of(&self.tenant))
+    }
+
     /// Returns the key of a chunk's block.
     pub fn key(&self, chunk: &Chunk) -> BlockKey {
         self.keys.key(chunk.title.as_deref(), &chunk.text)
@@ -398,12 +409,7 @@ fn chunks_per_batch(windows_at_once: usize) -> usize {
 fn key_space(model: &ModelInfo, codec: Codec, tenant: &Tenant) -> KeySpace {
     let rules = [text::RULES_VERSION, tokenizer::RULES_VERSION].map(u32::to_le_bytes);
     let codec = [codec.id()];
-    let mut parts = vec![model.fingerprint.as_bytes(), &codec, rules.as_flattened()];
-    // The default tenant adds nothing, so it shares its blocks with a daemon without tenants.
-    if !tenant.is_default() {
-        parts.push(tenant.name().as_bytes());
-    }
-    KeySpace::new(&parts)
+    KeySpace::new(tenant, &[model.fingerprint.as_bytes(), &codec, rules.as_flattened()])
 }
 
 /// Returns the planes of consecutive windows, `[plane, token, head_dim]`, for the tokens of all windows.

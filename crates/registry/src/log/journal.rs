@@ -86,6 +86,10 @@ impl ChangeLog for JournalLog {
         })
     }
 
+    fn trim(&self) -> Later<'_, Result<(), LogError>> {
+        Box::pin(async { self.journal.trim().await.map_err(|error| write_error(&error, false)) })
+    }
+
     fn follow(&self, from: Option<Position>) -> Box<dyn Tail> {
         let from = from.map(|Position { ms, seq }| EntryId { ms, seq });
         Box::new(JournalTail(self.journal.follow(from)))

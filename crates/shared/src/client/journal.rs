@@ -222,6 +222,16 @@ impl Journal {
         }
     }
 
+    /// Removes all entries but the last one. A follower that has not read them reads the whole state again.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Journal::change`].
+    pub async fn trim(&self) -> Result<(), SharedError> {
+        let mut command = cmd("XTRIM");
+        command.arg(&self.stream).arg("MAXLEN").arg(1);
+        self.send(command).await.map(drop)
+    }
+
     /// Starts to read the entries after `from` in the background, or all entries if it is `None`, until the
     /// follower is dropped.
     ///

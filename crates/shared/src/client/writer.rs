@@ -38,11 +38,14 @@ pub enum WriteKind {
     Put,
     /// Restarts the time to live of the value on the server, and sends the value only if the server has none.
     Renew,
+    /// Removes the value.
+    Remove,
 }
 
 enum WriteResult {
     Written,
     Renewed,
+    Removed,
 }
 
 /// The free bytes of the queue, as permits of a semaphore: a write returns its bytes when it is dropped, for
@@ -127,8 +130,9 @@ impl Core {
             let result = self.send(&queued, started + self.write_timeout).await;
             outcome::record_seconds("put", started.elapsed());
             match result {
-                // A renewal does not end a pause, because a full server still accepts EXPIRE.
+                // Neither ends a pause, because a full server still accepts EXPIRE and UNLINK.
                 Ok(WriteResult::Renewed) => "renewed",
+                Ok(WriteResult::Removed) => "removed",
                 Ok(WriteResult::Written) => {
                     self.end_pause();
                     "written"
@@ -151,6 +155,12 @@ impl Core {
             if self.writes.send(&command, deadline).await? == Value::Int(1) {
                 return Ok(WriteResult::Renewed);
             }
+        }
+        if queued.kind == WriteKind::Remove {
+            let mut command = cmd("UNLINK");
+            command.arg(&queued.name);
+            self.writes.send(&command, deadline).await?;
+            return Ok(WriteResult::Removed);
         }
         let value = self.sealer.seal(&[queued.name.as_bytes()], &queued.payload);
         let mut command = cmd("SET");

@@ -5,7 +5,7 @@ use quick_cache::sync::Cache;
 use quick_cache::{DefaultHashBuilder, Lifecycle, OptionsBuilder, Weighter};
 
 use super::TierStats;
-use crate::kv::key::BlockKey;
+use crate::kv::key::{BlockKey, TenantTag};
 
 /// The least limit of a shard, in bytes. A shard has its own lock and evicts independently of the others. It
 /// must have space for the largest possible block (all tokens of a request in one chunk: 100 MB), so there
@@ -89,6 +89,11 @@ impl<V: Weighed> Bounded<V> {
     /// Removes and returns the value of `key` if `condition` is true for it.
     pub fn remove_if(&self, key: &BlockKey, condition: impl FnOnce(&V) -> bool) -> Option<V> {
         self.cache.remove_if(key, condition).map(|(_, value)| value)
+    }
+
+    /// Returns the keys of a tenant.
+    pub fn keys_of(&self, tenant: TenantTag) -> Vec<BlockKey> {
+        self.cache.iter().map(|(key, _)| key).filter(|key| key.is_of(tenant)).collect()
     }
 
     /// Returns the number of entries and their total weight.

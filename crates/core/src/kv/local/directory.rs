@@ -20,7 +20,7 @@ const LOCK: &str = "LOCK";
 
 /// The file that marks the directory as a block store and contains its version.
 const FORMAT: &str = "FORMAT";
-const FORMAT_CURRENT: &str = "thresher blocks 1\n";
+const FORMAT_CURRENT: &str = "thresher blocks 2\n";
 
 /// The subdirectory of the block files.
 const BLOCKS: &str = "blocks";

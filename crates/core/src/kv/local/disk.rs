@@ -19,7 +19,7 @@ use super::bounded::{Bounded, Weighed};
 use super::directory::{BlockFile, Directory};
 use super::writer::{Command, Writer};
 use super::{LocalError, TierMetrics, TierName, TierStats};
-use crate::kv::key::BlockKey;
+use crate::kv::key::{BlockKey, TenantTag};
 
 /// The number of threads that read blocks: enough to keep a solid-state disk busy. For reads from the
 /// operating system's page cache, it is more than there are cores.
@@ -149,6 +149,11 @@ impl Disk {
             self.queued_bytes.fetch_sub(cost, Ordering::Relaxed);
             self.shared.metrics.dropped.increment(1);
         }
+    }
+
+    /// Returns the keys of a tenant's blocks.
+    pub fn keys_of(&self, tenant: TenantTag) -> Vec<BlockKey> {
+        self.shared.index.keys_of(tenant)
     }
 
     /// Removes the block, and cancels the queued writes of its key.
