@@ -16,8 +16,9 @@ mod serve;
 mod tenant;
 mod verify;
 
+use std::borrow::Cow;
 use std::ffi::OsString;
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -85,7 +86,7 @@ pub fn main() -> ExitCode {
     match run(args) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {}", in_one_line(&error));
+            eprintln!("error: {}", visible(&in_one_line(&error), ""));
             ExitCode::FAILURE
         }
     }
@@ -134,7 +135,7 @@ fn environment() -> impl Iterator<Item = (String, String)> {
 
 /// Prints an error of a request to standard error, and as JSON to standard output if a program reads that.
 fn refuse(error: ApiError, is_read_by_program: bool) -> anyhow::Result<ExitCode> {
-    eprintln!("error: {}: {}", error.code, error.message);
+    eprintln!("error: {}: {}", error.code, visible(&error.message, "\n"));
     if is_read_by_program {
         print(serde_json::to_string_pretty(&ErrorAnswer { error })?);
     }
@@ -146,8 +147,27 @@ fn success(text: impl std::fmt::Display) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints to standard output. Exits if that fails; a closed pipe, as of `head`, is not an error.
+/// A text without control characters but those of `kept`, which are escaped: a terminal would obey them, and texts of models, reports and
+/// documents come from elsewhere.
+fn visible<'a>(text: &'a str, kept: &str) -> Cow<'a, str> {
+    let is_hidden = |c: char| c.is_control() && !kept.contains(c);
+    if !text.contains(is_hidden) {
+        return Cow::Borrowed(text);
+    }
+    text.chars().map(|c| if is_hidden(c) { c.escape_default().to_string() } else { c.to_string() }).collect()
+}
+
+/// Prints to standard output, with control characters escaped. Exits if that fails; a closed pipe, as of `head`, is not an error.
 fn print(text: impl std::fmt::Display) {
+    write(&visible(&text.to_string(), "\n\t"));
+}
+
+/// Prints a text of the caller as it is, but to a terminal as [`print`] does.
+fn print_text(text: &str) {
+    if std::io::stdout().is_terminal() { print(text) } else { write(text) }
+}
+
+fn write(text: &str) {
     let mut out = std::io::stdout().lock();
     match writeln!(out, "{text}").and_then(|()| out.flush()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
@@ -155,5 +175,16 @@ fn print(text: impl std::fmt::Display) {
             std::process::exit(1)
         }
         _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_gets_no_control_characters() {
+        assert_eq!(visible("Größe\n", "\n"), "Größe\n");
+        assert_eq!(visible("\u{1b}[31mred\r\n\u{9b}x", "\n"), "\\u{1b}[31mred\\r\n\\u{9b}x");
     }
 }

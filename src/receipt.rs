@@ -159,6 +159,16 @@ mod tests {
         assert!(matches!(receipt.statement(Some(&other)), Err(ReceiptError::OtherKey { .. })));
     }
 
+    /// The point has order 1, so that this signature would hold for every payload.
+    #[test]
+    fn a_key_of_small_order_is_refused() {
+        let key = BASE64.encode([&[1][..], &[0; 31]].concat());
+        let sig = BASE64.encode([&[1][..], &[0; 63]].concat());
+        let signed = Receipt::sign(&statement(), &SigningKey::generate().expect("there is randomness"));
+        let forged = Receipt { signatures: vec![Signature { keyid: key, sig }], ..signed };
+        assert!(matches!(forged.statement(None), Err(ReceiptError::Signature)));
+    }
+
     #[test]
     fn a_changed_envelope_is_refused() {
         let key = SigningKey::generate().expect("there is randomness");

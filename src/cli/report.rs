@@ -142,7 +142,7 @@ fn row(model: &ModelSavings) -> [String; 9] {
         None => ("no price".to_owned(), "-".to_owned()),
     };
     [
-        model.model.clone(),
+        super::visible(&model.model, "").into_owned(),
         model.route.clone(),
         counts.requests.to_string(),
         counts.requests_shortened.to_string(),

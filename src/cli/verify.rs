@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use thresher_core::domain::Parts;
 use thresher_core::pipeline::cancel::Cancel;
@@ -26,7 +26,8 @@ pub struct Args {
     /// receipt.
     #[arg(long, value_name = "FILE.json")]
     request: PathBuf,
-    /// The public key that must have signed the receipt, in base64. Default: any key, so that the signer is not checked.
+    /// The public key that must have signed the receipt, in base64. Without it, the receipt can be compared with the request, but not verified:
+    /// anybody can sign one with a key of their own.
     #[arg(long, value_name = "KEY")]
     public_key: Option<String>,
 }
@@ -36,22 +37,37 @@ pub struct Args {
 struct Report {
     verified: bool,
     signed_by: Option<String>,
+    /// Whether the receipt was signed by the key that `--public-key` names.
+    signer_checked: bool,
     /// Why the receipt itself is invalid.
     receipt_error: Option<String>,
     /// Where the receipt differs from the attribution that was just made.
     differences: Vec<Difference>,
 }
 
+/// An answer that has a receipt.
+#[derive(Deserialize)]
+struct Answer {
+    receipt: Receipt,
+}
+
 pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let read =
         |path: &PathBuf| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
-    let mut json: Value = serde_json::from_slice(&read(&args.receipt)?)
-        .with_context(|| format!("{} is not JSON", args.receipt.display()))?;
-    if let Some(inside) = json.get_mut("receipt") {
-        json = inside.take();
-    }
-    let receipt: Receipt = serde_json::from_value(json)
-        .with_context(|| format!("{} holds no receipt", args.receipt.display()))?;
+    let text = read(&args.receipt)?;
+    let json: Value =
+        serde_json::from_slice(&text).with_context(|| format!("{} is not JSON", args.receipt.display()))?;
+    // Read from the text, in which a field that is there twice is an error.
+    let receipt = match json.get("receipt") {
+        Some(_) => serde_json::from_slice(&text).map(|Answer { receipt }| receipt),
+        None => serde_json::from_slice(&text),
+    };
+    let receipt: Receipt = receipt.with_context(|| format!("{} holds no receipt", args.receipt.display()))?;
+    let signer_checked = args.public_key.is_some();
+    let unknown_signer = || {
+        (!signer_checked)
+            .then(|| "signed by an unknown key: name the key that you trust with --public-key".to_owned())
+    };
     let signed_by = receipt.key().map(str::to_owned);
     if let Some(key) = args.public_key.as_deref().filter(|key| !SigningKey::is_public(key)) {
         bail!("{key:?} is no public key: a public key has 32 bytes, in base64");
@@ -60,7 +76,14 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         Ok(statement) => statement,
         Err(error) => {
             let receipt_error = Some(error.to_string());
-            return report(&Report { verified: false, signed_by, receipt_error, differences: Vec::new() });
+            let differences = Vec::new();
+            return report(&Report {
+                verified: false,
+                signed_by,
+                signer_checked,
+                receipt_error,
+                differences,
+            });
         }
     };
     let limits = BodyLimits::new(&config.limits, &config.registry);
@@ -72,7 +95,8 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     };
     let differences = statement.compare_input(&request.answer, &request.chunks);
     if !differences.is_empty() {
-        return report(&Report { verified: false, signed_by, receipt_error: None, differences });
+        let receipt_error = unknown_signer();
+        return report(&Report { verified: false, signed_by, signer_checked, receipt_error, differences });
     }
     let mut config = config.clone();
     config.blocks.codec = statement.codec();
@@ -85,7 +109,8 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         Err(error) => return super::refuse(error.into(), true),
     };
     let differences = statement.compare(&now);
-    report(&Report { verified: differences.is_empty(), signed_by, receipt_error: None, differences })
+    let verified = differences.is_empty() && signer_checked;
+    report(&Report { verified, signed_by, signer_checked, receipt_error: unknown_signer(), differences })
 }
 
 fn report(report: &Report) -> anyhow::Result<ExitCode> {

@@ -151,6 +151,7 @@ async fn pass_on(
         method: Method::POST.as_str(),
         path: uri.path(),
         model: &request.model,
+        listed: upstream.settings.name_of(&request.model),
         upstream: upstream.base(),
         body: &body,
     });

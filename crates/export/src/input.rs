@@ -1,8 +1,8 @@
 //! The model that is exported, wherever it comes from: a Hugging Face folder or a GGUF file. Does not know
 //! about graphs.
 
+use std::io;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
 use serde_json::{Map, Value};
 use thresher_core::model::contract::CheckpointInfo;
@@ -57,7 +57,7 @@ impl Input {
         let header = header(&config, &config_file)?;
         refuse_other_forms(dir)?;
         let checkpoint = Checkpoint::open(dir)?;
-        let tokenizer = fs::read(&tokenizer_file).map_err(|cause| read_error(&tokenizer_file, cause))?;
+        let tokenizer = source::read(&tokenizer_file).map_err(|cause| read_error(&tokenizer_file, cause))?;
         let chat_template = source::chat_template(dir)?;
         let origin = source::provenance(dir, &header);
         let dir = dir.to_owned();

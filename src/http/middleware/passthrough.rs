@@ -12,6 +12,7 @@ use multer::{Constraints, Multipart, SizeLimit};
 use thresher_core::pipeline::cancel::Cancel;
 
 use super::forward::Forwarder;
+use super::headers::holds_daemon_key;
 use super::upstream::Upstream;
 use super::{Middleware, Scope, body};
 use crate::error::ApiError;
@@ -54,7 +55,9 @@ struct Forwarded {
 /// only one.
 pub async fn handle(service: Scope, method: Method, uri: Uri, headers: HeaderMap, body: Body) -> Response {
     // A mistake in one of the daemon's own paths must not reach another server, and no path may leave the base path of an upstream.
-    let Some(path) = paths::decoded(uri.path()).filter(|path| !is_ours(path)) else {
+    let Some(path) =
+        paths::decoded(uri.path()).filter(|path| !is_ours(path) && !holds_daemon_key(path.as_bytes()))
+    else {
         return ApiError::not_found(&crate::http::paths()).into_response();
     };
     if service.middleware.is_off() {
@@ -120,6 +123,7 @@ async fn pass_on(
         method: method.as_str(),
         path: uri.path(),
         model: model.as_deref().unwrap_or_default(),
+        listed: model.as_deref().and_then(|model| upstream.settings.name_of(model)),
         upstream: upstream.base(),
         body: &body,
     });

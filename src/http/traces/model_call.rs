@@ -22,6 +22,8 @@ pub struct Call<'a> {
     pub path: &'a str,
     /// The model that the request names; empty if it names none.
     pub model: &'a str,
+    /// The entry of the settings that lists the model, such as `gpt-*`; none: the upstream is for all models.
+    pub listed: Option<&'a str>,
     pub upstream: &'a Uri,
     pub body: &'a [u8],
 }
@@ -124,10 +126,11 @@ fn operation(path: &str) -> Option<&'static str> {
     }
 }
 
+/// The name of the span: the operation, and the model as the settings name it. Names that clients invent would be as many spans.
 fn name(call: &Call) -> String {
-    match (operation(call.path), call.model) {
-        (Some(operation), "") => operation.to_owned(),
-        (Some(operation), model) => format!("{operation} {}", shortened(model)),
+    match (operation(call.path), call.listed) {
+        (Some(operation), None) => operation.to_owned(),
+        (Some(operation), Some(model)) => format!("{operation} {}", shortened(model)),
         // As the conventions for HTTP name a request whose path has no pattern.
         (None, _) => call.method.to_owned(),
     }
@@ -241,15 +244,23 @@ mod tests {
     }
 
     #[test]
-    fn names_are_the_operation_and_the_model() {
-        let check = |path: &str, model: &str, expect: &str| {
+    fn names_are_the_operation_and_the_model_as_the_settings_name_it() {
+        let check = |path: &str, listed: &str, expect: &str| {
             let upstream = Uri::from_static("http://127.0.0.1:1");
-            let call =
-                Call { dialect: Dialect::Chat, method: "POST", path, model, upstream: &upstream, body: b"" };
-            assert_eq!(name(&call), expect, "{path} {model}");
+            let call = Call {
+                dialect: Dialect::Chat,
+                method: "POST",
+                path,
+                model: "gpt-5\n\u{1b}[31m",
+                listed: Some(listed).filter(|listed| !listed.is_empty()),
+                upstream: &upstream,
+                body: b"",
+            };
+            assert_eq!(name(&call), expect, "{path} {listed}");
         };
-        check("/v1/chat/completions", "gpt-5", "chat gpt-5");
+        check("/v1/chat/completions", "gpt-*", "chat gpt-*");
         check("/v1/responses/", "gpt-5", "chat gpt-5");
+        check("/v1/responses", "", "chat");
         check("/v1/embeddings", "", "embeddings");
         check("/v1/completions", "m", "text_completion m");
         check("/v1/files", "m", "POST");
@@ -266,6 +277,7 @@ mod tests {
             method: "POST",
             path: "/v1/chat/completions",
             model: "gpt-5",
+            listed: None,
             upstream: &upstream,
             body,
         };
