@@ -27,6 +27,10 @@ pub struct CompressAnswer {
     id: Option<String>,
     /// The compressed context, to send to the language model.
     context: String,
+    /// The tag in the markers of the context, such as `9f2c41` in `[1:9f2c41]` and `<document-9f2c41>`: a text looks like a marker without
+    /// one. Left out if there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    marker_tag: Option<String>,
     /// One citation for each piece of the context.
     citations: Vec<CitationAnswer>,
     /// Whether any chunk is related to the question; null where it was not measured.
@@ -382,6 +386,7 @@ impl CompressAnswer {
         let blocks = compressed.sources;
         let context = compressed.context;
         Self {
+            marker_tag: compressed.marker_tag.map(|tag| tag.to_string()),
             id: None,
             context,
             citations,

@@ -15,7 +15,7 @@ use thresher_core::text;
 use super::dialect::{Conversation, Message, PART_COUNT_MAX, Part, PartKind, Role};
 use super::json::Located;
 use super::question::{self, Asked};
-use super::records::{Names, Records};
+use super::records::{Claims, Names, Records};
 use super::untouched::{self, TextKind};
 use crate::error::ErrorCode;
 
@@ -475,8 +475,9 @@ impl PassageFinder<'_> {
                 }
             }
             PartKind::Message => {
+                let mut claims = Claims::default();
                 return outside_contexts(&part.text, self.policy, |range| {
-                    let names = Names::of_paragraph(&part.text[range.clone()]);
+                    let names = claims.claim(Names::of_paragraph(&part.text[range.clone()]));
                     self.passage(part, range, false, names, found)
                 });
             }

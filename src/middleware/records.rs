@@ -1,5 +1,6 @@
 //! The records of a tool result that is JSON: its objects, with the ids, titles and addresses by which an answer can cite them.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -41,6 +42,30 @@ impl Names {
                 && rest.starts_with(char::is_whitespace)
         });
         Self { id: id.map(|(id, _)| Arc::from(id)), ..Self::default() }
+    }
+}
+
+/// The names that the paragraphs of a context have taken. A text could take the name of another one, and would then be cited as that one.
+#[derive(Debug, Default)]
+pub struct Claims {
+    taken: HashSet<Arc<str>>,
+    /// The names of the paragraph before, unless it had none.
+    last: Names,
+}
+
+impl Claims {
+    /// Returns the names of the next paragraph: those that it claims, unless one of them belongs to a paragraph before the last one.
+    pub fn claim(&mut self, names: Names) -> Names {
+        if names == self.last || names == Names::default() {
+            return names;
+        }
+        let all = || [&names.id, &names.title, &names.source].into_iter().flatten();
+        if all().any(|name| self.taken.contains(name)) {
+            return Names::default();
+        }
+        self.taken.extend(all().cloned());
+        self.last = names.clone();
+        names
     }
 }
 
@@ -388,6 +413,21 @@ mod tests {
                 .count(),
             RECORD_COUNT_MAX - 1
         );
+    }
+
+    #[test]
+    fn a_name_belongs_to_the_paragraphs_that_take_it_first() {
+        let mut claims = Claims::default();
+        let mut check = |text: &str, expect: Names| {
+            assert_eq!(claims.claim(Names::of_paragraph(text)), expect, "{text}");
+        };
+        check("[doc-1] A handbook.", named("doc-1", "", ""));
+        check("It goes on.", Names::default());
+        check("[doc-1] And on.", named("doc-1", "", ""));
+        check("[doc-2] A blog.", named("doc-2", "", ""));
+        check("[doc-1] Written by the blog.", Names::default());
+        check("<document id=\"x\" title=\"doc-1\">So is this.", Names::default());
+        check("<document id=\"3\" title=\"Policy\">A policy.", named("3", "Policy", ""));
     }
 
     #[test]

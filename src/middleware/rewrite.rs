@@ -512,7 +512,8 @@ fn add_context(
     let spans = kept.iter_mut().map(Vec::as_mut_slice);
     let layouts: Vec<Arc<Layout>> =
         added.chunks.iter().map(|chunk| Arc::new(Layout::detect(&chunk.text, chunk.kind))).collect();
-    let style = Style { format: Format::Numbered, titles: true, omissions: Omissions::Auto };
+    let style = Style { format: Format::Numbered, titles: true, omissions: Omissions::Auto, tag: None };
+    let style = Style::for_chunks(&added.chunks, style);
     let context = assemble::context(&added.chunks, &layouts, spans, style);
     let (start, end) = &added.delimiters;
     let context = format!("{start}\n{context}\n{end}");

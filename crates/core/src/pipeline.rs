@@ -449,6 +449,7 @@ impl Pipeline {
             warnings,
             chunks: chunk_outcomes(reading, scores, fitted.spans, fitted.repeats, &fitted.order),
             context: fitted.context,
+            marker_tag: fitted.marker_tag,
             usage: Some(fitted.usage),
             relevance: fitted.relevance,
             answerable: *answerable,

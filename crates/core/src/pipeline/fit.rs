@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use super::answerable::Answerable;
-use super::assemble::{self, Style};
+use super::assemble::{self, MarkerTag, Style};
 use super::cancel::Cancel;
 use super::conformal::{self, Calibration};
 use super::count::{TextCosts, TokenCounter};
@@ -34,6 +34,8 @@ const PART_TOKENS_MORE_MAX: usize = 4;
 pub struct Fitted {
     /// The text to send to the language model.
     pub context: String,
+    /// The tag in the markers of the context.
+    pub marker_tag: Option<MarkerTag>,
     pub usage: Usage,
     /// The indices of all chunks, in the order of the result.
     pub order: Vec<usize>,
@@ -97,6 +99,7 @@ pub fn budget(
         relevance,
         compares_rows,
         repeats: Repeats::default(),
+        style: Style::for_request(request),
     };
     let notable = if request.keeps_notable { fitter.notable() } else { Notable::default() };
     let required = fitter.required(&notable);
@@ -237,6 +240,8 @@ struct Fitter<'a> {
     relevance: Option<Relevance>,
     compares_rows: bool,
     repeats: Repeats,
+    /// How the context is written.
+    style: Style,
 }
 
 struct RenderedContext {
@@ -297,7 +302,7 @@ impl Fitter<'_> {
 
     /// Returns the number of tokens of a chunk's frame, if it is the chunk at `index` of the context.
     fn frame_cost(&self, chunk: &Chunk, index: usize) -> Result<usize, PipelineError> {
-        self.cost(&assemble::frame(chunk, index, Style::for_request(self.request)))
+        self.cost(&assemble::frame(chunk, index, self.style))
     }
 
     fn cost(&self, text: &str) -> Result<usize, PipelineError> {
@@ -392,7 +397,7 @@ impl Fitter<'_> {
             let mut take = |&chunk: &usize| std::mem::take(&mut by_chunk[chunk]);
             let kept: Vec<_> = self.order.iter().map(&mut take).filter(|spans| !spans.is_empty()).collect();
             let layouts = self.reading.outlines.layouts();
-            assemble::context(&self.request.chunks, layouts, kept, Style::for_request(self.request))
+            assemble::context(&self.request.chunks, layouts, kept, self.style)
         };
         let tokens = self.count_tokens(&text, &spans)?;
         Ok(RenderedContext { text, spans, tokens })
@@ -633,6 +638,7 @@ impl Fitter<'_> {
         let (relevance, order) = (self.relevance, self.order);
         Fitted {
             context: rendered.text,
+            marker_tag: self.style.tag,
             usage,
             order,
             spans: rendered.spans,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::answerable::Answerable;
-use super::assemble;
+use super::assemble::{self, MarkerTag};
 use super::clock::Timings;
 use super::explain::Explanation;
 use crate::domain::{ByteRange, Chunk, CompressRequest, KeptSpan, Kind, Lang};
@@ -18,6 +18,8 @@ pub struct Compressed {
     /// The text to send to the language model. It holds the caller's text byte for byte, with the markup of
     /// the request's [`Format`](crate::domain::Format) around each chunk.
     pub context: String,
+    /// The tag in the markers of the context, because a text of the chunks looks like a marker; `None`: there is none.
+    pub marker_tag: Option<MarkerTag>,
     /// One outcome per chunk of the request, in the request's [`Order`](crate::domain::Order): as the caller
     /// sent the chunks, or by descending score.
     pub chunks: Vec<ChunkOutcome>,
@@ -188,6 +190,7 @@ pub fn passthrough(request: &CompressRequest, total: Duration) -> Compressed {
     let kept = chunks.iter_mut().map(|outcome| &mut outcome.spans[..]).filter(|spans| !spans.is_empty());
     Compressed {
         context: assemble::context(&request.chunks, &[], kept, style),
+        marker_tag: style.tag,
         chunks,
         usage: None,
         relevance: None,
