@@ -757,3 +757,28 @@ fn the_smallest_texts_are_compressed_with_every_option() {
         }
     }
 }
+
+/// The tokenizer reads a long text in pieces; the library reads it at once.
+#[test]
+fn a_long_text_has_the_same_tokens_in_pieces() {
+    let path = crate::support::model_dir().join("tokenizer.json");
+    let mut whole = tokenizers::Tokenizer::from_file(path).expect("the default model's tokenizer");
+    whole.with_padding(None);
+    whole.with_truncation(None).expect("removed");
+    whole.set_encode_special_tokens(true);
+    let prose =
+        "Größe: 3.5 m — the tide's at noon… [SEP] 東京都 isn’t far; see (a||b) && \\\\\\.\n".repeat(4_000);
+    for text in [
+        prose,
+        "\\".repeat(200_000),
+        "ab,".repeat(60_000),
+        "x".repeat(200_000),
+        format!("{}é", "ée ".repeat(50_000)),
+    ] {
+        let found = WORD_TOKENIZER.encode(&text).expect("tokens");
+        let expect = whole.encode(&*text, false).expect("tokens");
+        assert!(found.ids == expect.get_ids(), "{}", &text[..20]);
+        let offsets = found.offsets.iter().map(|range| (range.start, range.end));
+        assert!(offsets.eq(expect.get_offsets().iter().copied()), "{}", &text[..20]);
+    }
+}

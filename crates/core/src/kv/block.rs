@@ -97,37 +97,67 @@ struct PartOffsets {
     offsets: usize,
 }
 
-impl Block {
-    /// Encodes a chunk.
+/// Encodes a block in parts, so that the values of a long chunk are never in memory all together.
+pub struct BlockEncoder {
+    codec: Codec,
+    /// `(heads, tokens, head_dim)`.
+    dim: (usize, usize, usize),
+    /// Room for the header, then the keys.
+    bytes: Vec<u8>,
+    scales: Vec<f32>,
+}
+
+impl BlockEncoder {
+    /// Begins a block with keys of these dimensions, `(heads, tokens, head_dim)`.
+    pub fn new(dim: (usize, usize, usize), codec: Codec) -> Self {
+        let (heads, tokens, head_dim) = dim;
+        let bytes = vec![0; HEADER_BYTES + heads * codec.head_bytes(tokens, head_dim)];
+        Self { codec, dim, bytes, scales: vec![0.0; heads * codec.head_scales(tokens)] }
+    }
+
+    /// Encodes the keys `[head, token, head_dim]` of the tokens from `first` on.
+    pub fn add(&mut self, first: usize, keys: ArrayView3<f32>) {
+        let (tokens, to) = (self.dim.1, &mut self.bytes[HEADER_BYTES..]);
+        self.codec.encode_part(keys, first, tokens, to, &mut self.scales);
+    }
+
+    /// Returns the block, with everything of `parts` but its keys.
     ///
     /// # Panics
     /// When a number does not fit 32 bits. The limits on requests are far lower.
-    pub fn encode(parts: Parts, codec: Codec) -> Self {
-        let (heads, tokens, head_dim) = parts.keys.dim();
-        let encoded = codec.encode(parts.keys);
-        let mut bytes = Vec::with_capacity(
-            HEADER_BYTES
-                + encoded.keys.len()
-                + 4 * encoded.scales.len()
-                + SENTENCE_BYTES * parts.sentences.len()
-                + 3 * parts.offsets.len(),
+    pub fn finish(self, parts: Parts) -> Block {
+        let Self { codec, dim: (heads, tokens, head_dim), mut bytes, scales } = self;
+        bytes.reserve_exact(
+            4 * scales.len() + SENTENCE_BYTES * parts.sentences.len() + 3 * parts.offsets.len(),
         );
-        bytes.extend(MAGIC);
-        bytes.push(codec.id());
-        bytes.extend(parts.lang.map_or([0; 3], Lang::as_bytes));
-        let header =
+        let mut header = Vec::with_capacity(HEADER_BYTES);
+        header.extend(MAGIC);
+        header.push(codec.id());
+        header.extend(parts.lang.map_or([0; 3], Lang::as_bytes));
+        let numbers =
             [heads, head_dim, tokens, parts.title_tokens, parts.sentences.len(), parts.offsets.len()];
-        header.into_iter().for_each(|number| encoding::put_u32(&mut bytes, number));
-        bytes.resize(HEADER_BYTES, 0);
-        bytes.extend(encoded.keys);
-        encoded.scales.iter().for_each(|scale| bytes.extend(scale.to_le_bytes()));
+        numbers.into_iter().for_each(|number| encoding::put_u32(&mut header, number));
+        bytes[..header.len()].copy_from_slice(&header);
+        scales.iter().for_each(|scale| bytes.extend(scale.to_le_bytes()));
         for Sentence { bytes: text, tokens } in parts.sentences {
             [text.start, text.end, tokens.start, tokens.end]
                 .into_iter()
                 .for_each(|n| encoding::put_u32(&mut bytes, n));
         }
         encoding::put_offsets(&mut bytes, parts.offsets);
-        Self::parse(bytes.into()).expect("an encoded block can be parsed")
+        Block::parse(bytes.into()).expect("an encoded block can be parsed")
+    }
+}
+
+impl Block {
+    /// Encodes a chunk.
+    ///
+    /// # Panics
+    /// When a number does not fit 32 bits. The limits on requests are far lower.
+    pub fn encode(parts: Parts, codec: Codec) -> Self {
+        let mut encoder = BlockEncoder::new(parts.keys.dim(), codec);
+        encoder.add(0, parts.keys);
+        encoder.finish(parts)
     }
 
     /// Finds the parts of a block without copying them. It checks the structure only: the tiers compare

@@ -115,10 +115,27 @@ impl Codec {
             keys: vec![0; heads * self.head_bytes(tokens, dim)],
             scales: vec![0.0; heads * self.head_scales(tokens)],
         };
-        for (head, keys) in keys.outer_iter().enumerate() {
-            let bytes = &mut out.keys[head * self.head_bytes(tokens, dim)..][..self.head_bytes(tokens, dim)];
-            let scales = &mut out.scales[head * self.head_scales(tokens)..][..self.head_scales(tokens)];
-            for (token, key) in keys.outer_iter().enumerate() {
+        self.encode_part(keys, 0, tokens, &mut out.keys, &mut out.scales);
+        out
+    }
+
+    /// Encodes the keys `[head, token, head_dim]` of the tokens from `first` on into those of all `tokens`, which have the layout of
+    /// [`Encoded`].
+    pub fn encode_part(
+        self,
+        part: ArrayView3<f32>,
+        first: usize,
+        tokens: usize,
+        keys: &mut [u8],
+        scales: &mut [f32],
+    ) {
+        let dim = part.dim().2;
+        let (head_bytes, head_scales) = (self.head_bytes(tokens, dim), self.head_scales(tokens));
+        for (head, part) in part.outer_iter().enumerate() {
+            let bytes = &mut keys[head * head_bytes..][..head_bytes];
+            let scales = &mut scales[head * head_scales..][..head_scales];
+            for (token, key) in part.outer_iter().enumerate() {
+                let token = first + token;
                 match self {
                     Self::F32 => fill(&mut bytes[token * 4 * dim..], key, f32::to_le_bytes),
                     Self::F16 => fill(&mut bytes[token * 2 * dim..], key, |v| f16::from_f32(v).to_le_bytes()),
@@ -129,7 +146,6 @@ impl Codec {
                 }
             }
         }
-        out
     }
 
     /// Decodes the keys of `tokens` of one head into `out`, `[token, head_dim]`. `keys` and `scales` are

@@ -20,6 +20,9 @@ const KNOWN_SCRIPT_TOKENS_MIN: usize = 300;
 /// English vocabulary has 488, a Chinese one more than 7,000.
 const KNOWN_HAN_CHARACTERS_MIN: usize = 2_000;
 
+/// About how many bytes of a text the tokenizer reads at once.
+const PIECE_BYTES: usize = 64 * 1024;
+
 /// The tokens of a text, without special tokens.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tokens {
@@ -94,7 +97,33 @@ impl ModelTokenizer {
     /// # Errors
     /// Returns [`ModelError::Tokenize`] if the tokenizer refuses the text.
     pub fn encode(&self, text: &str) -> Result<Tokens, ModelError> {
-        tokens(&self.inner, text)
+        let mut all = Tokens::default();
+        for piece in self.pieces(text) {
+            let found = tokens(&self.inner, piece.slice(text))?;
+            all.ids.extend(found.ids);
+            let offset =
+                |range: ByteRange| ByteRange::new(piece.start + range.start, piece.start + range.end);
+            all.offsets.extend(found.offsets.into_iter().map(offset));
+        }
+        Ok(all)
+    }
+
+    /// Divides a long text into pieces whose tokens, put together, are those of the text: the library takes several hundred bytes of memory
+    /// for each byte that it reads at once.
+    fn pieces(&self, text: &str) -> Vec<ByteRange> {
+        let (bytes, mut pieces, mut start) = (text.as_bytes(), Vec::new(), 0);
+        while self.splits_at_blanks && text.len() - start > PIECE_BYTES {
+            // BERT's tokenizers read each punctuation mark of ASCII as a token, too.
+            let divides = |at: &usize| {
+                let [before, after] = [bytes[at - 1], bytes[*at]];
+                is_blank(before) || is_blank(after) || before.is_ascii_punctuation() && before == after
+            };
+            let Some(end) = (start + PIECE_BYTES..text.len()).find(divides) else { break };
+            pieces.push(ByteRange::new(start, end));
+            start = end;
+        }
+        pieces.push(ByteRange::new(start, text.len()));
+        pieces
     }
 
     /// Returns the token ids of a prompt and their byte offsets. Text that looks like a special token is read as

@@ -4,8 +4,8 @@
 
 use std::cell::OnceCell;
 use std::sync::Arc;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use ndarray::{Array3, ArrayView3, s};
@@ -17,7 +17,7 @@ use super::load::{LoadEstimator, OngoingRead};
 use super::tokenize::{self, TokenizedChunk};
 use super::validate::RequestLimits;
 use crate::domain::{Chunk, Tenant, TokenSpan};
-use crate::kv::block::{BadBlock, Block, TokenCounts};
+use crate::kv::block::{BadBlock, Block, BlockEncoder, TokenCounts};
 use crate::kv::codec::{Codec, LANES};
 use crate::kv::key::{BlockKey, KeySpace, TenantTag};
 use crate::kv::store::{BlockOrigin, BlockOrigins, KvStore, PendingChunk, Unread};
@@ -75,7 +75,8 @@ pub struct Reader {
     tenant: Tenant,
     /// Shared by all tenants of the model.
     load: Arc<LoadEstimator>,
-    token_bytes: TokenBytes,
+    /// Bytes of one token in a block.
+    token_bytes: usize,
 }
 
 /// What a request's reads are to the load of the model.
@@ -83,14 +84,6 @@ struct ReadLoad<'a> {
     ongoing: OnceCell<OngoingRead<'a>>,
     /// The time for which the request may be refused; `None`: it is not.
     time_left: Option<Duration>,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct TokenBytes {
-    /// In a block, as the codec encodes it.
-    encoded: usize,
-    /// As the `f32` values that the model returns.
-    decoded: usize,
 }
 
 impl Reader {
@@ -106,10 +99,7 @@ impl Reader {
         let keys = key_space(info, codec, &tenant);
         let scale_bytes = if codec.is_quantized() { 4 } else { 0 };
         let key_bytes = codec.head_bytes(LANES, info.head_dim) / LANES;
-        let token_bytes = TokenBytes {
-            encoded: info.planes * (key_bytes + scale_bytes),
-            decoded: info.planes * info.head_dim * 4,
-        };
+        let token_bytes = info.planes * (key_bytes + scale_bytes);
         let load = Arc::default();
         Self { model, tokenizer, store, codec, keys, tenant, load, token_bytes }
     }
@@ -288,7 +278,7 @@ impl Reader {
     /// # Errors
     /// Returns [`PipelineError::Invalid`] if they have.
     pub fn check_tokens(&self, tokens: usize, limits: &RequestLimits) -> Result<(), PipelineError> {
-        Ok(limits.check_tokens(tokens, self.token_bytes.encoded)?)
+        Ok(limits.check_tokens(tokens, self.token_bytes)?)
     }
 
     /// Returns the estimated time that the ongoing reads of this tenant still take. It is zero until the
@@ -343,17 +333,17 @@ impl Reader {
         };
         let tokenized = self.tokenized(chunks, pending, known_tokens, limits, cancel)?;
         let info = self.model.info();
-        let partial: Vec<PartialBlock> =
-            tokenized.iter().map(|tokenized| PartialBlock::new(tokenized, info)).collect();
+        let partial: Vec<PartialBlock> = tokenized.iter().map(PartialBlock::new).collect();
         for (chunk, partial) in
             pending.iter().zip(&partial).filter(|(_, partial)| partial.tokenized.ids.is_empty())
         {
-            chunk.complete(partial.encode(self.codec));
+            let keys = Array3::zeros((info.planes, 0, info.head_dim));
+            chunk.complete(Block::encode(partial.tokenized.block_parts(keys.view()), self.codec));
         }
         let tokens_max = info.window_tokens_max;
         // Long chunks are read first, so that the last chunk to be finished is a short one and no worker
-        // waits long for it. The windows of a chunk follow each other, so that only a few chunks are in
-        // memory as f32 values at a time.
+        // waits long for it. The windows of a chunk follow each other, so that only a few chunks are
+        // encoded at a time.
         let mut order: Vec<usize> = (0..tokenized.len()).collect();
         order.sort_by_key(|&i| std::cmp::Reverse(tokenized[i].ids.len()));
         let windows_of = |i: usize| {
@@ -365,7 +355,7 @@ impl Reader {
             let (i, first, ids) = windows[window];
             // Tokens are counted as soon as they have been read, even if the request then has no result.
             cancel.spend(ids.len());
-            if let Some(block) = partial[i].add_and_encode(first, keys, self.codec) {
+            if let Some(block) = partial[i].add(first, keys, self.codec) {
                 ongoing.add_bytes_read(text_bytes(&pending[i]));
                 pending[i].complete(block);
             }
@@ -385,14 +375,13 @@ impl Reader {
         let total = AtomicUsize::new(known_tokens);
         let tokenized = |chunk: &PendingChunk| -> Result<_, PipelineError> {
             cancel.check()?;
-            limits.check_tokens(total.load(Ordering::Relaxed), self.token_bytes.encoded)?;
+            limits.check_tokens(total.load(Ordering::Relaxed), self.token_bytes)?;
             let tokenized = tokenize::chunk(&chunks[chunk.index()], &self.tokenizer)?;
-            limits.check_tokens(tokenized.ids.len(), self.token_bytes.decoded)?;
             total.fetch_add(tokenized.ids.len(), Ordering::Relaxed);
             Ok(tokenized)
         };
         let tokenized = pending.par_iter().map(tokenized).collect::<Result<Vec<_>, _>>();
-        limits.check_tokens(total.into_inner(), self.token_bytes.encoded)?;
+        limits.check_tokens(total.into_inner(), self.token_bytes)?;
         tokenized
     }
 }
@@ -418,66 +407,50 @@ fn key_space(model: &ModelInfo, codec: Codec, tenant: &Tenant) -> KeySpace {
 /// Returns [`PipelineError::Model`] if the model fails.
 pub fn keys_of(windows: &[&[u32]], model: &dyn ModelRuntime) -> Result<Array3<f32>, PipelineError> {
     let info = model.info();
-    let tokenized = TokenizedChunk { ids: windows.concat(), ..TokenizedChunk::default() };
-    let partial = PartialBlock::new(&tokenized, info);
+    let tokens = windows.iter().map(|window| window.len()).sum();
+    let all = Mutex::new(Array3::zeros((info.planes, tokens, info.head_dim)));
     let starts: Vec<usize> = windows
         .iter()
         .scan(0, |start, window| Some(std::mem::replace(start, *start + window.len())))
         .collect();
     model.read(windows, &|_| true, &|i, keys| {
-        partial.add(starts[i], keys);
+        let mut all = all.lock().expect("copying does not panic");
+        all.slice_mut(s![.., starts[i]..starts[i] + keys.dim().1, ..]).assign(&keys);
     })?;
-    Ok(partial.planes.into_inner().expect("copying does not panic").values)
+    Ok(all.into_inner().expect("copying does not panic"))
 }
 
 /// A block of which the model has read some windows.
 struct PartialBlock<'a> {
     tokenized: &'a TokenizedChunk,
-    planes: Mutex<PartialPlanes>,
+    state: Mutex<PartialState>,
 }
 
-struct PartialPlanes {
-    /// `[plane, token, head_dim]`.
-    values: Array3<f32>,
+struct PartialState {
+    /// `None` before the first window has arrived: until then a chunk takes no memory.
+    encoder: Option<BlockEncoder>,
     tokens_missing: usize,
 }
 
 impl<'a> PartialBlock<'a> {
-    fn new(tokenized: &'a TokenizedChunk, info: &ModelInfo) -> Self {
-        // Memory for all tokens is allocated when the first window arrives. Until then a chunk takes none.
-        let values = Array3::zeros((info.planes, 0, info.head_dim));
-        Self { tokenized, planes: Mutex::new(PartialPlanes { values, tokens_missing: tokenized.ids.len() }) }
+    fn new(tokenized: &'a TokenizedChunk) -> Self {
+        let state = PartialState { encoder: None, tokens_missing: tokenized.ids.len() };
+        Self { tokenized, state: Mutex::new(state) }
     }
 
-    /// Copies the planes of the window that begins at token `first`. Returns whether no window is missing.
-    fn add(&self, first: usize, window: ArrayView3<f32>) -> bool {
-        let mut partial = self.planes();
+    /// Encodes the planes of the window that begins at token `first`. Returns the block if no window is missing.
+    fn add(&self, first: usize, window: ArrayView3<f32>, codec: Codec) -> Option<Block> {
+        let mut state = self.state.lock().expect("encoding does not panic");
         let (planes, tokens, dim) = window.dim();
-        if partial.values.is_empty() {
-            partial.values = Array3::zeros((planes, self.tokenized.ids.len(), dim));
+        let all = (planes, self.tokenized.ids.len(), dim);
+        state.encoder.get_or_insert_with(|| BlockEncoder::new(all, codec)).add(first, window);
+        state.tokens_missing -= tokens;
+        if state.tokens_missing > 0 {
+            return None;
         }
-        partial.values.slice_mut(s![.., first..first + tokens, ..]).assign(&window);
-        partial.tokens_missing -= tokens;
-        partial.tokens_missing == 0
-    }
-
-    /// Adds the planes of the window that begins at token `first`. Returns the block if no window is missing.
-    fn add_and_encode(&self, first: usize, window: ArrayView3<f32>, codec: Codec) -> Option<Block> {
-        // Most chunks have one window, whose planes need no copy.
-        if window.dim().1 == self.tokenized.ids.len() {
-            return Some(Block::encode(self.tokenized.block_parts(window), codec));
-        }
-        self.add(first, window).then(|| self.encode(codec))
-    }
-
-    /// Encodes the block, and frees the values that were copied for it.
-    fn encode(&self, codec: Codec) -> Block {
-        let keys = std::mem::replace(&mut self.planes().values, Array3::zeros((0, 0, 0)));
-        Block::encode(self.tokenized.block_parts(keys.view()), codec)
-    }
-
-    fn planes(&self) -> MutexGuard<'_, PartialPlanes> {
-        self.planes.lock().expect("copying does not panic")
+        let encoder = state.encoder.take()?;
+        drop(state);
+        Some(encoder.finish(self.tokenized.block_parts(window)))
     }
 }
 

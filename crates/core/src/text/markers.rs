@@ -40,9 +40,12 @@ pub fn markers(text: &str) -> Vec<ByteRange> {
     let mut found = Vec::new();
     found.extend(item_number(text));
     for (open, bracket) in text.match_indices(['[', '【']) {
-        let close = if bracket == "[" { ']' } else { '】' };
+        let (again, close) = if bracket == "[" { ('[', ']') } else { ('【', '】') };
         let inside = &text[open + bracket.len()..];
-        let Some(len) = inside.find(close) else { continue };
+        // What has another bracket inside it is no marker. So each byte is looked at once or twice, however many brackets there are.
+        let Some(len) = inside.find([again, close]).filter(|&len| inside[len..].starts_with(close)) else {
+            continue;
+        };
         let numbers = match inside[..len].split_once('†') {
             // The text after the dagger is the name of the source.
             Some((numbers, name)) if bracket == "【" && !name.contains('\n') => numbers,
@@ -136,6 +139,15 @@ fn is_work(work: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::markers;
+
+    /// Each of these took half a minute when every bracket was searched to the end.
+    #[test]
+    fn many_brackets_are_read_once() {
+        for text in ["[".repeat(500_000), "[".repeat(250_000) + &"]".repeat(250_000), "【".repeat(100_000)] {
+            assert_eq!(markers(&text), []);
+        }
+        assert_eq!(markers(&format!("{}[1] x", "[".repeat(100_000))).len(), 1);
+    }
 
     #[test]
     fn markers_refer_to_sources_or_number_items() {
