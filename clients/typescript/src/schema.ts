@@ -448,6 +448,11 @@ export interface components {
             id: string | null;
             /** @description The compressed context, to send to the language model. */
             context: string;
+            /**
+             * @description The tag in the markers of the context, such as `9f2c41` in `[1:9f2c41]` and `<document-9f2c41>`: a text looks like a marker without
+             *     one. Left out if there is none.
+             */
+            marker_tag?: string;
             /** @description One citation for each piece of the context. */
             citations: components["schemas"]["Citation"][];
             /** @description Whether any chunk is related to the question; null where it was not measured. */
