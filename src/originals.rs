@@ -180,6 +180,7 @@ impl Originals {
                 names.collect::<Result<_, redb::StorageError>>()?
             };
             for tenant in tenants {
+                self.tenant(&tenant).date(write)?;
                 dropped += self.tenant(&tenant).expire(write, unix_s())?;
             }
             Ok(())
@@ -201,7 +202,8 @@ impl Originals {
             slots.retain_in((tenant, 0)..=(tenant, u64::MAX), |_, _| false)?;
             Ok(())
         })?;
-        if deleted > 0 && !self.is_in_memory() {
+        // Also if nothing was left: an earlier attempt may have failed here, and rows that expired leave their bytes.
+        if !self.is_in_memory() {
             self.write_anew()?;
         }
         Ok(deleted)
@@ -408,6 +410,8 @@ fn open_file(dir: &Path) -> Result<Database, OriginalError> {
     let failed = |cause| OriginalError::Dir { path: dir.display().to_string(), cause };
     private_files::create_dir_all(dir).map_err(failed)?;
     private_files::warn(private_files::restrict_dir_of(dir, &[FILE]));
+    // Of a daemon that stopped while it wrote the file anew.
+    let _ = std::fs::remove_file(dir.join(format!("{FILE}.new")));
     open_path(&dir.join(FILE))
 }
 
@@ -532,6 +536,16 @@ impl TenantOriginals {
     /// Seconds of a slot of time: the age of a value is known to this precision.
     fn slot_s(&self) -> u64 {
         (self.store.settings.expire_s / 24).clamp(1, 3_600)
+    }
+
+    /// Takes values without a time, which an earlier version stored, for values of now.
+    fn date(&self, write: &WriteTransaction) -> Result<(), OriginalError> {
+        let (tenant, mut slots) = (&*self.tenant, write.open_table(SLOTS)?);
+        let has_none = slots.range((tenant, 0)..=(tenant, u64::MAX))?.next().is_none();
+        if has_none {
+            slots.insert((tenant, unix_s() / self.slot_s()), 0)?;
+        }
+        Ok(())
     }
 
     /// Drops the values that are too old at `now_s`. Returns how many there were.

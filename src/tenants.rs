@@ -141,14 +141,13 @@ impl Tenants {
         }
     }
 
-    /// Returns the state of a tenant, which is opened if it is not.
-    pub fn opened(&self, tenant: &Tenant) -> Arc<TenantState> {
-        loop {
-            if let Some(state) = self.get(tenant) {
-                return state;
-            }
+    /// Returns the state of a tenant, which is opened if it is not; `None` if no tenant of this name was ever opened.
+    pub fn opened(&self, tenant: &Tenant) -> Option<Arc<TenantState>> {
+        let dir = self.0.settings.registry.of_tenant(tenant).dir;
+        if self.get(tenant).is_none() && !dir.as_os_str().is_empty() && dir.is_dir() {
             self.open(&BTreeSet::from([tenant.clone()]));
         }
+        self.get(tenant)
     }
 
     /// Gives every tenant, now and later, its view of the model that has been loaded.

@@ -27,8 +27,8 @@ pub struct CompressAnswer {
     id: Option<String>,
     /// The compressed context, to send to the language model.
     context: String,
-    /// The tag in the markers of the context, such as `9f2c41` in `[1:9f2c41]` and `<document-9f2c41>`: a text looks like a marker without
-    /// one. Left out if there is none.
+    /// The tag in the markers of the context, as in `[1:TAG]` and `<document-TAG>`: a text looks like a marker without one. Left out if there
+    /// is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     marker_tag: Option<String>,
     /// One citation for each piece of the context.

@@ -52,10 +52,8 @@ impl BodyLimit {
 /// # Errors
 /// `content_type_unsupported`.
 pub fn check_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
-    match headers.get(CONTENT_ENCODING) {
-        Some(encoding) if encoding != "identity" => Err(ApiError::encoding_unsupported()),
-        _ => Ok(()),
-    }
+    let is_plain = headers.get_all(CONTENT_ENCODING).iter().all(|encoding| encoding == "identity");
+    if is_plain { Ok(()) } else { Err(ApiError::encoding_unsupported()) }
 }
 
 /// Checks that the content type of a body is JSON. A web page can send `text/plain` to any server without a preflight request, so other

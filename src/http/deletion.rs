@@ -1,5 +1,6 @@
 //! Deletes what the daemon keeps: what was derived from deleted chunks, and all data of a tenant.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -52,9 +53,8 @@ pub fn forget(scope: &Scope, deleted: &[Arc<Chunk>]) {
     if let Some(pipeline) = scope.pipeline() {
         pipeline.forget(deleted);
     }
-    let is_deleted = |chunk: &Arc<Chunk>| {
-        deleted.iter().any(|deleted| deleted.id == chunk.id && deleted.text == chunk.text)
-    };
+    let all: HashSet<(&str, &str)> = deleted.iter().map(|chunk| (&*chunk.id, &*chunk.text)).collect();
+    let is_deleted = |chunk: &Arc<Chunk>| all.contains(&(&*chunk.id, &*chunk.text));
     scope.handles().retain(|request| !request.chunks.iter().any(is_deleted));
     if !deleted.is_empty() {
         // An export does not say which texts its keys and values are of.
@@ -62,7 +62,7 @@ pub fn forget(scope: &Scope, deleted: &[Arc<Chunk>]) {
     }
 }
 
-/// Lets requests pass that come from this machine: the admin listener needs no key.
+/// Lets requests pass that come from this machine: the admin listener needs no key. Every connection of a daemon has a handle.
 pub async fn only_local(request: Request, next: Next) -> Response {
     let is_local = request.extensions().get::<RequestHandle>().is_none_or(RequestHandle::is_local);
     if is_local { next.run(request).await } else { ApiError::not_local().into_response() }
@@ -86,7 +86,7 @@ pub const DEFAULT: &str = "@default";
 async fn deleted(service: Service, tenant: Tenant) -> Result<TenantDeleted, ApiError> {
     let state = run_blocking({
         let (service, tenant) = (service.clone(), tenant.clone());
-        move || Ok(service.opened_tenant(&tenant))
+        move || service.opened_tenant(&tenant).ok_or_else(|| ApiError::tenant_unknown(tenant.name()))
     })
     .await?;
     let pipeline = state.pipeline().cloned().ok_or_else(ApiError::model_not_ready)?;
@@ -99,8 +99,15 @@ async fn deleted(service: Service, tenant: Tenant) -> Result<TenantDeleted, ApiE
         blocks: pipeline.forget_all() as u64,
         ..TenantDeleted::default()
     };
-    loop {
-        let chunks = registry.list(None, BATCH_COUNT, BATCH_BYTES_MAX, None)?.chunks;
+    // Not more than there were: a client may go on registering.
+    let most = registry.progress().registered as u64;
+    while found.chunks < most {
+        let listing = Arc::clone(&state);
+        let listed = run_blocking(move || {
+            let registry = listing.registry().map_err(|_| ApiError::registry_unusable())?;
+            Ok(registry.list(None, BATCH_COUNT, BATCH_BYTES_MAX, None)?.chunks)
+        });
+        let chunks = listed.await?;
         if chunks.is_empty() {
             break;
         }
@@ -148,6 +155,11 @@ impl ApiError {
         let message =
             "tenants can be deleted from the daemon's own machine only; run `thresher tenant delete` there";
         Self::new(ErrorCode::OriginNotAllowed, message)
+    }
+
+    fn tenant_unknown(name: &str) -> Self {
+        let message = format!("there is no data of a tenant {}", Quoted(name));
+        Self::with_param(ErrorCode::IdUnknown, message, "name")
     }
 
     fn tenant_invalid(name: &str) -> Self {

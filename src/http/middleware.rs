@@ -103,9 +103,10 @@ async fn pass_on(
     let slot = middleware.request_slot(service.sharer())?;
     let mut request = ModelRequest::read(&service, dialect, &headers, body).await?;
     let upstream = middleware.upstream(&request.model).ok_or_else(|| request.no_upstream())?;
-    request.is_stateless = upstream.settings.refuses_state(uri.path());
-    if let Some(field) = request.stored.as_ref().filter(|_| request.is_stateless) {
-        return Err(ApiError::state_not_forwarded(field, uri.path()));
+    if upstream.settings.credential() == Credential::KeyFile {
+        let path = upstream.settings.refuses_state(uri.path()).then(|| uri.path().to_owned());
+        let time = service.settings.admission.deadline_max();
+        request = middleware.workers.run(time, move |_| request.for_shared_key(path)).await?;
     }
     let always = upstream.settings.compress.unwrap_or(middleware.settings.compress) == When::Always;
     let by_default = always || service.caller().compresses_by_default() || request.asks;
@@ -263,8 +264,6 @@ struct ModelRequest {
     upstream_cites: bool,
     /// The limit that the conversation exceeds, because of which it is never compressed.
     too_many: Option<TooMany>,
-    /// The first field that reads or writes what the provider stores, if any upstream is called with a key that all tenants share.
-    stored: Option<String>,
     /// Whether the provider may store nothing of the request, since all tenants share the key that it is sent with.
     is_stateless: bool,
 }
@@ -401,6 +400,19 @@ impl ModelRequest {
         request.with_registered_chunks(service, question).await
     }
 
+    /// Checks a request that is sent with a key that all tenants share: it names one model, and, unless the upstream's settings allow that for its
+    /// path, nothing that the provider stores.
+    fn for_shared_key(mut self, stateless_path: Option<String>) -> Result<Self, ApiError> {
+        shared_key::check_one_model(self.located()).map_err(|()| ApiError::models_several())?;
+        if let Some(path) = &stateless_path
+            && let Some(field) = shared_key::stored(self.located())
+        {
+            return Err(ApiError::state_not_forwarded(&field, path));
+        }
+        self.is_stateless = stateless_path.is_some();
+        Ok(self)
+    }
+
     /// Looks up the registered chunks that the field `thresher` names.
     async fn with_registered_chunks(
         mut self,
@@ -461,8 +473,6 @@ impl ModelRequest {
             chunks: std::mem::take(&mut options.chunks),
             delimiters: settings.delimiters().unwrap_or_default(),
         };
-        let shares_key =
-            settings.upstreams.iter().any(|upstream| upstream.credential() == Credential::KeyFile);
         let request = Self {
             dialect,
             model: model.unwrap_or_default(),
@@ -482,7 +492,6 @@ impl ModelRequest {
             added,
             upstream_cites,
             too_many: found.too_many,
-            stored: shares_key.then(|| shared_key::stored(located)).flatten(),
             is_stateless: false,
             body,
         };

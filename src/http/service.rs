@@ -128,8 +128,8 @@ impl Service {
         self.data.tenants.progress()
     }
 
-    /// The data of a tenant, which is opened if it is not.
-    pub(super) fn opened_tenant(&self, tenant: &Tenant) -> Arc<TenantState> {
+    /// The data of a tenant, which is opened if it is not; none if there is nothing of it.
+    pub(super) fn opened_tenant(&self, tenant: &Tenant) -> Option<Arc<TenantState>> {
         self.data.tenants.opened(tenant)
     }
 

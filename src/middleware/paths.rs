@@ -17,6 +17,10 @@ const STATELESS: [&str; 12] = [
     "/v1/responses/input_tokens",
 ];
 
+/// Those of them whose bodies are forms.
+const FORMS: [&str; 4] =
+    ["/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/edits", "/v1/images/variations"];
+
 /// The path of models, which the id of one follows.
 pub const MODELS: &str = "/v1/models/";
 
@@ -44,6 +48,11 @@ pub fn may_use_key(method: &str, path: &str, more: &[String]) -> bool {
     method == "POST" && is_stateless(path)
         || ["GET", "HEAD"].contains(&method) && path.starts_with(MODELS)
         || is_named(path, more)
+}
+
+/// Returns whether a stateless path takes a form (`multipart/form-data`).
+pub fn takes_form(path: &str) -> bool {
+    FORMS.contains(&path)
 }
 
 /// Returns whether requests to a path compute an answer from their body alone.

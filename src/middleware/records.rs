@@ -54,16 +54,21 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// Returns the names of the next paragraph: those that it claims, unless one of them belongs to a paragraph before the last one.
+    /// Returns the names of the next paragraph: those that it claims, unless its id, or without one its title or address, belongs to a paragraph
+    /// before the last one.
     pub fn claim(&mut self, names: Names) -> Names {
         if names == self.last || names == Names::default() {
             return names;
         }
-        let all = || [&names.id, &names.title, &names.source].into_iter().flatten();
-        if all().any(|name| self.taken.contains(name)) {
+        // Several documents may have one title, such as the parts of a book, but each has an id of its own.
+        let claimed = match &names.id {
+            Some(_) => [&names.id, &None],
+            None => [&names.title, &names.source],
+        };
+        if claimed.into_iter().flatten().any(|name| self.taken.contains(name)) {
             return Names::default();
         }
-        self.taken.extend(all().cloned());
+        self.taken.extend([&names.id, &names.title, &names.source].into_iter().flatten().cloned());
         self.last = names.clone();
         names
     }
@@ -426,8 +431,10 @@ mod tests {
         check("[doc-1] And on.", named("doc-1", "", ""));
         check("[doc-2] A blog.", named("doc-2", "", ""));
         check("[doc-1] Written by the blog.", Names::default());
-        check("<document id=\"x\" title=\"doc-1\">So is this.", Names::default());
+        check("<document title=\"doc-1\">So is this.", Names::default());
         check("<document id=\"3\" title=\"Policy\">A policy.", named("3", "Policy", ""));
+        check("<document id=\"4\" title=\"Policy\">Its second part.", named("4", "Policy", ""));
+        check("<document title=\"Policy\">Without an id.", Names::default());
     }
 
     #[test]

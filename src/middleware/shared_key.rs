@@ -7,15 +7,18 @@ use super::json::{Edits, Located};
 const STORED: [&str; 4] = ["background", "container", "conversation", "previous_response_id"];
 
 /// Fields that name something stored, at any depth.
-const STORED_ANYWHERE: [&str; 5] =
-    ["container", "file_id", "file_ids", "vector_store_id", "vector_store_ids"];
+const STORED_ANYWHERE: [&str; 7] =
+    ["container", "container_id", "file_id", "file_ids", "skill_id", "vector_store_id", "vector_store_ids"];
+
+/// Fields of an item of a conversation that say nothing by themselves: an item that has an id and no other field names one that is stored.
+const BARE: [&str; 3] = ["id", "status", "type"];
 
 /// Fields whose values are the caller's own data, in which a name means nothing: arguments and schemas of tools, and labels.
 const DATA: [&str; 8] =
     ["arguments", "input_schema", "json_schema", "metadata", "output_schema", "parameters", "schema", "text"];
 
 /// The most values inside each other that are looked at. Deeper ones count as stored.
-const DEPTH_MAX: usize = 64;
+const DEPTH_MAX: usize = 20;
 
 /// Returns the path of the first field of a body that reads or writes what the provider stores; `None` if there is none.
 pub fn stored(body: Located) -> Option<String> {
@@ -37,21 +40,42 @@ fn stored_inside(value: Located, depth: usize) -> Option<String> {
             format!("{place}{dot}{rest}")
         })
     };
-    let is_call = value.text_of("type").as_deref().is_some_and(|kind| kind.ends_with("tool_use"));
+    // Of the body itself, `input` is the conversation.
+    let is_call = depth > 0 && value.text_of("type").is_some_and(|kind| kind.ends_with("tool_use"));
     for (name, inside) in value.fields() {
         let is_text = inside.json().starts_with(['"', '[']) && !matches!(inside.json(), "[]" | "\"\"");
-        let is_reference = name == "type" && inside.json() == "\"item_reference\"";
+        let is_reference = is_any(&name, &["type"]) && inside.text().as_deref() == Some("item_reference")
+            || is_any(&name, &["audio"]) && inside.fields().any(|(name, _)| is_any(&name, &["id"]));
         if is_text && is_any(&name, &STORED_ANYWHERE) || is_reference {
             return Some(name.into_owned());
         }
         if is_any(&name, &DATA) || is_call && name == "input" {
             continue;
         }
+        let items = (depth == 0 && is_any(&name, &["input", "messages"])).then(|| inside.items());
+        if let Some(at) = items.and_then(|mut items| items.position(is_bare)) {
+            return Some(format!("{name}[{at}].id"));
+        }
         if let Some(found) = below(name.into_owned(), inside) {
             return Some(found);
         }
     }
     value.items().enumerate().find_map(|(at, inside)| below(format!("[{at}]"), inside))
+}
+
+/// Returns whether an item of a conversation has an id and no content of its own.
+fn is_bare(item: Located) -> bool {
+    let has_id = item.fields().any(|(name, _)| is_any(&name, &["id"]));
+    has_id && item.fields().all(|(name, _)| is_any(&name, &BARE))
+}
+
+/// Checks that a body has one field `model`, in whatever case.
+///
+/// # Errors
+/// Fails if it has several: servers would choose different ones.
+pub fn check_one_model(body: Located) -> Result<(), ()> {
+    let count = body.fields().filter(|(name, _)| is_any(name, &["model"])).count();
+    if count > 1 { Err(()) } else { Ok(()) }
 }
 
 /// Has the provider not store the answer. Responses are stored unless the request says otherwise; for other APIs, nothing is added.
@@ -109,7 +133,15 @@ mod tests {
             Some("tools[0].container.file_ids"),
         );
         check(r#"{"tools":[{"type":"code_interpreter","container":{"type":"auto"}}]}"#, None);
-        check(r#"{"input":[{"type":"item_reference","id":"i"}]}"#, Some("input[0].type"));
+        check(r#"{"input":[{"type":"item_reference","id":"i"}]}"#, Some("input[0].id"));
+        check(r#"{"input":[{"type":"item\u005freference","id":"i"}]}"#, Some("input[0].id"));
+        check(r#"{"input":[{"id":"msg_1"}]}"#, Some("input[0].id"));
+        check(
+            r#"{"type":"x_tool_use","input":[{"type":"image_generation_call","id":"ig_1"}]}"#,
+            Some("input[0].id"),
+        );
+        check(r#"{"input":[{"type":"message","id":"m","content":"x"}]}"#, None);
+        check(r#"{"messages":[{"role":"assistant","audio":{"id":"a"}}]}"#, Some("messages[0].audio"));
         // Names in arguments and schemas of tools are those of the caller.
         check(r#"{"messages":[{"content":[{"type":"tool_use","input":{"file_id":"f"}}]}]}"#, None);
         check(

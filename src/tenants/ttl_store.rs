@@ -145,12 +145,10 @@ impl<T: TtlEntry> TtlStore<T> {
     /// Drops the values for which `keeps` is false.
     pub fn retain(&self, keeps: impl Fn(&T) -> bool) {
         let mut state = self.state();
-        let dropped: Vec<String> =
-            state.by_id.iter().filter(|(_, value)| !keeps(value)).map(|(id, _)| id.clone()).collect();
-        for id in dropped {
-            state.bytes -= state.by_id.remove(&id).map_or(0, |value| value.bytes());
-            state.ages.retain(|(_, other)| *other != id);
-        }
+        let State { by_id, ages, bytes } = &mut *state;
+        by_id.retain(|_, value| keeps(value));
+        ages.retain(|(_, id)| by_id.contains_key(id));
+        *bytes = by_id.values().map(|value| value.bytes()).sum();
     }
 
     fn state(&self) -> MutexGuard<'_, State<T>> {
@@ -191,7 +189,9 @@ mod tests {
         store.retain(|entry| entry.chunks.iter().all(|chunk| chunk.text != "deleted"));
         assert_eq!((store.get(&gone), store.get(&kept).is_some()), (None, true));
         store.retain(|_| false);
-        assert_eq!((store.get(&kept), store.state().bytes, store.state().ages.len()), (None, 0, 0));
+        assert_eq!(store.get(&kept), None);
+        let state = store.state();
+        assert_eq!((state.bytes, state.ages.len()), (0, 0));
     }
 
     #[test]

@@ -313,6 +313,13 @@ async fn with_an_operators_key_only_bodies_are_sent_whose_model_is_known() {
     check("/v1/images/edits", &[form], &fields(&[("model", "gpt-image"), ("model", "expensive")]), 415).await;
     check("/v1/images/edits", &[form], &fields(&[("image", &image)]), 400).await;
     check("/v1/images/edits", &[form], b"--edge\r\nno form", 415).await;
+    // What stands before a form, or is sent where none belongs, may be read as JSON.
+    let before = [&br#"{"model":"expensive"}"#[..], b"\r\n", &fields(&[("model", "gpt-image")])].concat();
+    check("/v1/images/edits", &[form], &before, 415).await;
+    check("/v1/completions", &[form], &fields(&[("model", "gpt-5")]), 415).await;
+    check("/v1/embeddings", &[json], br#"{"model":"gpt-5","Model":"expensive"}"#, 400).await;
+    check("/v1/chat/completions", &[json], br#"{"model":"gpt-5","Model":"expensive","messages":[]}"#, 400)
+        .await;
 }
 
 /// Whoever learns an id could reach what another tenant has stored with the same key.

@@ -278,6 +278,7 @@ fn text_is_the_callers(request: &CompressRequest, found: &Compressed) -> Result<
 fn rewritten(request: &CompressRequest, found: &Compressed) -> String {
     let escaped =
         |s: &str| s.replace('&', "&amp;").replace('"', "&quot;").replace('<', "&lt;").replace('>', "&gt;");
+    let tag = |separator: &str| found.marker_tag.map_or_else(String::new, |tag| format!("{separator}{tag}"));
     let kept = found.chunks.iter().filter(|outcome| outcome.kept).enumerate();
     let blocks = kept.map(|(position, outcome)| {
         let (marker, chunk) = (position + 1, &request.chunks[outcome.index]);
@@ -304,12 +305,10 @@ fn rewritten(request: &CompressRequest, found: &Compressed) -> String {
         let title = chunk.title.as_ref().map_or(String::new(), |t| format!(" title=\"{}\"", escaped(t)));
         match request.format {
             Format::Plain => body,
-            Format::Numbered => format!("[{marker}] {body}"),
+            Format::Numbered => format!("[{marker}{}] {body}", tag(":")),
             Format::Xml => {
-                format!(
-                    "<document index=\"{marker}\" id=\"{}\"{title}>\n{body}\n</document>",
-                    escaped(&chunk.id)
-                )
+                let (tag, id) = (tag("-"), escaped(&chunk.id));
+                format!("<document{tag} index=\"{marker}\" id=\"{id}\"{title}>\n{body}\n</document{tag}>")
             }
         }
     });

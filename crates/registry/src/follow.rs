@@ -7,8 +7,8 @@
 //! crash no entry is missed, and applying an entry twice changes nothing.
 
 use std::collections::HashSet;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use thresher_core::domain::Chunk;
@@ -52,8 +52,8 @@ pub struct Membership {
     counting: Mutex<()>,
     /// The number of new chunks that are in the log, or about to be, but not in the index yet.
     pending_count: AtomicUsize,
-    /// Whether the log is about to be trimmed.
-    trims: Arc<AtomicBool>,
+    /// Where the log is about to be trimmed; `None`: it is not.
+    trims_to: Arc<std::sync::Mutex<Option<Position>>>,
     task: JoinHandle<()>,
 }
 
@@ -87,7 +87,7 @@ impl Membership {
             waiting: Semaphore::new(WAITING_MAX),
             counting: Mutex::default(),
             pending_count: AtomicUsize::default(),
-            trims: Arc::default(),
+            trims_to: Arc::default(),
             task: tokio::spawn(task.run()),
         }
     }
@@ -109,7 +109,7 @@ impl Membership {
                 return Err(log_lost().into());
             }
             if outcomes.iter().any(|outcome| matches!(outcome, Outcome::Deleted | Outcome::Updated)) {
-                self.trim_later();
+                self.trim_later(position);
             }
             self.wait_until_applied(&LogPosition { position, ..end }).await?;
         }
@@ -117,16 +117,23 @@ impl Membership {
     }
 
     /// Removes the texts that were deleted or replaced from the entries of the log, once other registries have read them.
-    fn trim_later(&self) {
-        if self.trims.swap(true, Ordering::Relaxed) {
+    fn trim_later(&self, position: Position) {
+        let mut trims_to = self.trims_to.lock().unwrap_or_else(PoisonError::into_inner);
+        if trims_to.replace(position).is_some() {
             return;
         }
-        let (log, trims) = (Arc::clone(&self.log), Arc::clone(&self.trims));
+        let (log, trims_to) = (Arc::downgrade(&self.log), Arc::clone(&self.trims_to));
         tokio::spawn(async move {
-            tokio::time::sleep(TRIM_DELAY).await;
-            trims.store(false, Ordering::Relaxed);
-            if let Err(error) = log.trim().await {
-                tracing::warn!(%error, "deleted texts cannot be removed from the change log yet");
+            loop {
+                tokio::time::sleep(TRIM_DELAY).await;
+                // The registry may have been dropped.
+                let Some(log) = log.upgrade() else { return };
+                let position = trims_to.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let Some(position) = position else { return };
+                if let Err(error) = log.trim(position).await {
+                    tracing::warn!(%error, "deleted texts cannot be removed from the change log yet");
+                    trims_to.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(position);
+                }
             }
         });
     }

@@ -48,12 +48,12 @@ pub trait ChangeLog: Send + Sync {
     /// Returns a [`LogError`] if the log is unavailable.
     fn end(&self) -> Later<'_, Result<Option<Position>, LogError>>;
 
-    /// Removes the entries before the last one, because they may have text that was deleted since. A registry that
+    /// Removes the entries before `first`, because they may have text that was deleted since. A registry that
     /// has not read them reads the whole state again.
     ///
     /// # Errors
     /// Returns a [`LogError`] if the log is unavailable.
-    fn trim(&self) -> Later<'_, Result<(), LogError>>;
+    fn trim(&self, first: Position) -> Later<'_, Result<(), LogError>>;
 
     /// Returns a tail that delivers the entries after `position`, or all entries if it is `None`.
     fn follow(&self, position: Option<Position>) -> Box<dyn Tail>;

@@ -2,12 +2,15 @@
 //! together, and makes a commit visible to readers before it replies. Does not know where changes come from.
 
 use std::collections::HashMap;
+use std::future::{Future, IntoFuture as _, pending};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use metrics::{counter, histogram};
 use tantivy::directory::error::{LockError, OpenReadError, OpenWriteError};
-use tantivy::{Index, IndexWriter, TantivyError};
+use tantivy::index::SegmentId;
+use tantivy::{Index, IndexWriter, SegmentMeta, TantivyError};
 use thresher_core::domain::Chunk;
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot};
@@ -63,6 +66,20 @@ pub struct Writer {
     /// When the texts that were deleted or replaced are removed from the files of the index.
     purge_at: Option<Instant>,
     purge_delay: Duration,
+    /// While segments with deleted texts are written anew.
+    merge: Option<Merge>,
+}
+
+struct Merge {
+    future: Pin<Box<dyn Future<Output = Result<Option<SegmentMeta>, TantivyError>> + Send>>,
+    started: Instant,
+}
+
+/// What the writer has waited for.
+enum Woken {
+    Job(Option<Job>),
+    PurgeDue,
+    Merged(Result<(), TantivyError>),
 }
 
 enum Pending {
@@ -78,6 +95,7 @@ impl Writer {
             // Texts may have been deleted just before the last stop.
             purge_at: Some(Instant::now() + purge_delay),
             purge_delay,
+            merge: None,
             index,
             writer: Some(writer),
             shared,
@@ -91,15 +109,37 @@ impl Writer {
     /// Applies jobs until the sender of the queue is dropped. `timer` waits for them.
     pub fn run(mut self, mut jobs: mpsc::Receiver<Job>, timer: &Runtime) {
         loop {
-            let waits = async {
-                match self.purge_at {
-                    Some(at) => tokio::time::timeout_at(at.into(), jobs.recv()).await,
-                    None => Ok(jobs.recv().await),
-                }
-            };
-            let Ok(received) = timer.block_on(waits) else {
+            // Also while jobs keep coming.
+            if self.merge.is_none() && self.purge_at.is_some_and(|at| Instant::now() >= at) {
                 self.purge();
-                continue;
+            }
+            let (purge_at, merge) = (self.purge_at.filter(|_| self.merge.is_none()), &mut self.merge);
+            let woken = timer.block_on(async {
+                let due = async {
+                    match purge_at {
+                        Some(at) => tokio::time::sleep_until(at.into()).await,
+                        None => pending().await,
+                    }
+                };
+                let merged = async {
+                    match merge {
+                        Some(merge) => merge.future.as_mut().await,
+                        None => pending().await,
+                    }
+                };
+                tokio::select! {
+                    received = jobs.recv() => Woken::Job(received),
+                    () = due => Woken::PurgeDue,
+                    merged = merged => Woken::Merged(merged.map(drop)),
+                }
+            });
+            let received = match woken {
+                Woken::Job(received) => received,
+                Woken::PurgeDue => continue,
+                Woken::Merged(merged) => {
+                    self.merged(merged);
+                    continue;
+                }
             };
             let Some(first) = received else { break };
             let mut group = vec![first];
@@ -140,37 +180,43 @@ impl Writer {
         drop(self.writer);
     }
 
-    /// Writes the segments anew that have deleted texts, and deletes their old files. If that fails, it is tried again later.
+    /// Begins to write the segments anew that have deleted texts. Jobs go on in the meantime.
     fn purge(&mut self) {
         let started = Instant::now();
-        let purged = self.try_purge();
-        if let Err(cause) = &purged {
+        match self.segments_with_deletes() {
+            Ok(segments) if segments.is_empty() || self.writer.is_none() => self.merged(Ok(())),
+            Ok(segments) => {
+                let writer = self.writer.as_mut().expect("just checked");
+                self.merge = Some(Merge { future: Box::pin(writer.merge(&segments).into_future()), started });
+            }
+            Err(cause) => self.merged(Err(cause)),
+        }
+    }
+
+    fn segments_with_deletes(&self) -> Result<Vec<SegmentId>, TantivyError> {
+        let metas = self.index.searchable_segment_metas()?;
+        Ok(metas.iter().filter(|meta| meta.has_deletes()).map(SegmentMeta::id).collect())
+    }
+
+    /// Deletes the files of segments that were written anew. What is left, or has failed, is tried again later.
+    fn merged(&mut self, merged: Result<(), TantivyError>) {
+        let took = self.merge.take().map_or(Duration::ZERO, |merge| merge.started.elapsed());
+        let is_clean = merged.and_then(|()| {
+            // Readers that have ended let go of the files that they used.
+            self.shared.reader.reload()?;
+            let kept = match &self.writer {
+                Some(writer) => writer.garbage_collect_files().wait()?.failed_to_delete_files.len(),
+                None => 1,
+            };
+            Ok(kept == 0 && self.pending.is_empty() && self.segments_with_deletes()?.is_empty())
+        });
+        if let Err(cause) = &is_clean {
             tracing::warn!(%cause, "deleted texts cannot be removed from the files of the registry yet");
         }
         // Of a large registry, much is written anew, so that the next time is put off.
-        let again = !matches!(purged, Ok(true));
-        self.purge_at =
-            again.then(|| Instant::now() + self.purge_delay.max(PURGE_PAUSE_FACTOR * started.elapsed()));
-    }
-
-    /// Returns whether no file has a deleted text any more.
-    fn try_purge(&mut self) -> Result<bool, TantivyError> {
-        // Readers that have ended let go of the files that they used.
-        self.shared.reader.reload()?;
-        let with_deletes = |index: &Index| -> Result<Vec<_>, TantivyError> {
-            let metas = index.searchable_segment_metas()?;
-            Ok(metas.iter().filter(|meta| meta.has_deletes()).map(tantivy::SegmentMeta::id).collect())
-        };
-        let segments = with_deletes(&self.index)?;
-        let Some(writer) = self.writer.as_mut().filter(|_| self.pending.is_empty()) else {
-            return Ok(segments.is_empty());
-        };
-        if !segments.is_empty() {
-            writer.merge(&segments).wait()?;
-            self.shared.reader.reload()?;
-        }
-        let kept = writer.garbage_collect_files().wait()?.failed_to_delete_files;
-        Ok(kept.is_empty() && with_deletes(&self.index)?.is_empty())
+        let again = !matches!(is_clean, Ok(true));
+        let pause = self.purge_delay.max(PURGE_PAUSE_FACTOR * took);
+        self.purge_at = again.then(|| Instant::now() + pause);
     }
 
     fn apply(&mut self, group: &[Job]) -> Result<Vec<Vec<Outcome>>, RegistryError> {

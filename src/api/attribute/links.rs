@@ -21,7 +21,7 @@ pub fn source(chunk: &Chunk) -> String {
     let [url, source] = addresses(chunk);
     let named = [url, source].into_iter().flatten().find(|text| !text.trim().is_empty());
     let named = named.unwrap_or_else(|| chunk.id.clone());
-    if is_link(&named) || !has_scheme(&named) { named } else { urn(&chunk.id) }
+    if is_link(&named) || !has_scheme(&named) { title(&named).into_owned() } else { urn(&chunk.id) }
 }
 
 /// The URN of a chunk without a URL. Every byte that RFC 3986 does not call unreserved is percent-encoded.

@@ -383,6 +383,11 @@ impl ApiError {
         Self::with_param(ErrorCode::Unavailable, message, field)
     }
 
+    pub(in crate::http) fn models_several() -> Self {
+        let message = "the body names several models, in the field `model` in different cases; name one";
+        Self::with_param(ErrorCode::DuplicateField, message, "model")
+    }
+
     pub(in crate::http) fn body_not_readable() -> Self {
         let message = "the upstream is called with a key of the operator (key_file), so the body must be one that the daemon can read: an object in \
                        JSON (UTF-8), or a form (multipart/form-data)";

@@ -2,8 +2,8 @@
 //! never pass, wherever a client put them.
 
 use axum::http::header::{
-    AUTHORIZATION, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_SECURITY_POLICY, InvalidHeaderName,
-    TRANSFER_ENCODING,
+    AUTHORIZATION, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_SECURITY_POLICY, CONTENT_TYPE,
+    InvalidHeaderName, TRANSFER_ENCODING,
 };
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use base64::Engine as _;
@@ -116,7 +116,9 @@ impl Allowed {
 }
 
 fn is_of_api(headers: &HeaderMap) -> bool {
-    let Some(kind) = body::media_type(headers) else { return true };
+    let count = headers.get_all(CONTENT_TYPE).iter().count();
+    // One that cannot be read, or one of several, may be any type.
+    let Some(kind) = body::media_type(headers).filter(|_| count == 1) else { return count == 0 };
     API_TYPES.contains(&&*kind)
         || kind.ends_with("+json")
         || kind.starts_with("audio/")
@@ -328,6 +330,7 @@ mod tests {
         check(&[("content-type", "text/html"), ("content-disposition", "inline")], true);
         check(&[("content-type", "application/json")], false);
         check(&[("content-type", "audio/mpeg")], false);
+        check(&[("content-type", "text/html"), ("x-mine", "1")], true);
         check(&[("content-type", "image/png")], false);
         check(&[], false);
     }

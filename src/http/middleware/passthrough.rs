@@ -1,6 +1,7 @@
 //! Paths of the API of a model that the middleware does not read: embeddings, token counts, files, batches, and so on. They go to an upstream as
 //! they are, with the same rules for keys and headers, and their answers come back as they are.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
@@ -10,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use multer::{Constraints, Multipart, SizeLimit};
 use thresher_core::pipeline::cancel::Cancel;
+use tokio::runtime::Handle;
 
 use super::forward::Forwarder;
 use super::headers::holds_daemon_key;
@@ -36,6 +38,9 @@ const FORM: &str = "multipart/form-data";
 
 /// Bytes of a form that are read at once.
 const FORM_PIECE_BYTES: usize = 64 * 1024;
+
+/// The most fields of a form that are read.
+const FORM_FIELDS_MAX: usize = 1_000;
 
 /// The most bytes of the name of a model in a form.
 const MODEL_BYTES_MAX: u64 = 1_024;
@@ -88,7 +93,15 @@ async fn pass_on(
     let form = body::media_type(&headers).filter(|kind| kind == FORM).and(headers.get(CONTENT_TYPE));
     let mut read = match form.and_then(|kind| multer::parse_boundary(kind.to_str().ok()?).ok()) {
         _ if body.is_empty() => ReadBody { kind: BodyKind::Empty, model: None, body },
-        Some(boundary) => read_form(body, boundary).await,
+        Some(boundary) => {
+            let (scope, runtime) = (service.clone(), Handle::current());
+            let read = move |_: &Cancel| {
+                let form = runtime.block_on(read_form(body, boundary));
+                drop(scope);
+                Ok(form)
+            };
+            middleware.workers.run(service.settings.admission.deadline_max(), read).await?
+        }
         None if is_json => {
             let is_below = CONVERSATIONS.iter().any(|path| is_below(&request.path, path));
             // The clone keeps the memory of the body until it has been parsed.
@@ -222,6 +235,8 @@ impl ReadBody {
             return Ok(self);
         }
         match self.kind {
+            // Another server may read JSON before the form, or instead of it.
+            BodyKind::Form if !paths::takes_form(path) => return Err(ApiError::body_not_readable()),
             BodyKind::Unread => return Err(ApiError::body_not_readable()),
             BodyKind::Json | BodyKind::Form if self.model.is_none() && !settings.is_for_any_model() => {
                 return Err(ApiError::model_missing());
@@ -231,6 +246,7 @@ impl ReadBody {
         }
         let text = String::from_utf8(self.body).map_err(|_| ApiError::body_not_utf8())?;
         let located = Located::parsed(&text);
+        shared_key::check_one_model(located).map_err(|()| ApiError::models_several())?;
         if let Some(field) = shared_key::stored(located) {
             return Err(ApiError::state_not_forwarded(&field, path));
         }
@@ -257,25 +273,35 @@ fn read_json(body: Vec<u8>, removes_field: bool) -> ReadBody {
     ReadBody { kind, model, body: changed.unwrap_or(body) }
 }
 
-/// Reads a form (`multipart/form-data`), piece by piece, so that no file of it is held twice.
+/// Reads a form (`multipart/form-data`), piece by piece, so that no file of it is held twice. Anything before its first field is refused.
 async fn read_form(body: Vec<u8>, boundary: String) -> ReadBody {
+    let begins = body.starts_with(format!("--{boundary}").as_bytes());
     let body = Bytes::from(body);
-    let pieces = (0..body.len())
-        .step_by(FORM_PIECE_BYTES)
-        .map(|at| Ok::<_, std::convert::Infallible>(body.slice(at..body.len().min(at + FORM_PIECE_BYTES))));
+    let pieces = stream::unfold(0, |at| {
+        let piece = body.slice(at.min(body.len())..body.len().min(at + FORM_PIECE_BYTES));
+        async move {
+            // The reader takes all pieces that are ready into its memory.
+            tokio::task::yield_now().await;
+            (!piece.is_empty()).then_some((Ok::<_, Infallible>(piece), at + FORM_PIECE_BYTES))
+        }
+    });
     let limit = SizeLimit::new().for_field("model", MODEL_BYTES_MAX);
     let limits = Constraints::new().size_limit(limit);
-    let mut form = Multipart::with_constraints(stream::iter(pieces.collect::<Vec<_>>()), boundary, limits);
-    let mut models = Vec::new();
+    let mut form = Multipart::with_constraints(Box::pin(pieces), boundary, limits);
+    let (mut models, mut count) = (Vec::new(), 0);
     let read = async {
         while let Some(field) = form.next_field().await? {
+            count += 1;
+            if count > FORM_FIELDS_MAX {
+                break;
+            }
             if field.name() == Some("model") {
                 models.push(field.text().await?);
             }
         }
         Ok::<(), multer::Error>(())
     };
-    let is_read = read.await.is_ok() && models.len() <= 1;
+    let is_read = read.await.is_ok() && begins && count <= FORM_FIELDS_MAX && models.len() <= 1;
     drop(form);
     let kind = if is_read { BodyKind::Form } else { BodyKind::Unread };
     ReadBody { kind, model: models.pop().filter(|_| is_read), body: body.into() }

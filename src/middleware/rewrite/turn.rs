@@ -98,11 +98,9 @@ impl TurnWork<'_> {
         let budget = compressor.tokens_max.map_or(options.budget, Budget::Tokens);
         let mut bytes_left = READ_BYTES_MAX;
         for group in &mut fitted {
+            group.keeps_read = group.bytes <= bytes_left;
+            bytes_left -= if group.keeps_read { group.bytes } else { 0 };
             group.fit(budget_of(budget, group.bytes, self.bytes_of_all), compressor, self.cancel)?;
-            match bytes_left.checked_sub(group.bytes) {
-                Some(left) => bytes_left = left,
-                None => group.prepared = None,
-            }
         }
         if let Budget::Tokens(tokens) = budget {
             self.fit_beside_whole(&mut fitted, tokens, compressor)?;
@@ -296,6 +294,8 @@ struct Fitted {
     request: Option<CompressRequest>,
     /// The request as the model has read it; `None`: it is read when it is fitted.
     prepared: Option<Prepared>,
+    /// Whether that is kept, to fit the group again.
+    keeps_read: bool,
     bytes: usize,
     tokens_in: usize,
     tokens_out: usize,
@@ -367,6 +367,7 @@ impl Fitted {
             kind,
             request: None,
             prepared: None,
+            keeps_read: false,
             bytes,
             tokens_in,
             tokens_out: tokens_in,
@@ -399,7 +400,11 @@ impl Fitted {
         if let Err(PipelineError::Invalid(InvalidRequest::BudgetImpossible { needed, .. })) = compressed {
             compressed = fit(Budget::Tokens(needed));
         }
-        self.take(&compressed?, matches!(budget, Budget::Auto | Budget::AtLeast(_)));
+        let compressed = compressed?;
+        if !self.keeps_read {
+            self.prepared = None;
+        }
+        self.take(&compressed, matches!(budget, Budget::Auto | Budget::AtLeast(_)));
         Ok(())
     }
 

@@ -70,7 +70,7 @@ fn a_store_can_be_opened_by_one_process_at_a_time() {
 #[test]
 fn blocks_of_another_version_are_discarded() {
     for version in
-        ["thresher blocks 0\n", "thresher blocks 2\n", "thresher blocks 1", "", "\u{0}\u{ff}garbage"]
+        ["thresher blocks 1\n", "thresher blocks 3\n", "thresher blocks 2", "", "\u{0}\u{ff}garbage"]
     {
         let (_folder, dir) = folder();
         filled(&dir, 0..10);

@@ -1,5 +1,5 @@
-//! Block keys: the key of a block is a hash of everything that its bytes depend on, behind the tag of its
-//! tenant. It never depends on the caller's chunk id.
+//! Block keys: the key of a block is a hash of everything that its bytes depend on, and the tag of its tenant.
+//! It never depends on the caller's chunk id.
 
 use std::fmt;
 
@@ -17,12 +17,12 @@ const TENANT_CONTEXT: &str = "thresher 2026 block tenant 1";
 /// The bytes of a key that are the tag of its tenant.
 const TAG_BYTES: usize = 8;
 
-/// The key of a block in every tier: the tag of its tenant, and a BLAKE3 hash. It is displayed as 64
-/// hexadecimal digits.
+/// The key of a block in every tier: a BLAKE3 hash, whose last bytes are the tag of its tenant. It is displayed
+/// as 64 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockKey([u8; 32]);
 
-/// What all keys of a tenant begin with, so that its blocks can be found.
+/// What all keys of a tenant end with, so that its blocks can be found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TenantTag([u8; TAG_BYTES]);
 
@@ -60,7 +60,8 @@ impl KeySpace {
         add(&mut hasher, title.map_or("", str::trim).as_bytes());
         add(&mut hasher, text.as_bytes());
         let mut key = *hasher.finalize().as_bytes();
-        key[..TAG_BYTES].copy_from_slice(&self.tag.0);
+        // Behind the hash: the first bytes of keys are used as hashes.
+        key[32 - TAG_BYTES..].copy_from_slice(&self.tag.0);
         BlockKey(key)
     }
 }
@@ -80,7 +81,7 @@ impl BlockKey {
 
     /// Returns whether the block belongs to the tenant with this tag.
     pub fn is_of(&self, tenant: TenantTag) -> bool {
-        self.0.starts_with(&tenant.0)
+        self.0.ends_with(&tenant.0)
     }
 
     /// Returns the bytes of the key.

@@ -37,9 +37,9 @@ pub struct Style {
 }
 
 /// A tag that tells the markers of a context from text that looks like them, such as a line `[2] Official policy` in a web page. It is
-/// written as six hexadecimal digits, as in `[1:9f2c41]`. It is a hash of the texts, so that none of them can have been written with it.
+/// written as sixteen hexadecimal digits. It is a hash of the texts, so that none of them can have been written with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MarkerTag([u8; 3]);
+pub struct MarkerTag([u8; 8]);
 
 impl fmt::Display for MarkerTag {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
@@ -69,18 +69,22 @@ impl Style {
             hasher.update(&(chunk.text.len() as u64).to_le_bytes()).update(chunk.text.as_bytes());
         }
         let hash = hasher.finalize();
-        Self { tag: Some(MarkerTag(hash.as_bytes()[..3].try_into().expect("a hash has 32 bytes"))), ..style }
+        Self { tag: Some(MarkerTag(hash.as_bytes()[..8].try_into().expect("a hash has 32 bytes"))), ..style }
     }
 }
 
-/// Returns whether a line of a text begins as a chunk of a numbered context does, such as `[2] `.
+/// Returns whether a line or a sentence of a text begins as a chunk of a numbered context does, such as `[2] `: a sentence may begin a line of
+/// the context.
 fn imitates_number(text: &str) -> bool {
-    text.lines().any(|line| {
-        let inside = line
-            .trim_start()
-            .strip_prefix('[')
-            .map(|rest| rest.trim_start_matches(|c: char| c.is_ascii_digit()));
-        inside.is_some_and(|rest| rest.starts_with(']') && !line.trim_start().starts_with("[]"))
+    text.match_indices('[').any(|(at, _)| {
+        let digits = text[at + 1..].bytes().take_while(u8::is_ascii_digit).count();
+        if digits == 0 || !text[at + 1 + digits..].starts_with(']') {
+            return false;
+        }
+        let before = text[..at].trim_end_matches([' ', '\t']);
+        before.is_empty()
+            || before.ends_with(['\n', '\r'])
+            || before.len() < at && before.ends_with(['.', '!', '?', ':', ';', '…', '。'])
     })
 }
 
@@ -483,6 +487,7 @@ mod tests {
         }
         assert_eq!(written(Format::Plain, "[2] x").1, None);
         assert!(written(Format::Numbered, "  [12] x").1.is_some());
+        assert!(written(Format::Numbered, "Filler. [2] Official policy").1.is_some());
     }
 
     #[test]

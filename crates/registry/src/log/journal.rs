@@ -86,8 +86,11 @@ impl ChangeLog for JournalLog {
         })
     }
 
-    fn trim(&self) -> Later<'_, Result<(), LogError>> {
-        Box::pin(async { self.journal.trim().await.map_err(|error| write_error(&error, false)) })
+    fn trim(&self, Position { ms, seq }: Position) -> Later<'_, Result<(), LogError>> {
+        Box::pin(async move {
+            let trimmed = self.journal.trim(EntryId { ms, seq }).await;
+            trimmed.map_err(|error| write_error(&error, false))
+        })
     }
 
     fn follow(&self, from: Option<Position>) -> Box<dyn Tail> {

@@ -238,8 +238,9 @@ impl ChangeLog for MemoryLog {
         Box::pin(async { self.if_available(|state| state.end) })
     }
 
-    fn trim(&self) -> Later<'_, Result<(), LogError>> {
-        self.trim(1);
+    fn trim(&self, first: Position) -> Later<'_, Result<(), LogError>> {
+        let keep = self.state().entries.iter().filter(|(position, _)| *position >= first).count();
+        self.trim(keep);
         Box::pin(async { Ok(()) })
     }
 

@@ -222,13 +222,13 @@ impl Journal {
         }
     }
 
-    /// Removes all entries but the last one. A follower that has not read them reads the whole state again.
+    /// Removes the entries before `first`. A follower that has not read them reads the whole state again.
     ///
     /// # Errors
     /// Returns the errors of [`Journal::change`].
-    pub async fn trim(&self) -> Result<(), SharedError> {
+    pub async fn trim(&self, first: EntryId) -> Result<(), SharedError> {
         let mut command = cmd("XTRIM");
-        command.arg(&self.stream).arg("MAXLEN").arg(1);
+        command.arg(&self.stream).arg("MINID").arg(format!("{}-{}", first.ms, first.seq));
         self.send(command).await.map(drop)
     }
 
