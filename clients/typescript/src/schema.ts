@@ -449,8 +449,8 @@ export interface components {
             /** @description The compressed context, to send to the language model. */
             context: string;
             /**
-             * @description The tag in the markers of the context, such as `9f2c41` in `[1:9f2c41]` and `<document-9f2c41>`: a text looks like a marker without
-             *     one. Left out if there is none.
+             * @description The tag in the markers of the context, as in `[1:TAG]` and `<document-TAG>`: a text looks like a marker without one. Left out if there
+             *     is none.
              */
             marker_tag?: string;
             /** @description One citation for each piece of the context. */

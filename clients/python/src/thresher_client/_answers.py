@@ -527,8 +527,8 @@ class Compression(Extensible):
     timing_ms: TimingMs
     marker_tag: str | None = None
     """
-    The tag in the markers of the context, such as `9f2c41` in `[1:9f2c41]` and `<document-9f2c41>`: a text looks like a marker without
-    one. Left out if there is none.
+    The tag in the markers of the context, as in `[1:TAG]` and `<document-TAG>`: a text looks like a marker without one. Left out if there
+    is none.
     """
     warnings: tuple[CompressionWarning, ...] = ()
     """What the caller should know about the context; left out if there is nothing."""
