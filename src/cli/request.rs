@@ -62,7 +62,7 @@ pub fn compress(config: &Config, args: &CompressArgs) -> anyhow::Result<ExitCode
             if context.is_empty() {
                 eprintln!("nothing in the texts is related to the question");
             }
-            super::print_text(&context);
+            super::print_text(context);
             Ok(ExitCode::SUCCESS)
         }
         Ok(answer) => super::success(serde_json::to_string_pretty(&answer)?),

@@ -403,7 +403,9 @@ impl ModelRequest {
     /// Checks a request that is sent with a key that all tenants share: it names one model, and, unless the upstream's settings allow that for its
     /// path, nothing that the provider stores.
     fn for_shared_key(mut self, stateless_path: Option<String>) -> Result<Self, ApiError> {
-        shared_key::check_one_model(self.located()).map_err(|()| ApiError::models_several())?;
+        if shared_key::names_several_models(self.located()) {
+            return Err(ApiError::models_several());
+        }
         if let Some(path) = &stateless_path
             && let Some(field) = shared_key::stored(self.located())
         {

@@ -69,13 +69,9 @@ fn is_bare(item: Located) -> bool {
     has_id && item.fields().all(|(name, _)| is_any(&name, &BARE))
 }
 
-/// Checks that a body has one field `model`, in whatever case.
-///
-/// # Errors
-/// Fails if it has several: servers would choose different ones.
-pub fn check_one_model(body: Located) -> Result<(), ()> {
-    let count = body.fields().filter(|(name, _)| is_any(name, &["model"])).count();
-    if count > 1 { Err(()) } else { Ok(()) }
+/// Returns whether a body has several fields `model`, in whatever case: servers would choose different ones.
+pub fn names_several_models(body: Located) -> bool {
+    body.fields().filter(|(name, _)| is_any(name, &["model"])).count() > 1
 }
 
 /// Has the provider not store the answer. Responses are stored unless the request says otherwise; for other APIs, nothing is added.

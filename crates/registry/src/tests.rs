@@ -68,10 +68,12 @@ fn search_ids(
 fn has_bytes(dir: &std::path::Path, bytes: &[u8]) -> bool {
     let entries: Vec<_> =
         std::fs::read_dir(dir).expect("a folder").flatten().map(|entry| entry.path()).collect();
-    entries.iter().any(|path| match path.is_dir() {
-        true => has_bytes(path, bytes),
+    entries.iter().any(|path| {
+        if path.is_dir() {
+            return has_bytes(path, bytes);
+        }
         // A file may go in the meantime.
-        false => std::fs::read(path).unwrap_or_default().windows(bytes.len()).any(|found| found == bytes),
+        std::fs::read(path).unwrap_or_default().windows(bytes.len()).any(|found| found == bytes)
     })
 }
 

@@ -55,8 +55,7 @@ fn addresses(chunk: &Chunk) -> [Option<String>; 2] {
 
 fn is_link(text: &str) -> bool {
     let begins = |link: &&str| text.get(..link.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(link));
-    LINKS.iter().any(|link| begins(&link))
-        && !text.contains(|c: char| c.is_control() || c.is_whitespace() || turns(c))
+    LINKS.iter().any(begins) && !text.contains(|c: char| c.is_control() || c.is_whitespace() || turns(c))
 }
 
 /// Whether a browser reads a text as a URL with a scheme. It skips spaces and control characters at the beginning, and tabs and line breaks

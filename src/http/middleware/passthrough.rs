@@ -246,7 +246,9 @@ impl ReadBody {
         }
         let text = String::from_utf8(self.body).map_err(|_| ApiError::body_not_utf8())?;
         let located = Located::parsed(&text);
-        shared_key::check_one_model(located).map_err(|()| ApiError::models_several())?;
+        if shared_key::names_several_models(located) {
+            return Err(ApiError::models_several());
+        }
         if let Some(field) = shared_key::stored(located) {
             return Err(ApiError::state_not_forwarded(&field, path));
         }
