@@ -243,7 +243,7 @@ class OpenAI(Case):
         call = {"id": "call_1", "type": "function", "function": {"name": "search", "arguments": "{}"}}
         other = {"id": "call_2", "type": "function", "function": {"name": "read_file", "arguments": "{}"}}
         image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-        hits = json.dumps({"hits": [{"url": "u", "text": DOCUMENT}]})
+        hits = json.dumps({"hits": [{"url": "https://tides.example/1", "text": DOCUMENT}]})
         messages = [
             {"role": "user", "content": [{"type": "text", "text": QUESTION}, image]},
             {"role": "assistant", "content": None, "tool_calls": [call, other]},
@@ -254,10 +254,10 @@ class OpenAI(Case):
         sent = self.sent()["messages"]
         self.assertEqual(sent[:2] + sent[3:], messages[:2] + messages[3:], "only results of configured tools change")
         (hit,) = json.loads(sent[2]["content"])["hits"]
-        self.assertEqual(hit["url"], "u")
+        self.assertEqual(hit["url"], "https://tides.example/1")
         self.assert_shorter(hit["text"])
         (annotation,) = answer.choices[0].message.annotations
-        self.assertEqual(annotation.url_citation.url, "u")
+        self.assertEqual(annotation.url_citation.url, "https://tides.example/1")
 
     def test_a_streamed_chat_has_a_citation(self):
         events = chat_events()
