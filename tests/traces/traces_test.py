@@ -272,7 +272,7 @@ class Traces(unittest.TestCase):
         return {"model": "gpt-x", "messages": messages, **more}
 
     def check_chat(self, spans, path):
-        server, chat = spans[f"POST {path}"], spans["chat gpt-x"]
+        server, chat = spans[f"POST {path}"], spans["chat"]
         self.assertEqual(server.parent_span_id.hex(), PARENT)
         self.assertEqual(server.kind, Span.SPAN_KIND_SERVER)
         self.assertEqual(chat.kind, Span.SPAN_KIND_CLIENT)
@@ -332,7 +332,7 @@ class Traces(unittest.TestCase):
 
     def test_tokens_of_the_cache_count_as_input(self):
         body = {"model": "claude-x", "max_tokens": 9, "messages": [{"role": "user", "content": QUESTION}]}
-        chat = attributes(self.traced("/v1/messages", body)["chat claude-x"])
+        chat = attributes(self.traced("/v1/messages", body)["chat"])
         self.assertEqual(chat["gen_ai.provider.name"], "anthropic")
         self.assertEqual(chat["gen_ai.usage.input_tokens"], 129)
         self.assertEqual(chat["gen_ai.usage.cache_read.input_tokens"], 100)
@@ -340,14 +340,14 @@ class Traces(unittest.TestCase):
         self.assertNotIn("openai.api.type", chat)
 
     def test_other_paths_are_passed_on_inside_a_span(self):
-        call = attributes(self.traced("/v1/embeddings", {"model": "e", "input": [FACT]})["embeddings e"])
+        call = attributes(self.traced("/v1/embeddings", {"model": "e", "input": [FACT]})["embeddings"])
         self.assertEqual((call["gen_ai.operation.name"], call["gen_ai.usage.input_tokens"]), ("embeddings", 7))
         call = attributes(self.traced("/v1/moderations", {"model": "e", "input": FACT})["POST"])
         self.assertNotIn("gen_ai.operation.name", call)
         self.assertEqual(call["server.port"], upstream.server_port)
 
     def test_errors_have_a_type(self):
-        busy = self.traced("/v1/chat/completions", self.conversation(model="busy"), status=429)["chat busy"]
+        busy = self.traced("/v1/chat/completions", self.conversation(model="busy"), status=429)["chat"]
         self.assertEqual(attributes(busy)["error.type"], "429")
         self.assertEqual(busy.status.code, Status.STATUS_CODE_ERROR)
         spans = self.traced("/v1/chat/completions", self.conversation(model="gone"), status=502)
@@ -439,7 +439,7 @@ class Traces(unittest.TestCase):
         answer = urllib.request.urlopen(request, timeout=120)
         answer.read(1)
         answer.close()
-        chat = attributes(self.spans(trace)["chat slow"])
+        chat = attributes(self.spans(trace)["chat"])
         self.assertEqual((chat["error.type"], chat["http.response.status_code"]), ("client_gone", 200))
 
 
