@@ -20,7 +20,7 @@ use super::originals::store_error;
 use super::{Scope, Service};
 use crate::error::{ApiError, ErrorCode};
 use crate::executor::run_blocking;
-use crate::tenants::{NoRegistry, TenantState};
+use crate::tenants::TenantState;
 
 /// The path of a tenant's data on the admin listener.
 pub const TENANT: &str = "/admin/tenants/{name}";
@@ -90,10 +90,7 @@ async fn deleted(service: Service, tenant: Tenant) -> Result<TenantDeleted, ApiE
     })
     .await?;
     let pipeline = state.pipeline().cloned().ok_or_else(ApiError::model_not_ready)?;
-    let registry = state.registry().map_err(|reason| match reason {
-        NoRegistry::NotYet => ApiError::registry_not_ready(),
-        NoRegistry::Unusable => ApiError::registry_unusable(),
-    })?;
+    let registry = state.registry()?;
     let mut found = TenantDeleted {
         tenant: tenant.name().to_owned(),
         blocks: pipeline.forget_all() as u64,
@@ -104,8 +101,7 @@ async fn deleted(service: Service, tenant: Tenant) -> Result<TenantDeleted, ApiE
     while found.chunks < most {
         let listing = Arc::clone(&state);
         let listed = run_blocking(move || {
-            let registry = listing.registry().map_err(|_| ApiError::registry_unusable())?;
-            Ok(registry.list(None, BATCH_COUNT, BATCH_BYTES_MAX, None)?.chunks)
+            Ok(listing.registry()?.list(None, BATCH_COUNT, BATCH_BYTES_MAX, None)?.chunks)
         });
         let chunks = listed.await?;
         if chunks.is_empty() {

@@ -104,9 +104,12 @@ async fn pass_on(
     let mut request = ModelRequest::read(&service, dialect, &headers, body).await?;
     let upstream = middleware.upstream(&request.model).ok_or_else(|| request.no_upstream())?;
     if upstream.settings.credential() == Credential::KeyFile {
-        let path = upstream.settings.refuses_state(uri.path()).then(|| uri.path().to_owned());
-        let time = service.settings.admission.deadline_max();
-        request = middleware.workers.run(time, move |_| request.for_shared_key(path)).await?;
+        let (settings, path) = (upstream.settings.clone(), uri.path().to_owned());
+        let check = move |_: &Cancel| {
+            request.is_stateless = passthrough::check_shared_key(request.located(), &settings, &path)?;
+            Ok(request)
+        };
+        request = middleware.workers.run(service.settings.admission.deadline_max(), check).await?;
     }
     let always = upstream.settings.compress.unwrap_or(middleware.settings.compress) == When::Always;
     let by_default = always || service.caller().compresses_by_default() || request.asks;
@@ -398,21 +401,6 @@ impl ModelRequest {
         };
         let (request, question) = service.middleware.workers.run(time, parse).await?;
         request.with_registered_chunks(service, question).await
-    }
-
-    /// Checks a request that is sent with a key that all tenants share: it names one model, and, unless the upstream's settings allow that for its
-    /// path, nothing that the provider stores.
-    fn for_shared_key(mut self, stateless_path: Option<String>) -> Result<Self, ApiError> {
-        if shared_key::names_several_models(self.located()) {
-            return Err(ApiError::models_several());
-        }
-        if let Some(path) = &stateless_path
-            && let Some(field) = shared_key::stored(self.located())
-        {
-            return Err(ApiError::state_not_forwarded(&field, path));
-        }
-        self.is_stateless = stateless_path.is_some();
-        Ok(self)
     }
 
     /// Looks up the registered chunks that the field `thresher` names.

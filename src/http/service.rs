@@ -160,6 +160,15 @@ impl Service {
     }
 }
 
+impl From<NoRegistry> for ApiError {
+    fn from(reason: NoRegistry) -> Self {
+        match reason {
+            NoRegistry::NotYet => Self::registry_not_ready(),
+            NoRegistry::Unusable => Self::registry_unusable(),
+        }
+    }
+}
+
 impl Scope {
     /// Runs work for the caller.
     pub fn executor(&self) -> &Executor {
@@ -189,10 +198,7 @@ impl Scope {
     /// # Errors
     /// `not_ready` while it is being opened; `storage_failed`.
     pub fn registry(&self) -> Result<&Registry, ApiError> {
-        self.tenant_state.registry().map_err(|reason| match reason {
-            NoRegistry::NotYet => ApiError::registry_not_ready(),
-            NoRegistry::Unusable => ApiError::registry_unusable(),
-        })
+        Ok(self.tenant_state.registry()?)
     }
 
     /// The recent compressions of the tenant.

@@ -1,6 +1,7 @@
 //! Paths of the API of a model that the middleware does not read, and the list of models.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use axum::body::Body;
@@ -10,6 +11,7 @@ use axum::response::IntoResponse as _;
 use axum::{Json, Router};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
+use tempfile::TempDir;
 use thresher::middleware::settings::{MiddlewareSettings, UpstreamSettings};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -204,13 +206,19 @@ async fn a_request_without_a_model_goes_to_the_only_upstream_or_to_the_one_it_na
     assert_eq!((response.status, received.len(), received[0].header("authorization")), (200, 1, None));
 }
 
+/// A file with the key `sk-operator`, and its folder.
+fn operators_key() -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("key");
+    std::fs::write(&file, "sk-operator").expect("a file");
+    (folder, file)
+}
+
 /// With the operator's key, a tenant must not reach what another tenant has stored at the provider.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operators_key_is_used_for_stateless_paths_only() {
     let upstream = Upstream::default();
-    let folder = tempfile::tempdir().expect("a folder");
-    let key_file = folder.path().join("key");
-    std::fs::write(&key_file, "sk-operator").expect("a file");
+    let (_folder, key_file) = operators_key();
     let with_paths = |url: String, paths: &[&str]| {
         let mut settings = settings(url);
         let paths = paths.iter().map(|&path| path.to_owned()).collect();
@@ -264,9 +272,7 @@ async fn an_operators_key_is_used_for_stateless_paths_only() {
 #[tokio::test(flavor = "multi_thread")]
 async fn with_an_operators_key_only_bodies_are_sent_whose_model_is_known() {
     let upstream = Upstream::default();
-    let (folder, url) = (tempfile::tempdir().expect("a folder"), upstream.listen(200, json!({})).await);
-    let key_file = folder.path().join("key");
-    std::fs::write(&key_file, "sk-operator").expect("a file");
+    let ((_folder, key_file), url) = (operators_key(), upstream.listen(200, json!({})).await);
     let keyed = UpstreamSettings { key_file, ..named(&url, &["gpt-*"]) };
     let daemon = in_front(
         &MiddlewareSettings { upstreams: vec![keyed], body_bytes_max: 1 << 20, ..settings(url) },
@@ -326,9 +332,7 @@ async fn with_an_operators_key_only_bodies_are_sent_whose_model_is_known() {
 #[tokio::test(flavor = "multi_thread")]
 async fn with_an_operators_key_nothing_stored_is_read_or_written() {
     let upstream = Upstream::default();
-    let (folder, url) = (tempfile::tempdir().expect("a folder"), upstream.listen(200, json!({})).await);
-    let key_file = folder.path().join("key");
-    std::fs::write(&key_file, "sk-operator").expect("a file");
+    let ((_folder, key_file), url) = (operators_key(), upstream.listen(200, json!({})).await);
     let with = async |paths: &[&str]| {
         let paths = paths.iter().map(|&path| path.to_owned()).collect();
         let upstreams =

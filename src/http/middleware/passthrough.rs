@@ -241,21 +241,33 @@ impl ReadBody {
             BodyKind::Json | BodyKind::Form if self.model.is_none() && !settings.is_for_any_model() => {
                 return Err(ApiError::model_missing());
             }
-            BodyKind::Json if settings.refuses_state(path) => {}
-            BodyKind::Empty | BodyKind::Json | BodyKind::Form => return Ok(self),
+            BodyKind::Empty | BodyKind::Form => return Ok(self),
+            BodyKind::Json => {}
         }
         let text = String::from_utf8(self.body).map_err(|_| ApiError::body_not_utf8())?;
         let located = Located::parsed(&text);
-        if shared_key::names_several_models(located) {
-            return Err(ApiError::models_several());
-        }
-        if let Some(field) = shared_key::stored(located) {
-            return Err(ApiError::state_not_forwarded(&field, path));
-        }
         let mut edits = Edits::default();
-        shared_key::store_nothing(located, false, &mut edits);
+        if check_shared_key(located, settings, path)? {
+            shared_key::store_nothing(located, false, &mut edits);
+        }
         let body = if edits.is_empty() { text } else { edits.apply(&text) };
         Ok(Self { body: body.into_bytes(), ..self })
+    }
+}
+
+/// Checks a JSON body that is sent with a key that all tenants share: it names one model, and, unless the upstream's settings allow that for its
+/// path, nothing that the provider stores. Returns whether the provider may not store anything of it.
+///
+/// # Errors
+/// `duplicate_field`, `unavailable`.
+pub fn check_shared_key(body: Located, settings: &UpstreamSettings, path: &str) -> Result<bool, ApiError> {
+    if shared_key::names_several_models(body) {
+        return Err(ApiError::models_several());
+    }
+    let is_stateless = settings.refuses_state(path);
+    match is_stateless.then(|| shared_key::stored(body)).flatten() {
+        Some(field) => Err(ApiError::state_not_forwarded(&field, path)),
+        None => Ok(is_stateless),
     }
 }
 
