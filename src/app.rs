@@ -12,6 +12,7 @@ use thresher_core::domain::{Chunk, CompressRequest};
 use thresher_core::kv::local::{LocalSettings, LocalTiers};
 use thresher_core::kv::store::KvStore;
 use thresher_core::kv::tiers::AllTiers;
+use thresher_core::memory::MemoryPool;
 use thresher_core::model::ModelRuntime;
 use thresher_core::model::cross::CrossEncoder;
 use thresher_core::model::tokenizer::ModelTokenizer;
@@ -30,7 +31,7 @@ use crate::config::{self, Config};
 use crate::executor::TimeLimits;
 use crate::http::tls::{Tls, TlsError};
 use crate::http::{
-    self, ConnectionLimits, MemoryPool, OriginPolicy, ReceiptKey, ServeSettings, Service, Serving, TenantData,
+    self, ConnectionLimits, OriginPolicy, ReceiptKey, ServeSettings, Service, Serving, TenantData,
 };
 use crate::local::{Local, LocalParts};
 use crate::originals::Originals;
@@ -71,13 +72,8 @@ pub fn uncalibrated_engine(config: &Config) -> EngineBuilder {
 
 /// The same engine as a daemon serves it: with the model for KV export, if the configuration names one.
 pub fn engine_with_exporter(config: &Config) -> EngineBuilder {
-    let config::Model { kv_dir, .. } = &config.model;
     let engine = engine(config);
-    if kv_dir.as_os_str().is_empty() || config.model.exports_itself() {
-        engine
-    } else {
-        engine.kv_model_dir(kv_dir)
-    }
+    if config.model.has_exporter() { engine.kv_model_dir(&config.model.kv_dir) } else { engine }
 }
 
 /// A pipeline without a cache, for one request of the command line.

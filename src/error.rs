@@ -165,7 +165,7 @@ impl From<&PipelineError> for ErrorCode {
         match error {
             PipelineError::Invalid(invalid) => invalid.into(),
             PipelineError::DeadlineExceeded => Self::DeadlineExceeded,
-            PipelineError::Overloaded(_) => Self::Overloaded,
+            PipelineError::Overloaded(_) | PipelineError::MemoryTaken => Self::Overloaded,
             PipelineError::Cancelled => Self::Cancelled,
             PipelineError::Model(model) => model.into(),
         }
@@ -247,7 +247,10 @@ impl From<PipelineError> for ApiError {
             PipelineError::Overloaded(overload) => {
                 Self { retry_after_s: Some(retry::whole(overload.retry_after)), ..found }
             }
-            PipelineError::DeadlineExceeded | PipelineError::Cancelled | PipelineError::Model(_) => found,
+            PipelineError::DeadlineExceeded
+            | PipelineError::MemoryTaken
+            | PipelineError::Cancelled
+            | PipelineError::Model(_) => found,
         }
     }
 }

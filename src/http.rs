@@ -39,7 +39,6 @@ use tower_http::catch_panic::CatchPanicLayer;
 pub use self::connections::ConnectionLimits;
 pub use self::deletion::DEFAULT as DEFAULT_TENANT;
 
-pub use self::memory::MemoryPool;
 pub use self::middleware::{Middleware, UpstreamError};
 pub use self::origin::OriginPolicy;
 pub use self::serve::{Serving, serve};

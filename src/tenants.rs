@@ -162,6 +162,11 @@ impl Tenants {
         self.0.read().pipeline.is_some()
     }
 
+    /// The bytes of memory that the blocks of all requests hold.
+    pub fn block_bytes_held(&self) -> usize {
+        self.0.read().pipeline.as_ref().map_or(0, |pipeline| pipeline.memory_held())
+    }
+
     /// Starts to read registered chunks ahead, also those of tenants that are opened later: one tenant at a time. Requests that wait
     /// for a permit of `admission` take precedence. Call it within a Tokio runtime, after [`Self::set_pipeline`].
     ///

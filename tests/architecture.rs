@@ -96,6 +96,7 @@ const DAEMON: Table = &[
 /// The same for `thresher-core`.
 const CORE: Table = &[
     ("domain", &[]),
+    ("memory", &["domain"]),
     ("plain", &[]),
     ("shape", &[]),
     ("text", &["domain"]),
@@ -103,7 +104,7 @@ const CORE: Table = &[
     ("model", &["domain", "text::script_of", "rc::OverQuestion", "rc::Reference"]),
     ("private_files", &[]),
     ("kv", &["domain", "private_files"]),
-    ("pipeline", &["domain", "text", "rc", "model", "kv", "plain"]),
+    ("pipeline", &["domain", "memory", "text", "rc", "model", "kv", "plain"]),
     ("engine", &["domain", "model", "kv", "pipeline"]),
 ];
 

@@ -13,20 +13,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use thresher_core::domain::Tenant;
+pub use thresher_core::memory::Sharer;
 use tokio::sync::oneshot;
 
 use super::retry::{self, Load};
 
 /// Weight of the latest released slot in the mean time for which slots are held.
 const HOLD_WEIGHT: f64 = 0.2;
-
-/// A tenant as one of those that share slots or memory.
-#[derive(Debug, Clone, Copy)]
-pub struct Sharer<'a> {
-    pub tenant: &'a Tenant,
-    /// Whether other tenants have keys. If not, the tenant may take all slots.
-    pub has_rivals: bool,
-}
 
 /// Slots that tenants share. Clones share the same slots.
 #[derive(Debug, Clone)]

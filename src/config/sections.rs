@@ -284,6 +284,11 @@ impl Model {
         self.kv_dir == self.dir
     }
 
+    /// Returns whether keys and values are exported from a second model.
+    pub fn has_exporter(&self) -> bool {
+        !self.kv_dir.as_os_str().is_empty() && !self.exports_itself()
+    }
+
     /// Returns the number of windows that the model reads at the same time: `workers`, or the number of cores if `workers` is 0.
     pub fn workers(&self) -> usize {
         if self.workers == 0 { cores() } else { self.workers }

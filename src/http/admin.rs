@@ -63,6 +63,7 @@ async fn ready(State(admin): State<Admin>) -> (StatusCode, &'static str) {
 async fn metrics(State(admin): State<Admin>) -> String {
     gauge!("requests_waiting").set(admin.service.admission.waiting() as f64);
     memory::observe(&admin.service.bodies, &admin.service.answers);
+    gauge!("block_bytes_held").set(admin.service.block_bytes_held() as f64);
     // Of all tenants together, since this is for the operator.
     let progress = admin.service.progress_of_all();
     for (state, count) in [("warm", progress.warm), ("queued", progress.queued), ("failed", progress.failed)]

@@ -9,10 +9,10 @@ use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, EXPECT};
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
 
-use super::memory::PoolExhausted;
 use super::{Scope, Service};
 use crate::error::ApiError;
 use crate::executor::run_blocking;
+use thresher_core::memory::PoolExhausted;
 
 const JSON: &str = "application/json";
 const EVENTS: &str = "text/event-stream";

@@ -7,12 +7,13 @@ use axum::middleware::Next;
 use axum::response::Response;
 
 use super::connections::RequestHandle;
-use super::memory::{self, PoolExhausted};
+use super::memory;
 use super::observe::KeyName;
 use super::{Service, body, health, openapi, route_of};
 use crate::access::KEY_PREFIX;
 use crate::error::ApiError;
 use crate::middleware::dialect::Dialect;
+use thresher_core::memory::PoolExhausted;
 
 /// The header for the key of a client whose `Authorization` is for an upstream.
 const KEY: &str = "x-thresher-key";

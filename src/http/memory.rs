@@ -4,22 +4,16 @@
 //! Tenants share a pool by the rule of `admission::Shares`: while other tenants may come, a tenant takes more only while it holds less
 //! than is free. One tenant can therefore take half of a pool, and leaves the other half to the others.
 
-use std::collections::HashMap;
-use std::mem;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::response::Response;
 use hyper::body::{Frame, SizeHint};
 use metrics::gauge;
-use thresher_core::domain::Tenant;
-use tokio::sync::Notify;
-use tokio::time::Instant;
-
-use crate::admission::Sharer;
+use thresher_core::memory::{MemoryPermit, MemoryPool, PoolExhausted, Sharer};
 
 /// The memory of one byte of a body while it is parsed: the byte itself, and what is parsed from it.
 const WEIGHT: usize = 2;
@@ -29,120 +23,6 @@ const STEP_BYTES: usize = 64 * 1024;
 
 /// How long a body waits for memory. Bodies that each hold some memory and wait for more would wait for each other: after this time they fail.
 const WAIT: Duration = Duration::from_secs(2);
-
-/// Memory that tenants share. Clones share the same memory.
-#[derive(Debug, Clone)]
-pub struct MemoryPool(Arc<Shared>);
-
-#[derive(Debug)]
-struct Shared {
-    bytes_max: usize,
-    state: Mutex<State>,
-    freed: Notify,
-}
-
-#[derive(Debug)]
-struct State {
-    free: usize,
-    held: HashMap<Tenant, usize>,
-}
-
-/// The pool has not enough memory left for the tenant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PoolExhausted;
-
-/// Memory that a tenant has taken. Dropping it frees the memory.
-#[derive(Debug)]
-pub struct MemoryPermit {
-    pool: MemoryPool,
-    tenant: Tenant,
-    bytes: usize,
-}
-
-impl MemoryPool {
-    /// A pool of `bytes_max` bytes.
-    pub fn new(bytes_max: usize) -> Self {
-        let state = State { free: bytes_max, held: HashMap::new() };
-        Self(Arc::new(Shared { bytes_max, state: Mutex::new(state), freed: Notify::new() }))
-    }
-
-    /// The number of bytes that are taken.
-    pub fn held(&self) -> usize {
-        self.0.bytes_max - self.state().free
-    }
-
-    /// Takes memory without waiting.
-    ///
-    /// # Errors
-    /// Fails if there is not enough left for the tenant.
-    pub fn try_take(&self, sharer: Sharer, bytes: usize) -> Result<MemoryPermit, PoolExhausted> {
-        let mut state = self.state();
-        let held = state.held.get(sharer.tenant).copied().unwrap_or_default();
-        let share = if sharer.has_rivals { state.free.saturating_sub(held) } else { state.free };
-        if bytes > share {
-            return Err(PoolExhausted);
-        }
-        state.free -= bytes;
-        *state.held.entry(sharer.tenant.clone()).or_default() += bytes;
-        Ok(MemoryPermit { pool: self.clone(), tenant: sharer.tenant.clone(), bytes })
-    }
-
-    /// Takes memory, and waits up to [`WAIT`] for it. A waiting request for much memory does not delay requests for little.
-    async fn take(&self, sharer: Sharer<'_>, bytes: usize) -> Result<MemoryPermit, PoolExhausted> {
-        if bytes > self.0.bytes_max {
-            return Err(PoolExhausted);
-        }
-        let until = Instant::now() + WAIT;
-        loop {
-            // Registered before the attempt, so that memory that is freed in between is not missed.
-            let mut freed = std::pin::pin!(self.0.freed.notified());
-            freed.as_mut().enable();
-            if let Ok(permit) = self.try_take(sharer, bytes) {
-                return Ok(permit);
-            }
-            tokio::time::timeout_at(until, freed).await.map_err(|_elapsed| PoolExhausted)?;
-        }
-    }
-
-    fn free(&self, tenant: &Tenant, bytes: usize) {
-        if bytes == 0 {
-            return;
-        }
-        let mut state = self.state();
-        state.free += bytes;
-        if let Some(held) = state.held.get_mut(tenant) {
-            *held -= bytes;
-            if *held == 0 {
-                state.held.remove(tenant);
-            }
-        }
-        drop(state);
-        self.0.freed.notify_waiters();
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl MemoryPermit {
-    /// Moves `bytes`, or as many as there are, into another permit.
-    fn split(&mut self, bytes: usize) -> Self {
-        let bytes = bytes.min(self.bytes);
-        self.bytes -= bytes;
-        Self { pool: self.pool.clone(), tenant: self.tenant.clone(), bytes }
-    }
-
-    fn merge(&mut self, mut other: Self) {
-        self.bytes += mem::take(&mut other.bytes);
-    }
-}
-
-impl Drop for MemoryPermit {
-    fn drop(&mut self) {
-        self.pool.free(&self.tenant, self.bytes);
-    }
-}
 
 /// The memory of the body of one request. Dropping it frees the memory.
 #[derive(Debug)]
@@ -167,7 +47,7 @@ impl BodyMemory {
         if more == 0 {
             return Ok(());
         }
-        let taken = self.pool.take(sharer, more).await?;
+        let taken = self.pool.take(sharer, more, Instant::now() + WAIT).await?;
         match &mut *self.held() {
             Some(held) => held.merge(taken),
             held => *held = Some(taken),
@@ -193,11 +73,11 @@ impl BodyMemory {
     }
 
     fn keep(&self, bytes: usize) -> Option<MemoryPermit> {
-        self.held().as_mut().map(|held| held.split(held.bytes.saturating_sub(bytes)))
+        self.held().as_mut().map(|held| held.split(held.bytes().saturating_sub(bytes)))
     }
 
     fn bytes(&self) -> usize {
-        self.held().as_ref().map_or(0, |held| held.bytes)
+        self.held().as_ref().map_or(0, MemoryPermit::bytes)
     }
 
     fn held(&self) -> MutexGuard<'_, Option<MemoryPermit>> {
@@ -265,6 +145,7 @@ pub fn observe(bodies: &MemoryPool, answers: &MemoryPool) {
 #[cfg(test)]
 mod tests {
     use http_body_util::BodyExt as _;
+    use thresher_core::domain::Tenant;
 
     use super::*;
 
@@ -272,10 +153,6 @@ mod tests {
 
     fn alone(tenant: &Tenant) -> Sharer<'_> {
         Sharer { tenant, has_rivals: false }
-    }
-
-    fn among(tenant: &Tenant) -> Sharer<'_> {
-        Sharer { tenant, has_rivals: true }
     }
 
     #[tokio::test]
@@ -317,26 +194,6 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_tenant_leaves_half_to_the_others() {
-        let (pool, greedy, other) = (MemoryPool::new(8 * STEP), tenant("greedy"), tenant("other"));
-        let mut held = Vec::new();
-        while let Ok(permit) = pool.try_take(among(&greedy), STEP) {
-            held.push(permit);
-        }
-        assert_eq!(held.len(), 4);
-        let large = pool.take(among(&greedy), 2 * STEP);
-        let small = async {
-            // The greedy tenant waits already, and for more than there is for it.
-            tokio::task::yield_now().await;
-            pool.take(among(&other), STEP).await.expect("the others have room")
-        };
-        let (large, small) = tokio::join!(large, small);
-        assert!(large.is_err(), "it holds half");
-        drop((small, held));
-        assert_eq!(pool.held(), 0);
-    }
-
-    #[tokio::test]
     async fn an_answer_holds_memory_until_its_last_piece_is_dropped() {
         let (pool, tenant) = (MemoryPool::new(10), Tenant::default());
         let answer = |bytes: &'static [u8]| Response::new(Body::from(bytes));
@@ -347,9 +204,5 @@ mod tests {
         assert_eq!(piece.into_data().expect("data"), &b"12345678"[..]);
         assert_eq!(pool.held(), 0);
         assert!(account(&pool, alone(&tenant), Response::new(Body::empty())).is_ok());
-    }
-
-    fn tenant(name: &str) -> Tenant {
-        Tenant::new(name).expect("a name")
     }
 }

@@ -9,12 +9,13 @@ use std::time::Instant;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use thresher_core::domain::Tenant;
+use thresher_core::memory::MemoryPool;
 use thresher_core::pipeline::Pipeline;
 use thresher_core::pipeline::validate::RequestLimits;
 use thresher_registry::{Progress, Registry, RegistrySettings};
 
 use super::Middleware;
-use super::memory::{BodyMemory, MemoryPool};
+use super::memory::BodyMemory;
 use super::origin::OriginPolicy;
 use crate::access::{Access, Caller, Denied};
 use crate::admission::{Admission, Sharer};
@@ -126,6 +127,11 @@ impl Service {
     /// Registered chunks of all tenants together, for operators.
     pub(super) fn progress_of_all(&self) -> Progress {
         self.data.tenants.progress()
+    }
+
+    /// The memory of the blocks of requests, for operators.
+    pub(super) fn block_bytes_held(&self) -> usize {
+        self.data.tenants.block_bytes_held()
     }
 
     /// The data of a tenant, which is opened if it is not; none if there is nothing of it.

@@ -835,3 +835,49 @@ fn the_program_allocates_with_its_options() {
         assert!(printed.contains(&format!("opt.{option}")), "{option} is not among the options: {printed}");
     }
 }
+
+/// Names and texts that a caller or a provider chooses must not control the terminal on which they are shown.
+#[test]
+fn control_characters_are_shown_as_escapes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let red = "\u{1b}[31m\u{9b}red";
+    let exchange = json!({
+        "path": "/v1/chat/completions",
+        "request": {"model": red, "messages": [{"role": "user", "content": "Who?"}]},
+        "usage": {"prompt_tokens": 9, "completion_tokens": 1},
+    });
+    let absent = folder.path().join(red);
+    let mut of_absent_model = doctor(folder.path());
+    of_absent_model.env("THRESHER__MODEL__DIR", &absent);
+    let runs = [
+        run(thresher(&["report", "-"]), &exchange.to_string()),
+        run(thresher(&["export", absent.to_str().expect("UTF-8"), "--out", "unused"]), ""),
+        run(of_absent_model, ""),
+    ];
+    for ran in runs {
+        let shown = format!("{}{}", ran.out, ran.err);
+        assert!(shown.contains("\\u{1b}[31m\\u{9b}red"), "{shown:?}");
+        assert!(!shown.contains(['\u{1b}', '\u{9b}']), "{shown:?}");
+    }
+}
+
+/// Reading one of them would never end.
+#[cfg(unix)]
+#[test]
+fn a_checkpoint_with_a_pipe_or_a_device_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("out");
+    let made = Command::new("mkfifo").arg(folder.path().join("config.json")).status();
+    assert!(made.expect("mkfifo").success());
+    let device = folder.path().join("device");
+    std::fs::create_dir(&device).expect("a folder");
+    std::os::unix::fs::symlink("/dev/zero", device.join("config.json")).expect("a link");
+    for source in [folder.path(), &device] {
+        let ran = run(
+            thresher(&["export", source.to_str().expect("UTF-8"), "--out", out.to_str().expect("UTF-8")]),
+            "",
+        );
+        assert_eq!(ran.code, Some(1), "{}", ran.err);
+        assert!(ran.err.contains("config.json") && ran.err.contains("not a regular file"), "{}", ran.err);
+    }
+}

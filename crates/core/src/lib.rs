@@ -2,6 +2,7 @@
 
 // The modules are in reading order: a module uses only modules above it. `tests/architecture.rs` checks this.
 pub mod domain;
+pub mod memory;
 pub mod plain;
 pub mod shape;
 pub mod text;

@@ -155,6 +155,11 @@ pub enum PipelineError {
     DeadlineExceeded,
     #[error(transparent)]
     Overloaded(#[from] Overload),
+    /// Other requests have the memory that the chunks of this one need.
+    #[error(
+        "the chunks of other requests take the memory that those of this one need (memory_bytes_max); repeat the request later"
+    )]
+    MemoryTaken,
     #[error("the request was cancelled, because its caller no longer waits for the result")]
     Cancelled,
     #[error(transparent)]
@@ -170,7 +175,8 @@ impl Pipeline {
         store: Arc<KvStore>,
         settings: Settings,
     ) -> Self {
-        let reader = Reader::new(Arc::clone(&model), Arc::clone(&tokenizer), store, settings.codec);
+        let reader =
+            Reader::new(Arc::clone(&model), Arc::clone(&tokenizer), store, settings.codec, settings.limits);
         Self {
             model,
             tokenizer,
@@ -254,6 +260,11 @@ impl Pipeline {
     pub fn reading_left(&self) -> Duration {
         let of_exporter = self.exporter.as_ref().map(|exporter| exporter.reading_left());
         self.reader.time_left() + of_exporter.unwrap_or_default()
+    }
+
+    /// Returns the bytes of memory that the blocks of all requests hold, those of [`Self::exporter`] included.
+    pub fn memory_held(&self) -> usize {
+        self.reader.memory_held() + self.exporter.as_ref().map_or(0, |exporter| exporter.memory_held())
     }
 
     /// Returns the estimated time that the model needs to read `bytes` bytes of text, beside nothing else. It is zero until the speed has
@@ -414,8 +425,7 @@ impl Pipeline {
     ) -> Result<InTime<'a>, PipelineError> {
         let order = clock.stage("order", || in_time::reading_order(request, cancel))?;
         let until = in_time::read_until(deadline, self.reader.time_to_end());
-        let (reader, limits) = (&self.reader, &self.settings.limits);
-        clock.stage("blocks", || InTime::read(request, order, reader, limits, until, cancel))
+        clock.stage("blocks", || InTime::read(request, order, &self.reader, until, cancel))
     }
 
     fn score(
@@ -508,8 +518,7 @@ impl Pipeline {
         clock: &mut Clock,
     ) -> Result<Reading, PipelineError> {
         self.read_with(request, cancel, clock, |clock| {
-            let limits = &self.settings.limits;
-            clock.stage("blocks", || self.reader.blocks(&request.chunks, limits, cancel))
+            clock.stage("blocks", || self.reader.blocks(&request.chunks, cancel))
         })
     }
 
@@ -683,7 +692,7 @@ impl Pipeline {
     /// # Errors
     /// Fails as [`Self::compress`] does.
     pub fn warm(&self, chunks: &[Arc<Chunk>], cancel: &Cancel) -> Result<usize, PipelineError> {
-        Ok(self.reader.blocks(chunks, &self.settings.limits, cancel)?.sources.read)
+        Ok(self.reader.blocks(chunks, cancel)?.sources.read)
     }
 
     /// Removes from all tiers what was derived from `chunks`, because they were deleted.

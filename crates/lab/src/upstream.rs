@@ -84,6 +84,15 @@ impl Upstream {
         vec![toml::Value::from(upstream)].into()
     }
 
+    /// As [`Self::setting`], but for one model only, with a key of the operator that is in `key_file`.
+    pub fn setting_with_key(&self, model: &str, key_file: &str) -> toml::Value {
+        let mut upstream = toml::Table::new();
+        upstream.insert("url".to_owned(), format!("http://{}", self.address).into());
+        upstream.insert("models".to_owned(), vec![model.to_owned()].into());
+        upstream.insert("key_file".to_owned(), key_file.to_owned().into());
+        vec![toml::Value::from(upstream)].into()
+    }
+
     /// Returns the requests received since the last call.
     pub fn take_requests(&self) -> Vec<RecordedRequest> {
         std::mem::take(&mut self.requests.lock().unwrap_or_else(PoisonError::into_inner))

@@ -105,6 +105,24 @@ fn files_come_from_a_folder_with_the_wheel_or_its_files() {
     assert_eq!(run(&pin, &folder.path().join("three/tool"), &unpacked).expect("copied"), Outcome::Fetched);
 }
 
+/// Reading it would never end.
+#[cfg(unix)]
+#[test]
+fn a_pipe_in_place_of_a_file_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let from = folder.path().join("tool");
+    std::fs::create_dir_all(from.join("sub")).expect("a folder");
+    for pipe in [from.join("sub/lib.so"), folder.path().join(WHEEL)] {
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo").success());
+        let source = PackageSource::Folder(folder.path().to_owned());
+        let target = folder.path().join("out/tool");
+        let error = run(&pin(&wheel()), &target, &source).expect_err("refused");
+        let message = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
+        let message: Vec<String> = message.map(ToString::to_string).collect();
+        assert!(message.concat().contains("not a regular file"), "{message:?}");
+    }
+}
+
 #[test]
 fn what_differs_from_its_pin_is_refused_and_the_old_files_stay() {
     let folder = tempfile::tempdir().expect("a folder");

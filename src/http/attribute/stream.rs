@@ -28,8 +28,8 @@ use crate::api::{self, Arrival, AttributeBody, PartAnswer};
 
 use crate::error::{ApiError, ErrorAnswer};
 use crate::executor::run_blocking;
-use crate::http::memory::PoolExhausted;
 use crate::http::{Scope, body, observe};
+use thresher_core::memory::PoolExhausted;
 
 type Events = BoxStream<'static, Result<sse_stream::Sse, sse_stream::Error>>;
 

@@ -197,8 +197,7 @@ impl Pipeline {
         clock: &mut Clock,
         cancel: &Cancel,
     ) -> Result<Candidates, PipelineError> {
-        let blocks =
-            clock.stage("blocks", || self.reader.blocks(&request.chunks, &self.settings.limits, cancel))?;
+        let blocks = clock.stage("blocks", || self.reader.blocks(&request.chunks, cancel))?;
         cancel.check()?;
         Ok(clock
             .stage("terms", || Candidates::new(&request.chunks, Arc::new(blocks), request.seen.as_deref())))

@@ -5,7 +5,7 @@
 use std::cell::OnceCell;
 use std::sync::Arc;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ndarray::{Array3, ArrayView3, s};
@@ -21,6 +21,7 @@ use crate::kv::block::{BadBlock, Block, BlockEncoder, TokenCounts};
 use crate::kv::codec::{Codec, LANES};
 use crate::kv::key::{BlockKey, KeySpace, TenantTag};
 use crate::kv::store::{BlockOrigin, BlockOrigins, KvStore, PendingChunk, Unread};
+use crate::memory::{MemoryPermit, MemoryPool, Sharer};
 use crate::model::tokenizer::{self, ModelTokenizer};
 use crate::model::{ModelInfo, ModelRuntime};
 use crate::text;
@@ -35,6 +36,12 @@ const WINDOWS_PER_WORKER: u32 = 3;
 const WINDOW_TOKENS_USUAL_MAX: usize = 512;
 const BYTES_PER_TOKEN: usize = 4;
 
+/// How many of the largest requests hold their blocks at the same time.
+pub const LARGEST_AT_ONCE: usize = 2;
+
+/// Bytes of text for which memory for one token is taken before the text is tokenized. Prose has four or five per token.
+const BYTES_PER_TOKEN_MIN: usize = 3;
+
 /// The blocks of all chunks of a request. Their tokens follow each other on one key axis.
 #[derive(Debug, Clone)]
 pub struct Blocks {
@@ -43,11 +50,17 @@ pub struct Blocks {
     /// `[chunk]`: the tokens of each chunk on the key axis, those of its title first.
     pub spans: Vec<TokenSpan>,
     pub sources: BlockOrigins,
+    /// The memory of the blocks, in the pool of their reader.
+    pub memory: Arc<BlockMemory>,
 }
+
+/// Memory for the blocks of a request. Dropping it frees the memory.
+#[derive(Debug)]
+pub struct BlockMemory(Mutex<MemoryPermit>);
 
 impl Blocks {
     /// Returns the blocks with their tokens on one key axis, in the order given.
-    pub fn new(blocks: Vec<Block>, sources: BlockOrigins) -> Self {
+    pub fn new(blocks: Vec<Block>, sources: BlockOrigins, memory: Arc<BlockMemory>) -> Self {
         let mut start = 0;
         let span = |block: &Block| {
             let span = TokenSpan::new(start, start + block.tokens());
@@ -55,7 +68,7 @@ impl Blocks {
             span
         };
         let spans = blocks.iter().map(span).collect();
-        Self { blocks, spans, sources }
+        Self { blocks, spans, sources, memory }
     }
 
     /// Returns the number of tokens in all chunks, which is the length of the key axis.
@@ -77,6 +90,10 @@ pub struct Reader {
     load: Arc<LoadEstimator>,
     /// Bytes of one token in a block.
     token_bytes: usize,
+    limits: RequestLimits,
+    /// Memory for the blocks of all requests, shared by all tenants.
+    memory: MemoryPool,
+    has_rivals: Arc<AtomicBool>,
 }
 
 /// What a request's reads are to the load of the model.
@@ -93,6 +110,7 @@ impl Reader {
         tokenizer: Arc<ModelTokenizer>,
         store: Arc<KvStore>,
         codec: Codec,
+        limits: RequestLimits,
     ) -> Self {
         let info = model.info();
         let tenant = Tenant::default();
@@ -101,7 +119,9 @@ impl Reader {
         let key_bytes = codec.head_bytes(LANES, info.head_dim) / LANES;
         let token_bytes = info.planes * (key_bytes + scale_bytes);
         let load = Arc::default();
-        Self { model, tokenizer, store, codec, keys, tenant, load, token_bytes }
+        let memory = MemoryPool::new(limits.block_bytes_max.saturating_mul(LARGEST_AT_ONCE));
+        let has_rivals = Arc::default();
+        Self { model, tokenizer, store, codec, keys, tenant, load, token_bytes, limits, memory, has_rivals }
     }
 
     /// Returns this reader with a known speed of the model.
@@ -118,6 +138,7 @@ impl Reader {
     /// Returns a reader for another tenant, which reads with `model`, the tenant's own share of the model. It
     /// neither finds blocks of other tenants nor waits for reads of theirs.
     pub fn of_tenant(&self, tenant: &Tenant, model: Arc<dyn ModelRuntime>) -> Self {
+        self.has_rivals.store(true, Ordering::Relaxed);
         Self {
             keys: key_space(model.info(), self.codec, tenant),
             model,
@@ -127,35 +148,86 @@ impl Reader {
             tenant: tenant.clone(),
             load: Arc::clone(&self.load),
             token_bytes: self.token_bytes,
+            limits: self.limits,
+            memory: self.memory.clone(),
+            has_rivals: Arc::clone(&self.has_rivals),
         }
     }
 
     /// Returns the blocks of `chunks`, in this order.
     ///
     /// # Errors
-    /// Returns [`PipelineError::Invalid`] if the chunks have more tokens than `limits` allow,
+    /// Returns [`PipelineError::Invalid`] if the chunks have more tokens than the limits allow, [`PipelineError::MemoryTaken`],
     /// [`PipelineError::Overloaded`] if new chunks could not be read before the deadline, the error of
     /// `cancel` if it stops the work, and [`PipelineError::Model`] if the model or its tokenizer fails.
-    pub fn blocks(
-        &self,
-        chunks: &[Arc<Chunk>],
-        limits: &RequestLimits,
-        cancel: &Cancel,
-    ) -> Result<Blocks, PipelineError> {
-        self.checked_blocks(chunks, None, limits, cancel, cancel.time_left())
+    pub fn blocks(&self, chunks: &[Arc<Chunk>], cancel: &Cancel) -> Result<Blocks, PipelineError> {
+        let memory = self.memory_for(chunks, cancel)?;
+        let blocks = self.checked_blocks(chunks, None, memory, cancel, cancel.time_left())?;
+        self.free_rest(&blocks);
+        Ok(blocks)
     }
 
-    /// As [`Self::blocks`]; the request takes what there is time for, so it is not refused for what other requests read.
+    /// As [`Self::blocks`], with memory from [`Self::memory_for`]; the request takes what there is time for, so it is not
+    /// refused for what other requests read.
     ///
     /// # Errors
     /// Fails as [`Self::blocks`] does, but for [`PipelineError::Overloaded`].
     pub fn blocks_if_in_time(
         &self,
         chunks: &[Arc<Chunk>],
-        limits: &RequestLimits,
+        memory: Arc<BlockMemory>,
         cancel: &Cancel,
     ) -> Result<Blocks, PipelineError> {
-        self.checked_blocks(chunks, None, limits, cancel, None)
+        self.checked_blocks(chunks, None, memory, cancel, None)
+    }
+
+    /// Waits for memory for the blocks of `chunks`, as many bytes as they probably have. A request does not wait for more
+    /// while it has some, because others may wait for blocks that it reads.
+    ///
+    /// # Errors
+    /// Returns the error of `cancel` if it stops the work.
+    pub fn memory_for(
+        &self,
+        chunks: &[Arc<Chunk>],
+        cancel: &Cancel,
+    ) -> Result<Arc<BlockMemory>, PipelineError> {
+        let text_bytes: usize = chunks.iter().map(|chunk| chunk.text.len()).sum();
+        let bytes = (text_bytes / BYTES_PER_TOKEN_MIN).saturating_mul(self.token_bytes);
+        let bytes = bytes.min(self.limits.block_bytes_max);
+        let permit = self.memory.take_blocking(self.sharer(), bytes, || cancel.check())?;
+        Ok(Arc::new(BlockMemory(Mutex::new(permit))))
+    }
+
+    /// Checks that the blocks of a request may have so many tokens, and takes more memory for them if they need it.
+    ///
+    /// # Errors
+    /// Returns [`PipelineError::Invalid`] if they have more than the limits allow, and [`PipelineError::MemoryTaken`] if
+    /// other requests have the memory.
+    pub fn take_for(&self, tokens: usize, memory: &BlockMemory) -> Result<(), PipelineError> {
+        self.limits.check_tokens(tokens, self.token_bytes)?;
+        let mut held = memory.0.lock().expect("taking memory does not panic");
+        let more = (tokens * self.token_bytes).saturating_sub(held.bytes());
+        if more > 0 {
+            let taken = self.memory.try_take(self.sharer(), more);
+            held.merge(taken.map_err(|_| PipelineError::MemoryTaken)?);
+        }
+        Ok(())
+    }
+
+    /// Frees what was taken for more tokens than the blocks have.
+    pub fn free_rest(&self, blocks: &Blocks) {
+        let mut held = blocks.memory.0.lock().expect("freeing memory does not panic");
+        let rest = held.bytes().saturating_sub(blocks.tokens() * self.token_bytes);
+        drop(held.split(rest));
+    }
+
+    fn sharer(&self) -> Sharer<'_> {
+        Sharer { tenant: &self.tenant, has_rivals: self.has_rivals.load(Ordering::Relaxed) }
+    }
+
+    /// Returns the bytes of memory that the blocks of all requests hold.
+    pub fn memory_held(&self) -> usize {
+        self.memory.held()
     }
 
     /// Returns the blocks that are cached, `[chunk]`. Their tokens are not counted as spent.
@@ -228,11 +300,11 @@ impl Reader {
         &self,
         chunks: &[Arc<Chunk>],
         tokenized: &[TokenizedChunk],
-        limits: &RequestLimits,
         cancel: &Cancel,
     ) -> Result<Blocks, PipelineError> {
         let counts: Vec<TokenCounts> = tokenized.iter().map(TokenizedChunk::token_counts).collect();
-        self.checked_blocks(chunks, Some(&counts), limits, cancel, cancel.time_left())
+        let memory = self.memory_for(chunks, cancel)?;
+        self.checked_blocks(chunks, Some(&counts), memory, cancel, cancel.time_left())
     }
 
     /// `time_left` is the time for which the request may be refused; `None`: it is not.
@@ -240,7 +312,7 @@ impl Reader {
         &self,
         chunks: &[Arc<Chunk>],
         expected: Option<&[TokenCounts]>,
-        limits: &RequestLimits,
+        memory: Arc<BlockMemory>,
         cancel: &Cancel,
         time_left: Option<Duration>,
     ) -> Result<Blocks, PipelineError> {
@@ -259,7 +331,7 @@ impl Reader {
         let load = ReadLoad { ongoing: OnceCell::new(), time_left };
         let batch = chunks_per_batch(self.model.info().windows_at_once);
         let (found, sources) = self.store.get(&keys, batch, caller_waits, check, |unread| {
-            self.read(chunks, unread, &load, limits, cancel)
+            self.read(chunks, unread, &load, &memory, cancel)
         })?;
         // Tokens that were read for this request have been counted. Those from the cache are counted here.
         let tokens: usize = found.iter().flatten().map(Block::tokens).sum();
@@ -268,17 +340,9 @@ impl Reader {
         let blocks = blocks.ok_or_else(|| {
             cancel.check().expect_err("blocks are missing only if the caller no longer waits")
         })?;
-        let blocks = Blocks::new(blocks, sources);
-        self.check_tokens(blocks.tokens(), limits)?;
+        let blocks = Blocks::new(blocks, sources, memory);
+        self.take_for(blocks.tokens(), &blocks.memory)?;
         Ok(blocks)
-    }
-
-    /// Checks that the blocks of a request have no more tokens than `limits` allow.
-    ///
-    /// # Errors
-    /// Returns [`PipelineError::Invalid`] if they have.
-    pub fn check_tokens(&self, tokens: usize, limits: &RequestLimits) -> Result<(), PipelineError> {
-        Ok(limits.check_tokens(tokens, self.token_bytes)?)
     }
 
     /// Returns the estimated time that the ongoing reads of this tenant still take. It is zero until the
@@ -310,11 +374,11 @@ impl Reader {
         chunks: &[Arc<Chunk>],
         unread: Unread,
         load: &ReadLoad<'a>,
-        limits: &RequestLimits,
+        memory: &BlockMemory,
         cancel: &Cancel,
     ) -> Result<(), PipelineError> {
         let Unread { pending, later, known_tokens } = unread;
-        self.check_tokens(known_tokens, limits)?;
+        self.take_for(known_tokens, memory)?;
         if pending.is_empty() {
             return Ok(());
         }
@@ -331,7 +395,9 @@ impl Reader {
                 load.ongoing.get_or_init(|| begun)
             }
         };
-        let tokenized = self.tokenized(chunks, pending, known_tokens, limits, cancel)?;
+        let tokenized = self.tokenized(chunks, pending, known_tokens, cancel)?;
+        let unread_tokens: usize = tokenized.iter().map(|chunk| chunk.ids.len()).sum();
+        self.take_for(known_tokens + unread_tokens, memory)?;
         let info = self.model.info();
         let partial: Vec<PartialBlock> = tokenized.iter().map(PartialBlock::new).collect();
         for (chunk, partial) in
@@ -369,20 +435,17 @@ impl Reader {
         chunks: &[Arc<Chunk>],
         pending: &[PendingChunk],
         known_tokens: usize,
-        limits: &RequestLimits,
         cancel: &Cancel,
     ) -> Result<Vec<TokenizedChunk>, PipelineError> {
         let total = AtomicUsize::new(known_tokens);
         let tokenized = |chunk: &PendingChunk| -> Result<_, PipelineError> {
             cancel.check()?;
-            limits.check_tokens(total.load(Ordering::Relaxed), self.token_bytes)?;
+            self.limits.check_tokens(total.load(Ordering::Relaxed), self.token_bytes)?;
             let tokenized = tokenize::chunk(&chunks[chunk.index()], &self.tokenizer)?;
             total.fetch_add(tokenized.ids.len(), Ordering::Relaxed);
             Ok(tokenized)
         };
-        let tokenized = pending.par_iter().map(tokenized).collect::<Result<Vec<_>, _>>();
-        limits.check_tokens(total.into_inner(), self.token_bytes)?;
-        tokenized
+        pending.par_iter().map(tokenized).collect()
     }
 }
 
@@ -467,13 +530,14 @@ mod tests {
     fn the_load_of_a_whole_request_is_estimated_before_any_chunk_is_read() {
         let store = Arc::new(KvStore::without_tiers());
         let (model, tokenizer) = (ScriptedModel::new(64), Arc::new(ScriptedModel::tokenizer(&[])));
-        let mut reader = Reader::new(Arc::new(model), tokenizer, store, Codec::Int8);
+        let mut reader =
+            Reader::new(Arc::new(model), tokenizer, store, Codec::Int8, RequestLimits::default());
         reader.load = Arc::new(LoadEstimator::with_speed(1_000.0));
         let chunk = |n: usize| Arc::new(Chunk::new(n.to_string(), format!("{n:020}")));
         let chunks: Vec<Arc<Chunk>> = (0..200).map(chunk).collect();
         let blocks = |count: usize| {
             let cancel = Cancel::at(Some(Instant::now() + Duration::from_secs(9)));
-            reader.blocks(&chunks[..count], &RequestLimits::default(), &cancel)
+            reader.blocks(&chunks[..count], &cancel)
         };
         let time_left = Some(Duration::from_secs(60));
         let _other = reader.load.begin(&Tenant::default(), 9_000, time_left).expect("the only read");
@@ -491,7 +555,7 @@ mod tests {
     fn a_plan_holds_the_first_chunks_that_there_is_time_for() {
         let tokenizer = Arc::new(ScriptedModel::tokenizer(&["tide"]));
         let (model, store) = (Arc::new(ScriptedModel::new(4)), Arc::new(KvStore::without_tiers()));
-        let reader = Reader::new(model, tokenizer, store, Codec::Int8);
+        let reader = Reader::new(model, tokenizer, store, Codec::Int8, RequestLimits::default());
         let chunks: Vec<Arc<Chunk>> =
             (0..40).map(|n| Arc::new(Chunk::new(n.to_string(), "tide ".repeat(100)))).collect();
         assert_eq!(reader.count_within(&chunks, Duration::ZERO), 32, "the speed is unknown");
@@ -504,21 +568,55 @@ mod tests {
     fn tokens_are_counted_once_whether_read_or_cached() {
         let (model, tokenizer) = (ScriptedModel::new(4), Arc::new(ScriptedModel::tokenizer(&["tide"])));
         let store = Arc::new(KvStore::without_tiers());
-        let reader = Reader::new(Arc::new(model), tokenizer, store, Codec::Int8);
+        let reader = Reader::new(Arc::new(model), tokenizer, store, Codec::Int8, RequestLimits::default());
         let chunk = |text: &str| Arc::new(Chunk::new(String::new(), text));
         // A chunk of several windows, two equal chunks, and an empty one.
         let chunks = ["tide ".repeat(11), "tide".to_owned(), "tide".to_owned(), String::new()];
         let chunks: Vec<_> = chunks.iter().map(|text| chunk(text)).collect();
         let cancel = Cancel::default();
         for turn in 1..=2 {
-            let blocks = reader.blocks(&chunks, &RequestLimits::default(), &cancel).expect("blocks");
+            let blocks = reader.blocks(&chunks, &cancel).expect("blocks");
             assert!(blocks.tokens() > 12);
             assert_eq!(cancel.spent(), turn * blocks.tokens());
         }
         let cancelled = Cancel::default();
         cancelled.cancel();
-        assert!(reader.blocks(&chunks, &RequestLimits::default(), &cancelled).is_err());
+        assert!(reader.blocks(&chunks, &cancelled).is_err());
         assert_eq!(cancelled.spent(), 0, "nothing was read");
+    }
+
+    #[test]
+    fn requests_take_turns_with_the_memory_for_their_blocks() {
+        let tokenizer = Arc::new(ScriptedModel::tokenizer(&["a"]));
+        let reader = |limits| {
+            let (model, store) = (Arc::new(ScriptedModel::new(64)), Arc::new(KvStore::without_tiers()));
+            Reader::new(model, Arc::clone(&tokenizer), store, Codec::Int8, limits)
+        };
+        let chunks = |words: usize, word: &str| [Arc::new(Chunk::new(String::new(), word.repeat(words)))];
+        let free = reader(RequestLimits::default());
+        let bytes =
+            free.blocks(&chunks(900, "a "), &Cancel::default()).expect("blocks").tokens() * free.token_bytes;
+        let reader = reader(RequestLimits { block_bytes_max: bytes * 10 / 9, ..RequestLimits::default() });
+        let read = |words| reader.blocks(&chunks(words, "a "), &Cancel::default());
+
+        let error = read(1010).expect_err("more than one request may have");
+        assert!(error.to_string().contains("raise memory_bytes_max"), "{error}");
+        assert_eq!(reader.memory_held(), 0, "a refused request holds nothing");
+
+        let held = [read(900).expect("the first"), read(900).expect("the second")];
+        assert_eq!(reader.memory_held(), 2 * bytes, "as many tokens as they have");
+        let error = read(250).expect_err("two bytes are a token, where three are expected");
+        assert!(matches!(error, PipelineError::MemoryTaken), "{error}");
+        let late = Cancel::at(Some(Instant::now() + Duration::from_millis(40)));
+        let error = reader.blocks(&chunks(200, "a        "), &late).expect_err("it waits before it reads");
+        assert!(matches!(error, PipelineError::DeadlineExceeded), "{error}");
+        let waits = Cancel::default();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| reader.blocks(&chunks(200, "a        "), &waits).map(drop));
+            drop(held);
+            waiting.join().expect("no panic").expect("memory");
+        });
+        assert_eq!((reader.memory_held(), late.spent()), (0, 0));
     }
 
     /// A block that the daemon itself has written must pass the check when it is read from disk, whatever the

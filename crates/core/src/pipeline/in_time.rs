@@ -16,10 +16,9 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 
 use super::PipelineError;
-use super::blocks::{Blocks, Reader};
+use super::blocks::{BlockMemory, Blocks, Reader};
 use super::cancel::Cancel;
 use super::outcome::{ChunkOutcome, Compressed, Warning};
-use super::validate::RequestLimits;
 use crate::domain::{Chunk, CompressRequest, Order};
 use crate::kv::block::Block;
 use crate::kv::store::BlockOrigins;
@@ -133,7 +132,6 @@ impl<'a> InTime<'a> {
         request: &'a CompressRequest,
         order: Vec<usize>,
         reader: &Reader,
-        limits: &RequestLimits,
         until: Instant,
         cancel: &Cancel,
     ) -> Result<Self, PipelineError> {
@@ -141,12 +139,13 @@ impl<'a> InTime<'a> {
         let chunks = |indices: &[usize]| -> Vec<Arc<Chunk>> {
             indices.iter().map(|&chunk| Arc::clone(&request.chunks[chunk])).collect()
         };
+        let memory = reader.memory_for(&request.chunks, &reading)?;
         let (found, sources) = reader.cached_blocks(&chunks(&order), &reading);
         let by_chunk = vec![None; request.chunks.len()];
         let mut read = Read { by_chunk, sources: BlockOrigins::default(), tokens: 0 };
         let mut unread = read.add(order, found, sources);
         cancel.spend(read.tokens);
-        reader.check_tokens(read.tokens, limits)?;
+        reader.take_for(read.tokens, &memory)?;
         loop {
             let time = until.saturating_duration_since(Instant::now());
             unread.retain(|&chunk| reader.time_to_read(request.chunks[chunk].text.len()) <= time);
@@ -156,10 +155,10 @@ impl<'a> InTime<'a> {
                 break;
             }
             let later = unread.split_off(count.min(unread.len()));
-            match reader.blocks_if_in_time(&chunks(&unread), limits, &reading) {
+            match reader.blocks_if_in_time(&chunks(&unread), Arc::clone(&memory), &reading) {
                 Ok(blocks) => {
                     read.add(unread, blocks.blocks.into_iter().map(Some), blocks.sources);
-                    reader.check_tokens(read.tokens, limits)?;
+                    reader.take_for(read.tokens, &memory)?;
                 }
                 Err(PipelineError::DeadlineExceeded) => {
                     // The round has read some of its chunks, which are cached now. Their tokens are spent.
@@ -172,7 +171,10 @@ impl<'a> InTime<'a> {
             unread = later;
         }
         cancel.check()?;
-        Self::new(request, read.by_chunk, read.sources).ok_or(PipelineError::DeadlineExceeded)
+        let read =
+            Self::new(request, read.by_chunk, read.sources, memory).ok_or(PipelineError::DeadlineExceeded)?;
+        reader.free_rest(&read.blocks);
+        Ok(read)
     }
 
     /// Returns the request with the chunks that have a block, `[chunk]`. Returns `None` if there is none, or if a chunk has
@@ -181,6 +183,7 @@ impl<'a> InTime<'a> {
         request: &'a CompressRequest,
         by_chunk: Vec<Option<Block>>,
         sources: BlockOrigins,
+        memory: Arc<BlockMemory>,
     ) -> Option<Self> {
         let kept: HashSet<&String> = request.keep.iter().collect();
         let is_missing =
@@ -192,7 +195,7 @@ impl<'a> InTime<'a> {
         if indices.is_empty() {
             return None;
         }
-        let blocks = Blocks::new(by_chunk.into_iter().flatten().collect(), sources);
+        let blocks = Blocks::new(by_chunk.into_iter().flatten().collect(), sources, memory);
         let read = if indices.len() == request.chunks.len() {
             Cow::Borrowed(request)
         } else {
@@ -256,6 +259,7 @@ mod tests {
     use crate::kv::codec::Codec;
     use crate::kv::store::KvStore;
     use crate::model::scripted::ScriptedModel;
+    use crate::pipeline::validate::RequestLimits;
 
     #[test]
     fn chunks_with_the_rare_words_of_the_question_are_read_first_and_kept_ones_before_them() {
@@ -275,7 +279,7 @@ mod tests {
     fn chunks_that_fit_are_read_beside_other_requests_and_one_that_does_not_is_passed_over() {
         let tokenizer = Arc::new(ScriptedModel::tokenizer(&["tide"]));
         let (model, store) = (Arc::new(ScriptedModel::new(4)), Arc::new(KvStore::without_tiers()));
-        let reader = Reader::new(model, tokenizer, store, Codec::Int8);
+        let reader = Reader::new(model, tokenizer, store, Codec::Int8, RequestLimits::default());
         // Another request of the tenant has twice the text to read that there is time for.
         let reader = reader.with_speed(10_000.0);
         let time_left = Some(Duration::from_secs(60));
@@ -284,8 +288,8 @@ mod tests {
         let chunk = |(at, text): (usize, &String)| Chunk::new(at.to_string(), text.as_str());
         let request = CompressRequest::new("tide", texts.iter().enumerate().map(chunk).collect());
         let until = Instant::now() + Duration::from_secs(10);
-        let (limits, cancel) = (RequestLimits::default(), Cancel::default());
-        let read = InTime::read(&request, vec![0, 1, 2], &reader, &limits, until, &cancel).expect("in time");
+        let cancel = Cancel::default();
+        let read = InTime::read(&request, vec![0, 1, 2], &reader, until, &cancel).expect("in time");
         assert_eq!(read.indices, [1, 2]);
         assert_eq!(cancel.spent(), read.blocks.tokens(), "every token is counted once");
     }

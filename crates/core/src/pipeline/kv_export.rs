@@ -115,7 +115,7 @@ impl Pipeline {
         }
         // Every key is exported with the id of its token. A block that another program wrote to a disk or a
         // server may have more or fewer keys than its chunk has tokens; such a block is not used.
-        let blocks = self.reader.blocks_of_tokenized(chunks, &tokenized, &self.settings.limits, cancel)?;
+        let blocks = self.reader.blocks_of_tokenized(chunks, &tokenized, cancel)?;
         cancel.check()?;
         let mut tokens = Vec::with_capacity(blocks.tokens());
         let mut windows = 0;

@@ -43,7 +43,7 @@ pub struct RequestLimits {
     #[serde(skip)]
     pub input_tokens_max: usize,
     /// The bytes of the blocks of all chunks, which a request holds in memory while it is scored; 2 GiB by
-    /// default. It also limits the bytes of the `f32` values of one chunk while the model reads it.
+    /// default. All requests together hold at most twice as many.
     #[serde(skip)]
     pub block_bytes_max: usize,
     /// The number of parts of an answer times `sources_max`; 100,000 by default.
@@ -213,7 +213,7 @@ pub enum InvalidRequest {
     InputTooLong { max: usize },
     #[error(
         "the blocks of chunks are larger than {max} bytes together; this model \
-         needs {token_bytes} bytes per token, so send at most {tokens_max} tokens"
+         needs {token_bytes} bytes per token, so send at most {tokens_max} tokens, or raise memory_bytes_max"
     )]
     BlocksTooLarge { max: usize, token_bytes: usize, tokens_max: usize },
     #[error(

@@ -48,6 +48,7 @@ attacks! {
     rank_fields, "rerank requests of 0.45 and 0.8 MB that name one field of a document 50,000 and 100,000 times", memory::rank_fields;
     hosts, "requests with a foreign Host, Origin or Sec-Fetch-Site header, and bodies sent as text/plain", origins::hosts;
     parsing, "64 clients that send bodies of 8.3 MB of empty strings to /v1/compress and /v1/rerank for 15 s", memory::parsing;
+    long_chunks, "chunks of 1 MB: prose, lines of one letter, only signs; then eight at once", memory::long_chunks;
     turns, "conversations of 3.4 and 8.2 MB of tiny turns, to /headroom/v1/compress and to the middleware", memory::turns;
     idle_connections, "300 and 1,500 idle connections of HTTP/1.1 and HTTP/2 and half-sent heads", connections::idle;
     slow_clients, "40 clients that ask for 8 MB each and do not read, 20 that send a byte a second", connections::slow_clients;
@@ -56,6 +57,9 @@ attacks! {
     permissions, "no attack: modes of files and directories in the data directories after a run that wrote to all of them", storage::permissions;
     endless_upstream, "upstreams that stream without end while citing: sentences, one sentence, one line", middleware::endless_upstream;
     credentials, "requests with secrets in headers and query to an upstream that serves every model, and the headers of its responses", middleware::credentials;
+    links, "sources with addresses that run or hide something, named by chunks and by the result of a tool", middleware::links;
+    shared_key, "bodies for an upstream with the operator's key whose model, encoding or stored state is not what it serves", middleware::shared_key;
+    deletion, "chunks and a tenant are deleted; then all files of the data directory are searched for their words", storage::deletion;
     bad_block, "bytes of the block files of a stopped daemon are changed, then the daemon is started and gets a request with explain", storage::bad_block;
     retry_after, "120 clients with new chunks at once, each sending again when Retry-After says so", tenants::retry_after;
     tls_stall, "300 TLS handshakes that are never finished", connections::tls_stall;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde_json::json;
+use thresher_core::pipeline::blocks::LARGEST_AT_ONCE;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
@@ -41,6 +42,22 @@ const PARSING_TIME: Duration = Duration::from_secs(15);
 
 /// Bytes of a large body.
 const LARGE_BYTES: usize = 8_300_000;
+
+/// Bytes of the longest chunk that a request may send.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// Resident memory that such a chunk may cost, in MB.
+const CHUNK_MB: f64 = 250.0;
+
+/// Long chunks that are sent at once.
+const CHUNKS_AT_ONCE: usize = 8;
+
+/// Resident memory beyond the limit of the settings that these may cost: the bodies and their answers, and what else the
+/// work on them takes, in MB.
+const AT_ONCE_MB: f64 = 200.0;
+
+/// Time that a long chunk may take, in milliseconds. It is not read to its end.
+const CHUNK_DEADLINE_MS: u64 = 20_000;
 
 /// How much longer than its deadline a request may take.
 const DEADLINE_SLACK: Duration = Duration::from_secs(2);
@@ -141,6 +158,59 @@ pub async fn parsing(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
         });
     }
     findings.push(Finding::is_true("the daemon runs", daemon.is_alive()));
+    Ok(findings)
+}
+
+/// Runs the row `long-chunks`.
+pub async fn long_chunks(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
+    let prose = "The tide at the harbour is high at noon, and the pilot waits for it. ";
+    let texts = [("prose", prose), ("lines of one letter", "a\n"), ("signs", "\\")];
+    let body = |text: &str| {
+        let text: String = text.repeat(CHUNK_BYTES / text.len());
+        json!({"query": "When is the tide?", "chunks": [text], "deadline_ms": CHUNK_DEADLINE_MS}).to_string()
+    };
+    let time_max = Duration::from_millis(CHUNK_DEADLINE_MS) + DEADLINE_SLACK;
+    let sandbox = setup.sandbox()?;
+    let mut findings = Vec::new();
+    for (name, text) in texts {
+        let daemon = sandbox.start().await?;
+        let before = daemon.resident()?.now_mb;
+        let guard = daemon.guard(before + KILL_ABOVE_MB);
+        let response =
+            HttpRequest::post("/v1/compress", body(text)).send_within(&daemon.caller(), time_max).await;
+        let MemoryUse { peak_mb, killed } = guard.finish();
+        let status =
+            response.map_or_else(|error| format!("{error:#}"), |response| response.status.to_string());
+        let aim = format!("{name}: resident memory above the start, MB");
+        findings.push(killed_note(Finding::at_most(aim, peak_mb - before, CHUNK_MB), killed, &status));
+        findings.push(Finding::is_true(format!("{name}: the daemon runs"), daemon.is_alive()));
+    }
+    let daemon = sandbox.start().await?;
+    let before = daemon.resident()?.now_mb;
+    let guard = daemon.guard(before + KILL_ABOVE_MB);
+    let mut clients = JoinSet::new();
+    for _ in 0..CHUNKS_AT_ONCE {
+        let (caller, body) = (daemon.caller(), body("a\n"));
+        clients.spawn(async move {
+            HttpRequest::post("/v1/compress", body).send_within(&caller, time_max).await.is_ok()
+        });
+    }
+    let answered = clients.join_all().await.into_iter().filter(|answered| *answered).count();
+    let MemoryUse { peak_mb, killed } = guard.finish();
+    let held = LARGEST_AT_ONCE * setup.defaults.limits.block_bytes_max;
+    let limit = (held as u64 + setup.defaults.blocks.memory_bytes_max) as f64 / 1e6 + AT_ONCE_MB;
+    findings.push(resident_growth(
+        "at once: resident memory above the start, MB",
+        peak_mb - before,
+        limit,
+        killed,
+    ));
+    findings.push(Finding::at_least(
+        "at once: requests with a response",
+        answered as f64,
+        CHUNKS_AT_ONCE as f64,
+    ));
+    findings.push(Finding::is_true("at once: the daemon runs", daemon.is_alive()));
     Ok(findings)
 }
 

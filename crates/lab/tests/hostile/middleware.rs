@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use anyhow::Context;
+use serde_json::{Value, json};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -162,5 +163,139 @@ pub async fn credentials(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let aim = "headers of the upstream's web site that the client got";
     findings.push(Finding::at_most(aim, returned.len() as f64, 0.0).note(returned.join(", ")));
     findings.push(Finding::is_true("a request without secrets is answered", response.status.is_success()));
+    Ok(findings)
+}
+
+/// Runs the row `links`.
+pub async fn links(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
+    let upstream = Upstream::start(Script::ShortAnswer).await?;
+    let mut sandbox = setup.sandbox()?;
+    sandbox.set("middleware.upstreams", upstream.setting());
+    let daemon = sandbox.start().await?;
+    let caller = daemon.caller();
+    let addresses = [
+        "javascript:alert(1)",
+        "JaVaScRiPt:alert(1)",
+        " javascript:alert(1)",
+        "java\nscript:alert(1)",
+        "\u{202e}javascript:alert(1)",
+        "data:text/html;base64,PHNjcmlwdD4=",
+        "vbscript:x",
+        "file:///etc/passwd",
+        "blob:https://tides.example/1",
+    ];
+    let (question, text) = ("When is the tide?", "The tide is at noon. Ships are slow. Gulls are loud.");
+    let mut findings = Vec::new();
+    for address in addresses {
+        let chunk = json!({"id": "a", "text": text, "title": "\u{202e}Tides", "metadata": {"url": address}});
+        let by_chunk = json!({
+            "model": "m",
+            "messages": [{"role": "user", "content": question}],
+            "thresher": {"chunks": [chunk]},
+        });
+        let hits = json!({"hits": [{"url": address, "title": "\u{202e}Tides", "text": text}]}).to_string();
+        let call = json!({"id": "c", "type": "function", "function": {"name": "search", "arguments": "{}"}});
+        let by_tool = json!({"model": "m", "messages": [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": null, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": hits},
+        ]});
+        for (from, body) in [("a chunk", by_chunk), ("a tool", by_tool)] {
+            let headers = [("x-thresher-compress", "true")];
+            let request = HttpRequest::post(CHAT, body.to_string());
+            let response = request.with(&headers).send(&caller).await?;
+            let body: Value = serde_json::from_slice(&response.body).context("no JSON")?;
+            let citations = body["choices"][0]["message"]["annotations"].as_array().map_or(0, Vec::len);
+            let unsafe_links = count_unsafe(&body);
+            let aim = format!("{address:?} of {from}: links that are neither http nor ours");
+            let note = format!("{} with {citations} citations", response.status);
+            findings.push(Finding::at_most(aim, unsafe_links as f64, 0.0).note(note));
+        }
+    }
+    Ok(findings)
+}
+
+/// Counts the links of a response that are no web address and none of the daemon's, and titles that turn the direction of text.
+fn count_unsafe(value: &Value) -> usize {
+    let is_link = |name: &str| matches!(name, "url" | "source" | "uri");
+    let is_safe =
+        |link: &str| ["https://", "http://", "urn:thresher:"].iter().any(|start| link.starts_with(start));
+    match value {
+        Value::Array(values) => values.iter().map(count_unsafe).sum(),
+        Value::Object(fields) => fields
+            .iter()
+            .map(|(name, value)| match value {
+                Value::String(text) if is_link(name) => usize::from(!is_safe(text)),
+                Value::String(text) if name == "title" => usize::from(text.contains('\u{202e}')),
+                value => count_unsafe(value),
+            })
+            .sum(),
+        _ => 0,
+    }
+}
+
+/// Runs the row `shared-key`.
+pub async fn shared_key(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
+    let upstream = Upstream::start(Script::ShortAnswer).await?;
+    let mut sandbox = setup.sandbox()?;
+    let key_file = sandbox.path().join("upstream.key");
+    std::fs::write(&key_file, "sk-operator-0123456789")?;
+    std::fs::set_permissions(&key_file, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
+    sandbox.set("middleware.upstreams", upstream.setting_with_key("small", "upstream.key"));
+    let daemon = sandbox.start().await?;
+    let caller = daemon.caller();
+    let message = json!([{"role": "user", "content": "When is the tide?"}]);
+    let chat = |model: Value| json!({"model": model, "messages": message}).to_string();
+    let responses = |name: &str, value: Value| {
+        let mut body = json!({"model": "small", "input": "When is the tide?"});
+        body[name] = value;
+        body.to_string()
+    };
+    let utf16: Vec<u8> = chat("large".into()).encode_utf16().flat_map(u16::to_le_bytes).collect();
+    let form = "--b\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\nlarge\r\n--b--\r\n";
+    let (json_type, form_type) = ("application/json", "multipart/form-data; boundary=b");
+    let cases: [(&str, &str, &str, Vec<u8>); 16] = [
+        ("another model", CHAT, json_type, chat("large".into()).into()),
+        ("a byte-order mark", CHAT, json_type, format!("\u{feff}{}", chat("large".into())).into()),
+        ("UTF-16", CHAT, json_type, utf16),
+        ("another content type", CHAT, "text/plain", chat("large".into()).into()),
+        ("a list of models", CHAT, json_type, chat(json!(["large"])).into()),
+        ("no model", CHAT, json_type, json!({"Model": "large", "messages": message}).to_string().into()),
+        (
+            "two models",
+            CHAT,
+            json_type,
+            format!(r#"{{"model":"small",{}"#, &chat("large".into())[1..]).into(),
+        ),
+        ("a form", "/v1/audio/transcriptions", form_type, form.into()),
+        ("a double encoding", "/v1/models/small%252f..%252ffiles", json_type, chat("small".into()).into()),
+        ("a path parameter", "/v1/..;/v1/files", json_type, chat("small".into()).into()),
+        ("full-width dots", "/v1/models/%EF%BC%8E%EF%BC%8E/files", json_type, chat("small".into()).into()),
+        (
+            "previous_response_id",
+            "/v1/responses",
+            json_type,
+            responses("previous_response_id", "r".into()).into(),
+        ),
+        ("conversation", "/v1/responses", json_type, responses("conversation", "c".into()).into()),
+        ("background", "/v1/responses", json_type, responses("background", true.into()).into()),
+        ("store", "/v1/responses", json_type, responses("store", true.into()).into()),
+        (
+            "a vector store",
+            "/v1/responses",
+            json_type,
+            responses("tools", json!([{"type": "file_search", "vector_store_ids": ["v"]}])).into(),
+        ),
+    ];
+    let mut findings = Vec::new();
+    for (name, path, content_type, body) in cases {
+        let headers = [("content-type", content_type)];
+        let response = HttpRequest::post(path, body).with(&headers).send(&caller).await?;
+        let reached = upstream.take_requests().len();
+        let aim = format!("{name}: requests with the operator's key that reached the upstream");
+        findings.push(Finding::at_most(aim, reached as f64, 0.0).note(response.status.to_string()));
+    }
+    let response = HttpRequest::post(CHAT, chat("small".into())).send(&caller).await?;
+    findings.push(Finding::is_true("a request for the model is answered", response.status.is_success()));
     Ok(findings)
 }

@@ -20,6 +20,7 @@ use tokio::time::sleep;
 use crate::Finding;
 use crate::clients::HttpRequest;
 use crate::process::{DaemonProcess, Setup};
+use crate::tenants::create_key;
 use thresher_lab::client::{Caller, HttpResponse};
 use thresher_lab::workload::{prose_of, seeded};
 
@@ -47,6 +48,9 @@ const WRITERS: usize = 4;
 /// How long they write.
 const WRITE_TIME: Duration = Duration::from_secs(4);
 
+/// Time after which nothing of what was deleted is in any file.
+const DELETION_TIME_MAX: Duration = Duration::from_secs(60);
+
 /// Expected modes of directories and files.
 const DIRECTORY_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
@@ -71,6 +75,64 @@ impl Drop for Mount {
         // A lazy unmount works even if files are open.
         let _ = Command::new("umount").arg("-l").arg(&self.0).output();
     }
+}
+
+/// Runs the row `deletion`.
+pub async fn deletion(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
+    let mut sandbox = setup.sandbox()?;
+    let bearers = [create_key(&sandbox, "a")?, create_key(&sandbox, "b")?].map(|key| format!("Bearer {key}"));
+    sandbox.set("access.keys_file", "keys.toml");
+    let daemon = sandbox.start().await?;
+    let caller = daemon.caller();
+    // Words that nothing else contains: of a text, its title and its metadata, and of a text of the other tenant.
+    let secrets = ["qzvtext", "qzvtitle", "qzvmetadata", "qzvtenant"];
+    let [text, title, metadata, of_tenant] = secrets;
+    for (bearer, word) in bearers.iter().zip([text, of_tenant]) {
+        let text = format!("The tide of {word} is at noon. Ships are slow.");
+        let chunk = json!({"id": "secret", "text": text, "title": title, "metadata": {"note": metadata}});
+        let kept = json!({"id": "kept", "text": "The pilot waits for the tide."});
+        let headers = [("authorization", bearer.as_str())];
+        for (path, body) in [
+            ("/v1/chunks", json!({"chunks": [chunk, kept]})),
+            ("/v1/compress", json!({"query": "When is the tide?", "chunk_ids": ["secret", "kept"]})),
+        ] {
+            let response = HttpRequest::post(path, body.to_string()).with(&headers).send(&caller).await?;
+            ensure!(response.status.is_success(), "{path} was answered with {}", response.status);
+        }
+    }
+    let data = sandbox.path().join(DATA);
+    sleep(Duration::from_secs(2)).await;
+    let found = |words: &[&str]| -> anyhow::Result<usize> {
+        let mut count = 0;
+        for (file, _) in entries(&data)?.into_iter().filter(|(_, is_directory)| !is_directory) {
+            // A file may be gone by now.
+            let bytes = fs::read(&file).unwrap_or_default();
+            let has = |word: &&&str| bytes.windows(word.len()).any(|window| window == word.as_bytes());
+            count += words.iter().filter(has).count();
+        }
+        Ok(count)
+    };
+    let before = found(&secrets)?;
+    let headers = [("authorization", bearers[0].as_str())];
+    let body = json!({"ids": ["secret"]}).to_string();
+    let deleted = HttpRequest::post("/v1/chunks/delete", body).with(&headers).send(&caller).await?;
+    let admin = Caller::new(daemon.admin());
+    let request = HttpRequest { method: hyper::Method::DELETE, ..HttpRequest::get("/admin/tenants/b") };
+    let tenant = request.send(&admin).await?;
+    let until = Instant::now() + DELETION_TIME_MAX;
+    let mut left = found(&secrets)?;
+    while left > 0 && Instant::now() < until {
+        sleep(Duration::from_secs(2)).await;
+        left = found(&secrets)?;
+    }
+    let kept = HttpRequest::get("/v1/chunks/kept").with(&headers).send(&caller).await?;
+    Ok(vec![
+        Finding::at_least("words in files before the deletion", before as f64, 1.0),
+        Finding::is_true("deleting is answered", deleted.status.is_success() && tenant.status.is_success())
+            .note(format!("{}, {}", deleted.status, tenant.status)),
+        Finding::at_most("words in files a minute after the deletion", left as f64, 0.0),
+        Finding::is_true("the other chunk is there", kept.status.is_success()),
+    ])
 }
 
 /// Runs the row `full-disk`.

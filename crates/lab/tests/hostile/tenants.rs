@@ -130,7 +130,8 @@ pub async fn tenants(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
 }
 
 /// Creates a key for the tenant in the key file.
-fn create_key(sandbox: &Sandbox, tenant: &str) -> anyhow::Result<String> {
+/// Writes a key of a tenant to the file of keys, and returns it.
+pub fn create_key(sandbox: &Sandbox, tenant: &str) -> anyhow::Result<String> {
     sandbox.run(&["key", "new", "--name", tenant, "--tenant", tenant, "--file", "keys.toml"])
 }
 

@@ -209,7 +209,8 @@ impl Candidates {
         chunks.remove(chunk);
         let mut blocks = self.blocks.blocks.clone();
         blocks.remove(chunk);
-        Self::new(&chunks, Arc::new(Blocks::new(blocks, self.blocks.sources)), None)
+        let blocks = Blocks::new(blocks, self.blocks.sources, Arc::clone(&self.blocks.memory));
+        Self::new(&chunks, Arc::new(blocks), None)
     }
 
     /// Returns how many blocks of the chunks came from each source.
