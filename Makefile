@@ -176,7 +176,7 @@ soak: provision cargo ## send requests of every kind for a minute and check memo
 	@$(WITH_RUNTIME) $(STAGE) "soak: tests of soak and overload runs" "20 seconds" \
 	  $(CARGO) test $(CARGOFLAGS) --test lab -- --ignored soak overload
 
-hostile: model ## attack a daemon with default settings for ten minutes; ROWS=kill runs only the attacks whose names contain it
+hostile: model ## attack a daemon with default settings for a quarter of an hour; ROWS=kill runs only the attacks whose names contain it
 	$(WITH_RUNTIME) $(CARGO) test --release -p thresher-lab $(CARGOFLAGS) --test hostile -- --ignored --nocapture --test-threads 1 $(ROWS)
 
 eval: model ## measure quality on a data set: make eval EVAL_DATA=<path>

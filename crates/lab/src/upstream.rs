@@ -10,7 +10,7 @@ use axum::extract::Request;
 use axum::response::Response;
 use bytes::Bytes;
 use futures_util::stream;
-use http_body_util::BodyExt as _;
+use http_body_util::{BodyExt as _, Collected};
 use hyper::HeaderMap;
 use serde_json::json;
 use tokio::net::TcpListener;
@@ -37,6 +37,7 @@ pub enum Script {
 pub struct RecordedRequest {
     pub uri: String,
     pub headers: HeaderMap,
+    pub body: Bytes,
 }
 
 /// A server that runs until it is dropped.
@@ -59,10 +60,10 @@ impl Upstream {
         let record = Arc::clone(&requests);
         let handle = async move |request: Request| {
             let (head, body) = request.into_parts();
-            let recorded = RecordedRequest { uri: head.uri.to_string(), headers: head.headers };
-            record.lock().unwrap_or_else(PoisonError::into_inner).push(recorded);
             // Some clients send the whole body before they read.
-            let _ = body.collect().await;
+            let body = body.collect().await.map(Collected::to_bytes).unwrap_or_default();
+            let recorded = RecordedRequest { uri: head.uri.to_string(), headers: head.headers, body };
+            record.lock().unwrap_or_else(PoisonError::into_inner).push(recorded);
             script.response()
         };
         let mut tasks = JoinSet::new();

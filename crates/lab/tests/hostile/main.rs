@@ -7,7 +7,7 @@
 //! that takes too much of the machine's memory is killed; its aim is then missed.
 //!
 //! ```text
-//! make hostile                 all attacks, about ten minutes
+//! make hostile                 all attacks, about a quarter of an hour
 //! make hostile ROWS=kill       those whose names contain "kill"
 //! ```
 

@@ -43,8 +43,8 @@ const PARSING_TIME: Duration = Duration::from_secs(15);
 /// Bytes of a large body.
 const LARGE_BYTES: usize = 8_300_000;
 
-/// Bytes of the longest chunk that a request may send.
-const CHUNK_BYTES: usize = 1 << 20;
+/// Bytes of a long chunk, about as many as a request may send.
+const CHUNK_BYTES: usize = 1_000_000;
 
 /// Resident memory that such a chunk may cost, in MB.
 const CHUNK_MB: f64 = 250.0;
@@ -56,8 +56,8 @@ const CHUNKS_AT_ONCE: usize = 8;
 /// work on them takes, in MB.
 const AT_ONCE_MB: f64 = 200.0;
 
-/// Time that a long chunk may take, in milliseconds. It is not read to its end.
-const CHUNK_DEADLINE_MS: u64 = 20_000;
+/// Time that a long chunk may take, in milliseconds: two cores read it to its end.
+const CHUNK_DEADLINE_MS: u64 = 120_000;
 
 /// How much longer than its deadline a request may take.
 const DEADLINE_SLACK: Duration = Duration::from_secs(2);
@@ -165,8 +165,8 @@ pub async fn parsing(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
 pub async fn long_chunks(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let prose = "The tide at the harbour is high at noon, and the pilot waits for it. ";
     let texts = [("prose", prose), ("lines of one letter", "a\n"), ("signs", "\\")];
-    let body = |text: &str| {
-        let text: String = text.repeat(CHUNK_BYTES / text.len());
+    let body = |text: &str, bytes: usize| {
+        let text = text.repeat(bytes.div_ceil(text.len()));
         json!({"query": "When is the tide?", "chunks": [text], "deadline_ms": CHUNK_DEADLINE_MS}).to_string()
     };
     let time_max = Duration::from_millis(CHUNK_DEADLINE_MS) + DEADLINE_SLACK;
@@ -174,10 +174,13 @@ pub async fn long_chunks(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for (name, text) in texts {
         let daemon = sandbox.start().await?;
+        // What the first request loads, such as the tokenizer of budgets, stays and is not the chunk's.
+        HttpRequest::post("/v1/compress", body("tide", 1)).send(&daemon.caller()).await?;
         let before = daemon.resident()?.now_mb;
         let guard = daemon.guard(before + KILL_ABOVE_MB);
-        let response =
-            HttpRequest::post("/v1/compress", body(text)).send_within(&daemon.caller(), time_max).await;
+        let response = HttpRequest::post("/v1/compress", body(text, CHUNK_BYTES))
+            .send_within(&daemon.caller(), time_max)
+            .await;
         let MemoryUse { peak_mb, killed } = guard.finish();
         let status =
             response.map_or_else(|error| format!("{error:#}"), |response| response.status.to_string());
@@ -190,7 +193,7 @@ pub async fn long_chunks(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let guard = daemon.guard(before + KILL_ABOVE_MB);
     let mut clients = JoinSet::new();
     for _ in 0..CHUNKS_AT_ONCE {
-        let (caller, body) = (daemon.caller(), body("a\n"));
+        let (caller, body) = (daemon.caller(), body("a\n", CHUNK_BYTES));
         clients.spawn(async move {
             HttpRequest::post("/v1/compress", body).send_within(&caller, time_max).await.is_ok()
         });

@@ -145,7 +145,9 @@ pub async fn credentials(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
         let leaked = recorded
             .iter()
             .filter(|recorded| {
-                has(recorded.uri.as_bytes()) || recorded.headers.values().any(|value| has(value.as_bytes()))
+                has(recorded.uri.as_bytes())
+                    || has(&recorded.body)
+                    || recorded.headers.values().any(|value| has(value.as_bytes()))
             })
             .count();
         let note =
@@ -171,6 +173,7 @@ pub async fn links(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let upstream = Upstream::start(Script::ShortAnswer).await?;
     let mut sandbox = setup.sandbox()?;
     sandbox.set("middleware.upstreams", upstream.setting());
+    sandbox.set("middleware.tools", vec!["search".to_owned()]);
     let daemon = sandbox.start().await?;
     let caller = daemon.caller();
     let addresses = [
@@ -184,7 +187,11 @@ pub async fn links(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
         "file:///etc/passwd",
         "blob:https://tides.example/1",
     ];
-    let (question, text) = ("When is the tide?", "The tide is at noon. Ships are slow. Gulls are loud.");
+    let question = "When is the tide?";
+    let text = format!(
+        "The tide is at noon. {}",
+        "Ships are slow in the wind. Gulls are loud on the roofs. ".repeat(40)
+    );
     let mut findings = Vec::new();
     for address in addresses {
         let chunk = json!({"id": "a", "text": text, "title": "\u{202e}Tides", "metadata": {"url": address}});
@@ -208,8 +215,9 @@ pub async fn links(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
             let citations = body["choices"][0]["message"]["annotations"].as_array().map_or(0, Vec::len);
             let unsafe_links = count_unsafe(&body);
             let aim = format!("{address:?} of {from}: links that are neither http nor ours");
-            let note = format!("{} with {citations} citations", response.status);
-            findings.push(Finding::at_most(aim, unsafe_links as f64, 0.0).note(note));
+            findings.push(Finding::at_most(aim, unsafe_links as f64, 0.0).note(response.status.to_string()));
+            let aim = format!("{address:?} of {from}: citations");
+            findings.push(Finding::at_least(aim, citations as f64, 1.0));
         }
     }
     Ok(findings)
@@ -254,7 +262,7 @@ pub async fn shared_key(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let utf16: Vec<u8> = chat("large".into()).encode_utf16().flat_map(u16::to_le_bytes).collect();
     let form = "--b\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\nlarge\r\n--b--\r\n";
     let (json_type, form_type) = ("application/json", "multipart/form-data; boundary=b");
-    let cases: [(&str, &str, &str, Vec<u8>); 16] = [
+    let cases: [(&str, &str, &str, Vec<u8>); 15] = [
         ("another model", CHAT, json_type, chat("large".into()).into()),
         ("a byte-order mark", CHAT, json_type, format!("\u{feff}{}", chat("large".into())).into()),
         ("UTF-16", CHAT, json_type, utf16),
@@ -279,7 +287,6 @@ pub async fn shared_key(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
         ),
         ("conversation", "/v1/responses", json_type, responses("conversation", "c".into()).into()),
         ("background", "/v1/responses", json_type, responses("background", true.into()).into()),
-        ("store", "/v1/responses", json_type, responses("store", true.into()).into()),
         (
             "a vector store",
             "/v1/responses",
@@ -297,5 +304,12 @@ pub async fn shared_key(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     }
     let response = HttpRequest::post(CHAT, chat("small".into())).send(&caller).await?;
     findings.push(Finding::is_true("a request for the model is answered", response.status.is_success()));
+    upstream.take_requests();
+    let body = responses("store", true.into());
+    HttpRequest::post("/v1/responses", body).send(&caller).await?;
+    let sent: Vec<Value> =
+        upstream.take_requests().iter().flat_map(|sent| serde_json::from_slice(&sent.body)).collect();
+    let is_stored = sent.iter().any(|body| body["store"] != false);
+    findings.push(Finding::is_true("an answer that shall be stored is not", sent.len() == 1 && !is_stored));
     Ok(findings)
 }
