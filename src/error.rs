@@ -106,6 +106,7 @@ impl From<&InvalidRequest> for ErrorCode {
             | InvalidRequest::InputTooLong { .. }
             | InvalidRequest::BlocksTooLarge { .. }
             | InvalidRequest::ChunkTooLong { .. }
+            | InvalidRequest::ChunkTokensTooMany { .. }
             | InvalidRequest::AnswerTooLong { .. }
             | InvalidRequest::SentenceBeyondModel { .. }
             | InvalidRequest::KvTooLong { .. } => Self::TooLong,

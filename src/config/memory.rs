@@ -1,18 +1,17 @@
 //! How `memory_bytes_max` is divided.
 
-use thresher_core::pipeline::blocks::LARGEST_AT_ONCE;
-
 use super::Config;
 
 /// Parts of `memory_bytes_max`, which is 32 of them. Cached blocks get most: they are what makes a request warm.
 const PARTS: u64 = 32;
 const BLOCKS: u64 = 10;
-const BLOCKS_OF_REQUESTS: u64 = 6;
+const BLOCKS_OF_REQUESTS: u64 = 7;
+const BLOCKS_OF_STREAMS: u64 = 1;
 const BLOCK_WRITES: u64 = 1;
 const BODIES: u64 = 4;
 const ANSWERS: u64 = 4;
 const CHUNKS: u64 = 2;
-const KV_EXPORTS: u64 = 4;
+const KV_EXPORTS: u64 = 2;
 const HANDLES: u64 = 1;
 
 /// The largest body of a request to an upstream, images included.
@@ -31,7 +30,8 @@ impl Config {
         self.blocks.memory_bytes_max = share(BLOCKS);
         self.blocks.write_queue_bytes_max = share(BLOCK_WRITES);
         let models = 1 + u64::from(self.model.has_exporter());
-        self.limits.block_bytes_max = in_memory(share(BLOCKS_OF_REQUESTS) / models) / LARGEST_AT_ONCE;
+        self.limits.block_bytes_max = in_memory(share(BLOCKS_OF_REQUESTS) / models);
+        self.limits.stream_block_bytes_max = in_memory(share(BLOCKS_OF_STREAMS) / models);
         self.http.bodies_bytes_max = in_memory(share(BODIES));
         self.http.answers_bytes_max = in_memory(share(ANSWERS));
         self.registry.cache_bytes_max = in_memory(share(CHUNKS) / tenants);
@@ -46,7 +46,8 @@ impl Config {
         tracing::info!(
             memory_bytes_max = self.memory_bytes_max,
             blocks = self.blocks.memory_bytes_max,
-            blocks_of_one_request = self.limits.block_bytes_max,
+            blocks_of_requests = self.limits.block_bytes_max,
+            blocks_of_streams = self.limits.stream_block_bytes_max,
             block_writes = self.blocks.write_queue_bytes_max,
             bodies = self.http.bodies_bytes_max,
             responses = self.http.answers_bytes_max,

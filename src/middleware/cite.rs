@@ -80,7 +80,7 @@ impl SeenTexts {
             ..AttributeRequest::new("", Vec::new())
         };
         pipeline.check_sources(&request)?;
-        let candidates = pipeline.candidates(&request, &mut Clock::start(), cancel)?;
+        let candidates = pipeline.candidates_of_stream(&request, &mut Clock::start(), cancel)?;
         Ok(self.candidates.get_or_init(|| candidates))
     }
 }

@@ -275,9 +275,13 @@ impl Pipeline {
 
     /// Returns the bytes of those of `chunks` that are not cached.
     pub fn bytes_to_read(&self, chunks: &[Arc<Chunk>], cancel: &Cancel) -> usize {
-        let (found, _) = self.reader.cached_blocks(chunks, cancel);
-        let unread = chunks.iter().zip(&found).filter(|(_, found)| found.is_none());
-        unread.map(|(chunk, _)| chunk.text.len()).sum()
+        // One batch at a time, so that their blocks are not in memory together.
+        let bytes_of_batch = |batch: &[Arc<Chunk>]| -> usize {
+            let (found, _) = self.reader.cached_blocks(batch, None, cancel);
+            let unread = batch.iter().zip(&found).filter(|(_, found)| found.is_none());
+            unread.map(|(chunk, _)| chunk.text.len()).sum()
+        };
+        chunks.chunks(blocks::chunks_per_batch(self.model().windows_at_once)).map(bytes_of_batch).sum()
     }
 
     /// Compresses the chunks of a request to the parts that answer its question.

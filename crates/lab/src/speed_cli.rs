@@ -337,6 +337,8 @@ fn settings(config: &Config, workers: Option<usize>, workload: &Workload, client
     raise(&mut config.registry.prefilter_above, workload.chunks);
     raise(&mut config.limits.query_tokens_max, workload.query_tokens);
     raise(&mut config.limits.input_tokens_max, tokens_max);
+    // A token has less than 512 bytes in a block.
+    raise(&mut config.limits.block_bytes_max, clients * 512 * tokens_max);
     raise(&mut config.limits.logit_count_max, tokens_max * workload.query_tokens);
     // A token has about six bytes, seldom twelve.
     raise(&mut config.http.body_bytes_max, 12 * tokens_max);

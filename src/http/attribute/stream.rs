@@ -60,7 +60,7 @@ pub async fn handle(
         let pipeline = service.ready()?;
         pipeline.check_sources(&loaded.request)?;
         let mut clock = Clock::start();
-        let candidates = pipeline.candidates(&loaded.request, &mut clock, cancel)?;
+        let candidates = pipeline.candidates_of_stream(&loaded.request, &mut clock, cancel)?;
         observe::stages(&clock.finish());
         Ok(StreamContext { loaded, candidates })
     });

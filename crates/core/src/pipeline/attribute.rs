@@ -37,6 +37,7 @@ pub use self::quotes::{QuoteOutcome, QuoteVerdict, QuotedSpan};
 use self::second_opinion::Question;
 use self::sentence_scores::{AnswerSentence, SentenceScores};
 pub use self::verdict::Verdict;
+use super::blocks::Blocks;
 use super::cancel::Cancel;
 use super::clock::{Clock, Timings};
 use super::validate::{self, InvalidRequest};
@@ -198,9 +199,32 @@ impl Pipeline {
         cancel: &Cancel,
     ) -> Result<Candidates, PipelineError> {
         let blocks = clock.stage("blocks", || self.reader.blocks(&request.chunks, cancel))?;
+        Self::candidates_of(request, blocks, clock, cancel)
+    }
+
+    fn candidates_of(
+        request: &AttributeRequest,
+        blocks: Blocks,
+        clock: &mut Clock,
+        cancel: &Cancel,
+    ) -> Result<Candidates, PipelineError> {
         cancel.check()?;
         Ok(clock
             .stage("terms", || Candidates::new(&request.chunks, Arc::new(blocks), request.seen.as_deref())))
+    }
+
+    /// As [`Self::candidates`], for a stream, which may keep them for minutes.
+    ///
+    /// # Errors
+    /// Fails as [`Self::attribute`] does, and with [`PipelineError::MemoryTaken`] if other streams have the memory.
+    pub fn candidates_of_stream(
+        &self,
+        request: &AttributeRequest,
+        clock: &mut Clock,
+        cancel: &Cancel,
+    ) -> Result<Candidates, PipelineError> {
+        let blocks = clock.stage("blocks", || self.reader.blocks(&request.chunks, cancel))?;
+        Self::candidates_of(request, self.reader.for_stream(blocks)?, clock, cancel)
     }
 
     /// Scores one sentence of an answer over the chunks. `cuts` are byte offsets in the answer at which words

@@ -5,14 +5,14 @@
 use std::cell::OnceCell;
 use std::sync::Arc;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ndarray::{Array3, ArrayView3, s};
 use rayon::prelude::*;
 
 use super::PipelineError;
-use super::cancel::Cancel;
+use super::cancel::{Cancel, Holding};
 use super::load::{LoadEstimator, OngoingRead};
 use super::tokenize::{self, TokenizedChunk};
 use super::validate::RequestLimits;
@@ -36,11 +36,10 @@ const WINDOWS_PER_WORKER: u32 = 3;
 const WINDOW_TOKENS_USUAL_MAX: usize = 512;
 const BYTES_PER_TOKEN: usize = 4;
 
-/// How many of the largest requests hold their blocks at the same time.
-pub const LARGEST_AT_ONCE: usize = 2;
-
-/// Bytes of text for which memory for one token is taken before the text is tokenized. Prose has four or five per token.
+/// Bytes of text for which memory for one token is taken before the text is tokenized, and tokens that every chunk has
+/// besides. Prose has four or five bytes per token.
 const BYTES_PER_TOKEN_MIN: usize = 3;
+const TOKENS_PER_CHUNK_MIN: usize = 4;
 
 /// The blocks of all chunks of a request. Their tokens follow each other on one key axis.
 #[derive(Debug, Clone)]
@@ -50,17 +49,21 @@ pub struct Blocks {
     /// `[chunk]`: the tokens of each chunk on the key axis, those of its title first.
     pub spans: Vec<TokenSpan>,
     pub sources: BlockOrigins,
-    /// The memory of the blocks, in the pool of their reader.
-    pub memory: Arc<BlockMemory>,
+    /// The memory of the blocks, in a pool of their reader; `None` if it is counted elsewhere.
+    pub memory: Option<Arc<BlockMemory>>,
 }
 
 /// Memory for the blocks of a request. Dropping it frees the memory.
 #[derive(Debug)]
-pub struct BlockMemory(Mutex<MemoryPermit>);
+pub struct BlockMemory {
+    permit: Mutex<MemoryPermit>,
+    /// Tells the request that it holds memory.
+    _holding: Holding,
+}
 
 impl Blocks {
     /// Returns the blocks with their tokens on one key axis, in the order given.
-    pub fn new(blocks: Vec<Block>, sources: BlockOrigins, memory: Arc<BlockMemory>) -> Self {
+    pub fn new(blocks: Vec<Block>, sources: BlockOrigins, memory: Option<Arc<BlockMemory>>) -> Self {
         let mut start = 0;
         let span = |block: &Block| {
             let span = TokenSpan::new(start, start + block.tokens());
@@ -69,6 +72,20 @@ impl Blocks {
         };
         let spans = blocks.iter().map(span).collect();
         Self { blocks, spans, sources, memory }
+    }
+
+    /// Returns the blocks that these have without those of chunk `index`, in the same memory.
+    #[must_use]
+    pub fn without(&self, index: usize) -> Self {
+        let mut blocks = self.blocks.clone();
+        blocks.remove(index);
+        Self::new(blocks, self.sources, self.memory.clone())
+    }
+
+    /// Returns the blocks with their memory freed in the pool, for an owner that counts it.
+    #[must_use]
+    pub fn counted_elsewhere(self) -> Self {
+        Self { memory: None, ..self }
     }
 
     /// Returns the number of tokens in all chunks, which is the length of the key axis.
@@ -91,9 +108,11 @@ pub struct Reader {
     /// Bytes of one token in a block.
     token_bytes: usize,
     limits: RequestLimits,
-    /// Memory for the blocks of all requests, shared by all tenants.
+    /// Memory for the blocks of all requests, and of all streams, shared by all tenants.
     memory: MemoryPool,
-    has_rivals: Arc<AtomicBool>,
+    memory_of_streams: MemoryPool,
+    /// The tenants that have readers, besides the default one.
+    tenants: Arc<AtomicUsize>,
 }
 
 /// What a request's reads are to the load of the model.
@@ -119,9 +138,22 @@ impl Reader {
         let key_bytes = codec.head_bytes(LANES, info.head_dim) / LANES;
         let token_bytes = info.planes * (key_bytes + scale_bytes);
         let load = Arc::default();
-        let memory = MemoryPool::new(limits.block_bytes_max.saturating_mul(LARGEST_AT_ONCE));
-        let has_rivals = Arc::default();
-        Self { model, tokenizer, store, codec, keys, tenant, load, token_bytes, limits, memory, has_rivals }
+        let memory = MemoryPool::new(limits.block_bytes_max);
+        let memory_of_streams = MemoryPool::new(limits.stream_block_bytes_max);
+        Self {
+            model,
+            tokenizer,
+            store,
+            codec,
+            keys,
+            tenant,
+            load,
+            token_bytes,
+            limits,
+            memory,
+            memory_of_streams,
+            tenants: Arc::default(),
+        }
     }
 
     /// Returns this reader with a known speed of the model.
@@ -138,7 +170,7 @@ impl Reader {
     /// Returns a reader for another tenant, which reads with `model`, the tenant's own share of the model. It
     /// neither finds blocks of other tenants nor waits for reads of theirs.
     pub fn of_tenant(&self, tenant: &Tenant, model: Arc<dyn ModelRuntime>) -> Self {
-        self.has_rivals.store(true, Ordering::Relaxed);
+        self.tenants.fetch_add(1, Ordering::Relaxed);
         Self {
             keys: key_space(model.info(), self.codec, tenant),
             model,
@@ -150,7 +182,8 @@ impl Reader {
             token_bytes: self.token_bytes,
             limits: self.limits,
             memory: self.memory.clone(),
-            has_rivals: Arc::clone(&self.has_rivals),
+            memory_of_streams: self.memory_of_streams.clone(),
+            tenants: Arc::clone(&self.tenants),
         }
     }
 
@@ -162,40 +195,48 @@ impl Reader {
     /// `cancel` if it stops the work, and [`PipelineError::Model`] if the model or its tokenizer fails.
     pub fn blocks(&self, chunks: &[Arc<Chunk>], cancel: &Cancel) -> Result<Blocks, PipelineError> {
         let memory = self.memory_for(chunks, cancel)?;
-        let blocks = self.checked_blocks(chunks, None, memory, cancel, cancel.time_left())?;
-        self.free_rest(&blocks);
+        let blocks =
+            self.checked_blocks(chunks, None, (Arc::clone(&memory), 0), cancel, cancel.time_left())?;
+        self.free_rest(blocks.tokens(), &memory);
         Ok(blocks)
     }
 
-    /// As [`Self::blocks`], with memory from [`Self::memory_for`]; the request takes what there is time for, so it is not
-    /// refused for what other requests read.
+    /// As [`Self::blocks`], with memory from [`Self::memory_for`], in which there are `tokens_before` tokens; the request
+    /// takes what there is time for, so it is not refused for what other requests read.
     ///
     /// # Errors
     /// Fails as [`Self::blocks`] does, but for [`PipelineError::Overloaded`].
     pub fn blocks_if_in_time(
         &self,
         chunks: &[Arc<Chunk>],
-        memory: Arc<BlockMemory>,
+        (memory, tokens_before): (Arc<BlockMemory>, usize),
         cancel: &Cancel,
     ) -> Result<Blocks, PipelineError> {
-        self.checked_blocks(chunks, None, memory, cancel, None)
+        self.checked_blocks(chunks, None, (memory, tokens_before), cancel, None)
     }
 
     /// Waits for memory for the blocks of `chunks`, as many bytes as they probably have. A request does not wait for more
-    /// while it has some, because others may wait for blocks that it reads.
+    /// while it has some, because two such requests would wait for each other.
     ///
     /// # Errors
-    /// Returns the error of `cancel` if it stops the work.
+    /// Returns the error of `cancel` if it stops the work, and [`PipelineError::MemoryTaken`] if the request holds memory
+    /// and there is not enough for more.
     pub fn memory_for(
         &self,
         chunks: &[Arc<Chunk>],
         cancel: &Cancel,
     ) -> Result<Arc<BlockMemory>, PipelineError> {
-        let text_bytes: usize = chunks.iter().map(|chunk| chunk.text.len()).sum();
-        let bytes = (text_bytes / BYTES_PER_TOKEN_MIN).saturating_mul(self.token_bytes);
-        let bytes = bytes.min(self.limits.block_bytes_max);
-        let permit = self.memory.take_blocking(self.sharer(), bytes, || cancel.check())?;
-        Ok(Arc::new(BlockMemory(Mutex::new(permit))))
+        let text_bytes =
+            |chunk: &Arc<Chunk>| chunk.text.len() + chunk.title.as_ref().map_or(0, |title| title.len());
+        let text_bytes: usize = chunks.iter().map(text_bytes).sum();
+        let tokens = text_bytes / BYTES_PER_TOKEN_MIN + chunks.len() * TOKENS_PER_CHUNK_MIN;
+        let bytes = tokens.saturating_mul(self.token_bytes).min(self.limits.block_bytes_max);
+        let permit = if cancel.holds_memory() {
+            self.memory.try_take(self.sharer(), bytes).map_err(|_| PipelineError::MemoryTaken)?
+        } else {
+            self.memory.take_blocking(self.sharer(), bytes, || cancel.check())?
+        };
+        Ok(Arc::new(BlockMemory { permit: Mutex::new(permit), _holding: cancel.hold_memory() }))
     }
 
     /// Checks that the blocks of a request may have so many tokens, and takes more memory for them if they need it.
@@ -205,7 +246,7 @@ impl Reader {
     /// other requests have the memory.
     pub fn take_for(&self, tokens: usize, memory: &BlockMemory) -> Result<(), PipelineError> {
         self.limits.check_tokens(tokens, self.token_bytes)?;
-        let mut held = memory.0.lock().expect("taking memory does not panic");
+        let mut held = memory.permit.lock().expect("taking memory does not panic");
         let more = (tokens * self.token_bytes).saturating_sub(held.bytes());
         if more > 0 {
             let taken = self.memory.try_take(self.sharer(), more);
@@ -214,28 +255,43 @@ impl Reader {
         Ok(())
     }
 
-    /// Frees what was taken for more tokens than the blocks have.
-    pub fn free_rest(&self, blocks: &Blocks) {
-        let mut held = blocks.memory.0.lock().expect("freeing memory does not panic");
-        let rest = held.bytes().saturating_sub(blocks.tokens() * self.token_bytes);
+    /// Frees what was taken for more tokens than so many.
+    pub fn free_rest(&self, tokens: usize, memory: &BlockMemory) {
+        let mut held = memory.permit.lock().expect("freeing memory does not panic");
+        let rest = held.bytes().saturating_sub(tokens * self.token_bytes);
         drop(held.split(rest));
     }
 
+    /// Returns blocks that are kept for the length of a stream, which has a client's pace: in memory of their own, so that
+    /// requests do not wait for it.
+    ///
+    /// # Errors
+    /// Returns [`PipelineError::MemoryTaken`] if other streams have the memory.
+    pub fn for_stream(&self, blocks: Blocks) -> Result<Blocks, PipelineError> {
+        let taken = self.memory_of_streams.try_take(self.sharer(), blocks.tokens() * self.token_bytes);
+        let permit = Mutex::new(taken.map_err(|_| PipelineError::MemoryTaken)?);
+        let memory = Some(Arc::new(BlockMemory { permit, _holding: Holding::default() }));
+        Ok(Blocks { memory, ..blocks })
+    }
+
     fn sharer(&self) -> Sharer<'_> {
-        Sharer { tenant: &self.tenant, has_rivals: self.has_rivals.load(Ordering::Relaxed) }
+        Sharer { tenant: &self.tenant, has_rivals: self.tenants.load(Ordering::Relaxed) > 1 }
     }
 
-    /// Returns the bytes of memory that the blocks of all requests hold.
+    /// Returns the bytes of memory that the blocks of all requests and streams hold.
     pub fn memory_held(&self) -> usize {
-        self.memory.held()
+        self.memory.held() + self.memory_of_streams.held()
     }
 
-    /// Returns the blocks that are cached, `[chunk]`. Their tokens are not counted as spent.
+    /// Returns the blocks that are cached, `[chunk]`. Their tokens are not counted as spent. With `memory`, which has a number of
+    /// tokens already, the blocks are only those for which there is room; without it, the caller drops them at once.
     pub fn cached_blocks(
         &self,
         chunks: &[Arc<Chunk>],
+        memory: Option<(&BlockMemory, usize)>,
         cancel: &Cancel,
     ) -> (Vec<Option<Block>>, BlockOrigins) {
+        let mut tokens = memory.map_or(0, |(_, before)| before);
         let (mut all, mut sources) = (Vec::with_capacity(chunks.len()), BlockOrigins::default());
         for batch in chunks.chunks(chunks_per_batch(self.model.info().windows_at_once)) {
             if !cancel.go_on() {
@@ -244,6 +300,10 @@ impl Reader {
             let keys: Vec<BlockKey> = batch.iter().map(|chunk| self.key(chunk)).collect();
             let check = |i: usize, block: &Block, source| self.check_block(&batch[i], block, source);
             let (found, found_in) = self.store.find(&keys, check);
+            tokens += found.iter().flatten().map(Block::tokens).sum::<usize>();
+            if memory.is_some_and(|(memory, _)| self.take_for(tokens, memory).is_err()) {
+                break;
+            }
             all.extend(found);
             sources += found_in;
         }
@@ -304,7 +364,10 @@ impl Reader {
     ) -> Result<Blocks, PipelineError> {
         let counts: Vec<TokenCounts> = tokenized.iter().map(TokenizedChunk::token_counts).collect();
         let memory = self.memory_for(chunks, cancel)?;
-        self.checked_blocks(chunks, Some(&counts), memory, cancel, cancel.time_left())
+        let memory_of_all = (Arc::clone(&memory), 0);
+        let blocks = self.checked_blocks(chunks, Some(&counts), memory_of_all, cancel, cancel.time_left())?;
+        self.free_rest(blocks.tokens(), &memory);
+        Ok(blocks)
     }
 
     /// `time_left` is the time for which the request may be refused; `None`: it is not.
@@ -312,7 +375,7 @@ impl Reader {
         &self,
         chunks: &[Arc<Chunk>],
         expected: Option<&[TokenCounts]>,
-        memory: Arc<BlockMemory>,
+        (memory, tokens_before): (Arc<BlockMemory>, usize),
         cancel: &Cancel,
         time_left: Option<Duration>,
     ) -> Result<Blocks, PipelineError> {
@@ -331,7 +394,7 @@ impl Reader {
         let load = ReadLoad { ongoing: OnceCell::new(), time_left };
         let batch = chunks_per_batch(self.model.info().windows_at_once);
         let (found, sources) = self.store.get(&keys, batch, caller_waits, check, |unread| {
-            self.read(chunks, unread, &load, &memory, cancel)
+            self.read(chunks, unread, &load, (&memory, tokens_before), cancel)
         })?;
         // Tokens that were read for this request have been counted. Those from the cache are counted here.
         let tokens: usize = found.iter().flatten().map(Block::tokens).sum();
@@ -340,8 +403,9 @@ impl Reader {
         let blocks = blocks.ok_or_else(|| {
             cancel.check().expect_err("blocks are missing only if the caller no longer waits")
         })?;
-        let blocks = Blocks::new(blocks, sources, memory);
-        self.take_for(blocks.tokens(), &blocks.memory)?;
+        let blocks = Blocks::new(blocks, sources, Some(Arc::clone(&memory)));
+        let tokens = tokens_before + blocks.tokens();
+        self.take_for(tokens, &memory)?;
         Ok(blocks)
     }
 
@@ -374,10 +438,11 @@ impl Reader {
         chunks: &[Arc<Chunk>],
         unread: Unread,
         load: &ReadLoad<'a>,
-        memory: &BlockMemory,
+        (memory, tokens_before): (&BlockMemory, usize),
         cancel: &Cancel,
     ) -> Result<(), PipelineError> {
         let Unread { pending, later, known_tokens } = unread;
+        let known_tokens = tokens_before + known_tokens;
         self.take_for(known_tokens, memory)?;
         if pending.is_empty() {
             return Ok(());
@@ -442,6 +507,7 @@ impl Reader {
             cancel.check()?;
             self.limits.check_tokens(total.load(Ordering::Relaxed), self.token_bytes)?;
             let tokenized = tokenize::chunk(&chunks[chunk.index()], &self.tokenizer)?;
+            self.limits.check_chunk_tokens(chunk.index(), tokenized.ids.len())?;
             total.fetch_add(tokenized.ids.len(), Ordering::Relaxed);
             Ok(tokenized)
         };
@@ -453,7 +519,7 @@ impl Reader {
 /// this many, not for all chunks of a large request; and a request over its limits is refused before all of its
 /// blocks are in memory. At the end of each batch, workers wait for the last window, so a model that reads many
 /// windows at once gets larger batches: with windows of full length, the wait is then at most about one part in eight.
-fn chunks_per_batch(windows_at_once: usize) -> usize {
+pub(super) fn chunks_per_batch(windows_at_once: usize) -> usize {
     (8 * windows_at_once).max(64)
 }
 
@@ -603,20 +669,50 @@ mod tests {
         assert!(error.to_string().contains("raise memory_bytes_max"), "{error}");
         assert_eq!(reader.memory_held(), 0, "a refused request holds nothing");
 
-        let held = [read(900).expect("the first"), read(900).expect("the second")];
-        assert_eq!(reader.memory_held(), 2 * bytes, "as many tokens as they have");
+        let holder = Cancel::default();
+        let held = reader.blocks(&chunks(900, "a "), &holder).expect("the first");
+        assert_eq!(reader.memory_held(), bytes, "as many tokens as they have");
         let error = read(250).expect_err("two bytes are a token, where three are expected");
         assert!(matches!(error, PipelineError::MemoryTaken), "{error}");
+        let spaced = chunks(200, "a        ");
+        let error =
+            reader.blocks(&spaced, &holder).expect_err("a request that holds memory does not wait for more");
+        assert!(matches!(error, PipelineError::MemoryTaken), "{error}");
         let late = Cancel::at(Some(Instant::now() + Duration::from_millis(40)));
-        let error = reader.blocks(&chunks(200, "a        "), &late).expect_err("it waits before it reads");
+        let error = reader.blocks(&spaced, &late).expect_err("another one waits before it reads");
         assert!(matches!(error, PipelineError::DeadlineExceeded), "{error}");
+        assert_eq!(late.spent(), 0);
         let waits = Cancel::default();
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| reader.blocks(&chunks(200, "a        "), &waits).map(drop));
+            let waiting = scope.spawn(|| reader.blocks(&spaced, &waits).map(drop));
+            std::thread::sleep(Duration::from_millis(30));
+            assert!(!waiting.is_finished(), "there is no memory for it yet");
             drop(held);
             waiting.join().expect("no panic").expect("memory");
         });
-        assert_eq!((reader.memory_held(), late.spent()), (0, 0));
+        assert_eq!(reader.memory_held(), 0);
+        assert!(!holder.holds_memory());
+    }
+
+    #[test]
+    fn streams_and_exports_take_no_memory_from_requests() {
+        let tokenizer = Arc::new(ScriptedModel::tokenizer(&["a"]));
+        let (model, store) = (Arc::new(ScriptedModel::new(64)), Arc::new(KvStore::without_tiers()));
+        let limits = RequestLimits { stream_block_bytes_max: 50_000, ..RequestLimits::default() };
+        let reader = Reader::new(model, tokenizer, store, Codec::Int8, limits);
+        let read = || {
+            reader.blocks(&[Arc::new(Chunk::new("", "a ".repeat(500)))], &Cancel::default()).expect("blocks")
+        };
+        let stream = reader.for_stream(read()).expect("there is memory for one stream");
+        assert_eq!(
+            (reader.memory.held(), reader.memory_of_streams.held()),
+            (0, stream.tokens() * reader.token_bytes)
+        );
+        let error = reader.for_stream(read()).expect_err("and not for two");
+        assert!(matches!(error, PipelineError::MemoryTaken), "{error}");
+        drop(stream);
+        let export = read().counted_elsewhere();
+        assert_eq!((reader.memory_held(), export.tokens() > 500), (0, true));
     }
 
     /// A block that the daemon itself has written must pass the check when it is read from disk, whatever the

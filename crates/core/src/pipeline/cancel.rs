@@ -26,6 +26,20 @@ pub struct Cancel {
     cancelled: Arc<AtomicBool>,
     caller_waits: Option<CallerWaits>,
     tokens_spent: Arc<AtomicUsize>,
+    /// How many [`Holding`]s there are.
+    held: Arc<AtomicUsize>,
+}
+
+/// Says, until it is dropped, that a request holds memory for blocks.
+#[derive(Debug, Default)]
+pub struct Holding(Option<Arc<AtomicUsize>>);
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        if let Some(held) = &self.0 {
+            held.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 }
 
 impl Cancel {
@@ -63,6 +77,17 @@ impl Cancel {
     /// Returns how many of the model's tokens all clones together have used.
     pub fn spent(&self) -> usize {
         self.tokens_spent.load(Ordering::Relaxed)
+    }
+
+    /// Records that the request holds memory for blocks, until the result is dropped.
+    pub fn hold_memory(&self) -> Holding {
+        self.held.fetch_add(1, Ordering::Relaxed);
+        Holding(Some(Arc::clone(&self.held)))
+    }
+
+    /// Returns whether the request holds memory for blocks.
+    pub fn holds_memory(&self) -> bool {
+        self.held.load(Ordering::Relaxed) > 0
     }
 
     /// Returns the time until the deadline, which is zero once it has passed, or `None` without a deadline.

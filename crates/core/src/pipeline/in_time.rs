@@ -140,12 +140,12 @@ impl<'a> InTime<'a> {
             indices.iter().map(|&chunk| Arc::clone(&request.chunks[chunk])).collect()
         };
         let memory = reader.memory_for(&request.chunks, &reading)?;
-        let (found, sources) = reader.cached_blocks(&chunks(&order), &reading);
+        let (found, sources) = reader.cached_blocks(&chunks(&order), Some((&memory, 0)), &reading);
         let by_chunk = vec![None; request.chunks.len()];
         let mut read = Read { by_chunk, sources: BlockOrigins::default(), tokens: 0 };
         let mut unread = read.add(order, found, sources);
         cancel.spend(read.tokens);
-        reader.take_for(read.tokens, &memory)?;
+        let mut refusal = PipelineError::DeadlineExceeded;
         loop {
             let time = until.saturating_duration_since(Instant::now());
             unread.retain(|&chunk| reader.time_to_read(request.chunks[chunk].text.len()) <= time);
@@ -155,14 +155,15 @@ impl<'a> InTime<'a> {
                 break;
             }
             let later = unread.split_off(count.min(unread.len()));
-            match reader.blocks_if_in_time(&chunks(&unread), Arc::clone(&memory), &reading) {
+            match reader.blocks_if_in_time(&chunks(&unread), (Arc::clone(&memory), read.tokens), &reading) {
                 Ok(blocks) => {
                     read.add(unread, blocks.blocks.into_iter().map(Some), blocks.sources);
-                    reader.take_for(read.tokens, &memory)?;
                 }
-                Err(PipelineError::DeadlineExceeded) => {
+                Err(error @ (PipelineError::DeadlineExceeded | PipelineError::MemoryTaken)) => {
                     // The round has read some of its chunks, which are cached now. Their tokens are spent.
-                    let (found, sources) = reader.cached_blocks(&chunks(&unread), cancel);
+                    let in_memory = Some((&*memory, read.tokens));
+                    let (found, sources) = reader.cached_blocks(&chunks(&unread), in_memory, cancel);
+                    refusal = error;
                     read.add(unread, found, sources);
                     break;
                 }
@@ -171,10 +172,8 @@ impl<'a> InTime<'a> {
             unread = later;
         }
         cancel.check()?;
-        let read =
-            Self::new(request, read.by_chunk, read.sources, memory).ok_or(PipelineError::DeadlineExceeded)?;
-        reader.free_rest(&read.blocks);
-        Ok(read)
+        reader.free_rest(read.tokens, &memory);
+        Self::new(request, read.by_chunk, read.sources, memory).ok_or(refusal)
     }
 
     /// Returns the request with the chunks that have a block, `[chunk]`. Returns `None` if there is none, or if a chunk has
@@ -195,7 +194,7 @@ impl<'a> InTime<'a> {
         if indices.is_empty() {
             return None;
         }
-        let blocks = Blocks::new(by_chunk.into_iter().flatten().collect(), sources, memory);
+        let blocks = Blocks::new(by_chunk.into_iter().flatten().collect(), sources, Some(memory));
         let read = if indices.len() == request.chunks.len() {
             Cow::Borrowed(request)
         } else {

@@ -131,6 +131,8 @@ impl Pipeline {
         let view = views.pop().expect("there is always a view");
         debug_assert!(views.is_empty(), "blocks that fit into the context are one view");
         let next_position = decoder.prefix_tokens() + tokens.len();
+        // Whoever keeps the export counts its bytes.
+        let blocks = blocks.counted_elsewhere();
         Ok(KvExport { blocks, view, tokens, next_position })
     }
 }

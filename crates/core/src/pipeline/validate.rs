@@ -42,10 +42,16 @@ pub struct RequestLimits {
     /// The model's tokens in all chunks together; 4 Mi by default.
     #[serde(skip)]
     pub input_tokens_max: usize,
-    /// The bytes of the blocks of all chunks, which a request holds in memory while it is scored; 2 GiB by
-    /// default. All requests together hold at most twice as many.
+    /// The model's tokens in one chunk; 400,000 by default.
+    #[serde(skip)]
+    pub chunk_tokens_max: usize,
+    /// The bytes of the blocks of all chunks, which all requests together hold in memory while they are scored; 2 GiB by
+    /// default.
     #[serde(skip)]
     pub block_bytes_max: usize,
+    /// The same for attribution of streams, which may last for minutes; 256 MiB by default.
+    #[serde(skip)]
+    pub stream_block_bytes_max: usize,
     /// The number of parts of an answer times `sources_max`; 100,000 by default.
     #[serde(skip)]
     pub source_count_max: usize,
@@ -70,7 +76,9 @@ impl Default for RequestLimits {
             span_count_max: 10_000,
             query_tokens_max: 512,
             input_tokens_max: 4_194_304,
+            chunk_tokens_max: 400_000,
             block_bytes_max: 2_147_483_648,
+            stream_block_bytes_max: 268_435_456,
             source_count_max: 100_000,
             logit_count_max: 33_554_432,
             json_value_count_max: 262_144,
@@ -95,6 +103,15 @@ impl RequestLimits {
         } else {
             Ok(())
         }
+    }
+
+    /// Checks the number of tokens of one chunk, by its index.
+    ///
+    /// # Errors
+    /// Returns [`InvalidRequest::ChunkTokensTooMany`].
+    pub fn check_chunk_tokens(&self, index: usize, found: usize) -> Result<(), InvalidRequest> {
+        let max = self.chunk_tokens_max;
+        if found > max { Err(InvalidRequest::ChunkTokensTooMany { index, found, max }) } else { Ok(()) }
     }
 
     /// Checks that a question of `found` tokens fits into the context of the model beside a window of a
@@ -230,6 +247,8 @@ pub enum InvalidRequest {
     LogitTooMany { question_tokens: usize, columns: usize, max: usize },
     #[error("chunks[{index}].text has {found} bytes; the limit is {max}")]
     ChunkTooLong { index: usize, found: usize, max: usize },
+    #[error("chunks[{index}].text has {found} tokens; the limit is {max}. Divide it into several chunks")]
+    ChunkTokensTooMany { index: usize, found: usize, max: usize },
     #[error("keep names {found} chunks; the request has {max}")]
     KeepTooMany { found: usize, max: usize },
     #[error(
@@ -347,7 +366,9 @@ impl InvalidRequest {
             | Self::GroupsTooMany { .. }
             | Self::LogitTooMany { .. } => "chunks".to_owned(),
             Self::ChunkIdDuplicate { second, .. } => format!("chunks[{second}].id"),
-            Self::ChunkTooLong { index, .. } => format!("chunks[{index}].text"),
+            Self::ChunkTooLong { index, .. } | Self::ChunkTokensTooMany { index, .. } => {
+                format!("chunks[{index}].text")
+            }
             Self::KeepTooMany { .. } => "keep".to_owned(),
             Self::KeepUnknown { position, .. } => format!("keep[{position}]"),
             Self::AnswerEmpty

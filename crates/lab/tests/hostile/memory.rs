@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use hyper::StatusCode;
 use serde_json::json;
-use thresher_core::pipeline::blocks::LARGEST_AT_ONCE;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
@@ -55,6 +55,9 @@ const CHUNKS_AT_ONCE: usize = 8;
 /// Resident memory beyond the limit of the settings that these may cost: the bodies and their answers, and what else the
 /// work on them takes, in MB.
 const AT_ONCE_MB: f64 = 200.0;
+
+/// How a chunk with too many tokens is refused.
+const REFUSED: StatusCode = StatusCode::UNPROCESSABLE_ENTITY;
 
 /// Time that a long chunk may take, in milliseconds: two cores read it to its end.
 const CHUNK_DEADLINE_MS: u64 = 120_000;
@@ -164,7 +167,11 @@ pub async fn parsing(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
 /// Runs the row `long-chunks`.
 pub async fn long_chunks(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let prose = "The tide at the harbour is high at noon, and the pilot waits for it. ";
-    let texts = [("prose", prose), ("lines of one letter", "a\n"), ("signs", "\\")];
+    let texts = [
+        ("prose", prose, StatusCode::OK),
+        ("short words", "at sea\n", StatusCode::OK),
+        ("signs", "\\", REFUSED),
+    ];
     let body = |text: &str, bytes: usize| {
         let text = text.repeat(bytes.div_ceil(text.len()));
         json!({"query": "When is the tide?", "chunks": [text], "deadline_ms": CHUNK_DEADLINE_MS}).to_string()
@@ -172,7 +179,7 @@ pub async fn long_chunks(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let time_max = Duration::from_millis(CHUNK_DEADLINE_MS) + DEADLINE_SLACK;
     let sandbox = setup.sandbox()?;
     let mut findings = Vec::new();
-    for (name, text) in texts {
+    for (name, text, expected) in texts {
         let daemon = sandbox.start().await?;
         // What the first request loads, such as the tokenizer of budgets, stays and is not the chunk's.
         HttpRequest::post("/v1/compress", body("tide", 1)).send(&daemon.caller()).await?;
@@ -182,37 +189,41 @@ pub async fn long_chunks(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
             .send_within(&daemon.caller(), time_max)
             .await;
         let MemoryUse { peak_mb, killed } = guard.finish();
-        let status =
-            response.map_or_else(|error| format!("{error:#}"), |response| response.status.to_string());
+        let (status, note) = match response {
+            Ok(response) => (Some(response.status), String::new()),
+            Err(error) => (None, format!("{error:#}")),
+        };
         let aim = format!("{name}: resident memory above the start, MB");
-        findings.push(killed_note(Finding::at_most(aim, peak_mb - before, CHUNK_MB), killed, &status));
+        findings.push(killed_note(Finding::at_most(aim, peak_mb - before, CHUNK_MB), killed, &note));
+        findings
+            .push(Finding::is_true(format!("{name}: answered with {expected}"), status == Some(expected)));
         findings.push(Finding::is_true(format!("{name}: the daemon runs"), daemon.is_alive()));
     }
     let daemon = sandbox.start().await?;
     let before = daemon.resident()?.now_mb;
     let guard = daemon.guard(before + KILL_ABOVE_MB);
     let mut clients = JoinSet::new();
-    for _ in 0..CHUNKS_AT_ONCE {
-        let (caller, body) = (daemon.caller(), body("a\n", CHUNK_BYTES));
+    for number in 0..CHUNKS_AT_ONCE {
+        // Equal texts would be read once.
+        let text = format!("at sea {number}\n");
+        let (caller, body) = (daemon.caller(), body(&text, CHUNK_BYTES));
         clients.spawn(async move {
-            HttpRequest::post("/v1/compress", body).send_within(&caller, time_max).await.is_ok()
+            let response = HttpRequest::post("/v1/compress", body).send_within(&caller, time_max).await;
+            response.map(|response| response.status).ok()
         });
     }
-    let answered = clients.join_all().await.into_iter().filter(|answered| *answered).count();
+    let statuses = clients.join_all().await;
     let MemoryUse { peak_mb, killed } = guard.finish();
-    let held = LARGEST_AT_ONCE * setup.defaults.limits.block_bytes_max;
-    let limit = (held as u64 + setup.defaults.blocks.memory_bytes_max) as f64 / 1e6 + AT_ONCE_MB;
-    findings.push(resident_growth(
-        "at once: resident memory above the start, MB",
-        peak_mb - before,
-        limit,
-        killed,
-    ));
-    findings.push(Finding::at_least(
-        "at once: requests with a response",
-        answered as f64,
-        CHUNKS_AT_ONCE as f64,
-    ));
+    let defaults = &setup.defaults;
+    let limit = defaults.limits.block_bytes_max as u64 + defaults.blocks.memory_bytes_max;
+    let limit_mb = limit as f64 / 1e6 + AT_ONCE_MB;
+    let aim = "at once: resident memory above the start, MB";
+    findings.push(resident_growth(aim, peak_mb - before, limit_mb, killed));
+    let late = [StatusCode::OK, StatusCode::TOO_MANY_REQUESTS, StatusCode::GATEWAY_TIMEOUT];
+    let expected = statuses.iter().flatten().filter(|status| late.contains(status)).count();
+    let aim = "at once: requests that are answered, or refused for their deadline";
+    let note = format!("{statuses:?}");
+    findings.push(Finding::at_least(aim, expected as f64, CHUNKS_AT_ONCE as f64).note(note));
     findings.push(Finding::is_true("at once: the daemon runs", daemon.is_alive()));
     Ok(findings)
 }

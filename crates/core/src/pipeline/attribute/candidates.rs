@@ -207,10 +207,7 @@ impl Candidates {
     pub fn without(&self, chunk: usize) -> Self {
         let mut chunks = self.chunks.clone();
         chunks.remove(chunk);
-        let mut blocks = self.blocks.blocks.clone();
-        blocks.remove(chunk);
-        let blocks = Blocks::new(blocks, self.blocks.sources, Arc::clone(&self.blocks.memory));
-        Self::new(&chunks, Arc::new(blocks), None)
+        Self::new(&chunks, Arc::new(self.blocks.without(chunk)), None)
     }
 
     /// Returns how many blocks of the chunks came from each source.
