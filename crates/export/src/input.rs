@@ -1,4 +1,4 @@
-//! The model that is exported, wherever it comes from: a Hugging Face folder or a GGUF file. Does not know
+//! The model that is exported, wherever it comes from: a Hugging Face folder or a file of another format. Does not know
 //! about graphs.
 
 use std::io;
@@ -9,7 +9,9 @@ use thresher_core::model::contract::CheckpointInfo;
 
 use super::{
     ExportError,
+    e5s1::{E5Model, is_e5s1},
     gguf::{GgufModel, is_gguf},
+    prefixes::Prefixes,
     source::{self, CONFIG, ChatTemplate, Header, TOKENIZER, read_json},
     weights::{Checkpoint, INDEX, SINGLE},
 };
@@ -38,17 +40,23 @@ pub struct Input {
     pub tokenizer: Vec<u8>,
     pub chat_template: Option<ChatTemplate>,
     pub checkpoint: Checkpoint,
+    /// The texts before questions and passages that the format of the file implies.
+    pub prefixes: Prefixes,
     /// The origin of the model, without the hash of its weights.
     pub origin: CheckpointInfo,
 }
 
 impl Input {
-    /// Reads the description of the model at `path`: a folder, or a GGUF file.
+    /// Reads the description of the model at `path`: a folder, or a file of another format.
     ///
     /// # Errors
     /// Returns an [`ExportError`] if a file is missing, malformed or not supported.
     pub fn open(path: &Path) -> Result<Self, ExportError> {
-        if is_gguf(path) { Self::open_gguf(path) } else { Self::open_folder(path) }
+        match path {
+            file if is_e5s1(file) => Self::open_e5s1(file),
+            file if is_gguf(file) => Self::open_gguf(file),
+            folder => Self::open_folder(folder),
+        }
     }
 
     fn open_folder(dir: &Path) -> Result<Self, ExportError> {
@@ -70,6 +78,7 @@ impl Input {
             tokenizer,
             chat_template,
             checkpoint,
+            prefixes: Prefixes::default(),
             origin,
         })
     }
@@ -78,7 +87,7 @@ impl Input {
         let GgufModel { config, tokenizer, chat_template, name, licence, checkpoint } =
             GgufModel::open(file)?;
         let header = header(&config, file)?;
-        let checkpoint = Checkpoint::of_gguf(checkpoint);
+        let checkpoint = Checkpoint::of_file(checkpoint);
         let origin = CheckpointInfo { name, revision: None, licence, weights: None };
         Ok(Self {
             dir: file.parent().unwrap_or(Path::new("")).to_owned(),
@@ -89,6 +98,26 @@ impl Input {
             tokenizer,
             chat_template,
             checkpoint,
+            prefixes: Prefixes::default(),
+            origin,
+        })
+    }
+
+    fn open_e5s1(file: &Path) -> Result<Self, ExportError> {
+        let E5Model { config, tokenizer, prefixes, checkpoint } = E5Model::open(file)?;
+        let header = header(&config, file)?;
+        let name = Some("multilingual-e5-small".to_owned());
+        let origin = CheckpointInfo { name, revision: None, licence: Some("mit".to_owned()), weights: None };
+        Ok(Self {
+            dir: file.parent().unwrap_or(Path::new("")).to_owned(),
+            config_file: file.to_owned(),
+            config,
+            header,
+            tokenizer_file: file.to_owned(),
+            tokenizer,
+            chat_template: None,
+            checkpoint: Checkpoint::of_file(checkpoint),
+            prefixes,
             origin,
         })
     }

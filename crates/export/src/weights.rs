@@ -1,10 +1,11 @@
-//! Reads a checkpoint: `model.safetensors`, the shards that `model.safetensors.index.json` lists, or a GGUF
-//! file. Tensors are read one at a time, so that a checkpoint may be larger than memory. Does not know about
+//! Reads a checkpoint: `model.safetensors`, the shards that `model.safetensors.index.json` lists, or a file
+//! of another format. Tensors are read one at a time, so that a checkpoint may be larger than memory. Does not know about
 //! architectures.
 
 use std::{
     cell::RefCell,
     collections::{BTreeMap, HashMap, HashSet},
+    fmt,
     fs::File,
     io::{self, Read, Seek, SeekFrom},
     path::{Component, Path, PathBuf},
@@ -21,7 +22,6 @@ use thresher_core::model::contract::sha256_of;
 
 use super::{
     ExportError,
-    gguf::GgufCheckpoint,
     source::{self, read_json},
 };
 
@@ -53,7 +53,43 @@ enum Store {
         tensors: HashMap<String, (usize, TensorInfo)>,
         shards: Vec<Shard>,
     },
-    Gguf(Box<GgufCheckpoint>),
+    Other(Box<dyn TensorFile>),
+}
+
+/// A file of another format, which gives its tensors the form of a Hugging Face checkpoint.
+pub trait TensorFile: fmt::Debug {
+    /// The path of the file.
+    fn path(&self) -> &Path;
+
+    /// The name in the file of the checkpoint's tensor `key`. A tensor that the format does not have keeps its name.
+    fn name(&self, key: &str) -> String;
+
+    /// The sizes of the axes of the tensor with this name in the file, as a checkpoint has them.
+    fn dims(&self, name: &str) -> Option<&[usize]>;
+
+    /// The names in the file of all tensors that a checkpoint has, sorted.
+    fn names(&self) -> Box<dyn Iterator<Item = &str> + '_>;
+
+    /// Reads the tensor with this name in the file.
+    ///
+    /// # Errors
+    /// Returns an [`ExportError`] if the tensor does not exist, or if the file cannot be read.
+    fn read(&self, name: &str) -> Result<Vec<f32>, ExportError>;
+
+    /// The tensor with this name in the file, if bytes hold it without loss.
+    fn byte_table(&self, _name: &str) -> Option<ByteTable> {
+        None
+    }
+}
+
+/// A tensor whose elements are signed bytes times a step that each block of a row has.
+#[derive(Debug)]
+pub struct ByteTable {
+    /// The elements of a block, which divide a row.
+    pub block: usize,
+    pub values: Vec<i8>,
+    /// The step of each block.
+    pub steps: Vec<f32>,
 }
 
 /// A tensor in row-major order.
@@ -89,17 +125,17 @@ impl Checkpoint {
         Ok(Self { listing: single, store, read: RefCell::default() })
     }
 
-    /// The tensors of a GGUF file.
-    pub fn of_gguf(checkpoint: GgufCheckpoint) -> Self {
-        let listing = checkpoint.path().to_owned();
-        Self { listing, store: Store::Gguf(Box::new(checkpoint)), read: RefCell::default() }
+    /// The tensors of a file of another format.
+    pub fn of_file(file: impl TensorFile + 'static) -> Self {
+        let listing = file.path().to_owned();
+        Self { listing, store: Store::Other(Box::new(file)), read: RefCell::default() }
     }
 
     /// Whether the checkpoint has a tensor with this key.
     pub fn contains(&self, key: &str) -> bool {
         match &self.store {
             Store::Safetensors { tensors, .. } => tensors.contains_key(key),
-            Store::Gguf(gguf) => gguf.dims(&gguf.name(key)).is_some(),
+            Store::Other(file) => file.dims(&file.name(key)).is_some(),
         }
     }
 
@@ -107,7 +143,7 @@ impl Checkpoint {
     pub fn dims(&self, key: &str) -> Option<Vec<usize>> {
         match &self.store {
             Store::Safetensors { tensors, .. } => tensors.get(key).map(|(_, info)| info.shape.clone()),
-            Store::Gguf(gguf) => gguf.dims(&gguf.name(key)).map(<[usize]>::to_vec),
+            Store::Other(file) => file.dims(&file.name(key)).map(<[usize]>::to_vec),
         }
     }
 
@@ -125,7 +161,7 @@ impl Checkpoint {
                 let (shard, info) = tensors.get(&key).ok_or_else(missing)?;
                 (&shards[*shard].path, info.shape.as_slice())
             }
-            Store::Gguf(gguf) => (&self.listing, gguf.dims(&key).ok_or_else(missing)?),
+            Store::Other(file) => (&self.listing, file.dims(&key).ok_or_else(missing)?),
         };
         if found != dims {
             let (file, expected, found) = (file.clone(), dims.to_vec(), found.to_vec());
@@ -136,9 +172,17 @@ impl Checkpoint {
                 let (shard, info) = &tensors[&key];
                 shards[*shard].values(&key, info)?
             }
-            Store::Gguf(gguf) => gguf.read(&key)?,
+            Store::Other(file) => file.read(&key)?,
         };
         Ok(Tensor { dims: dims.to_vec(), values })
+    }
+
+    /// Returns the tensor `key` as bytes, if its file has it in a form that bytes hold without loss.
+    pub fn byte_table(&self, key: &str) -> Option<ByteTable> {
+        match &self.store {
+            Store::Safetensors { .. } => None,
+            Store::Other(file) => file.byte_table(&file.name(key)),
+        }
     }
 
     /// Returns the SHA-256 of the lines that `sha256sum` prints for the checkpoint's files, sorted by file
@@ -149,7 +193,7 @@ impl Checkpoint {
     pub fn fingerprint(&self) -> Result<String, ExportError> {
         let files: Vec<&Path> = match &self.store {
             Store::Safetensors { shards, .. } => shards.iter().map(|shard| shard.path.as_path()).collect(),
-            Store::Gguf(gguf) => vec![gguf.path()],
+            Store::Other(file) => vec![file.path()],
         };
         let mut lines = files.into_iter().map(name_and_sha256).collect::<Result<Vec<_>, _>>()?;
         lines.sort_by(|(a, _), (b, _)| a.cmp(b));
@@ -169,7 +213,7 @@ impl Checkpoint {
         let is_unread = |key: &&str| !read.contains(*key) && !is_ignored(key);
         match &self.store {
             Store::Safetensors { tensors, .. } => tensors.keys().map(String::as_str).filter(is_unread).min(),
-            Store::Gguf(gguf) => gguf.names().filter(is_unread).min(),
+            Store::Other(file) => file.names().filter(is_unread).min(),
         }
     }
 
@@ -177,7 +221,7 @@ impl Checkpoint {
     fn name(&self, key: &str) -> String {
         match &self.store {
             Store::Safetensors { .. } => key.to_owned(),
-            Store::Gguf(gguf) => gguf.name(key),
+            Store::Other(file) => file.name(key),
         }
     }
 

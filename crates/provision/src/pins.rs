@@ -21,6 +21,8 @@ pub enum Item {
     RuntimeGpu,
     /// The Hugging Face directory of the default model.
     Model,
+    /// The file of the multilingual model.
+    ModelMultilingual,
 }
 
 /// A package in one version.
@@ -58,6 +60,7 @@ impl Pin {
             Item::Runtime => "runtime",
             Item::RuntimeGpu => "runtime-gpu",
             Item::Model => "model",
+            Item::ModelMultilingual => "model-multilingual",
         };
         PINS[name].clone()
     }

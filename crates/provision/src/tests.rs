@@ -162,10 +162,12 @@ fn what_differs_from_its_pin_is_refused_and_the_old_files_stay() {
 
 #[test]
 fn every_pin_can_be_read() {
-    for item in [Item::Runtime, Item::RuntimeGpu, Item::Model] {
+    for item in [Item::Runtime, Item::RuntimeGpu, Item::Model, Item::ModelMultilingual] {
         assert!(!Pin::find(item).version.is_empty());
     }
-    assert!(Pin::find(Item::Model).wheel_for("any platform").is_ok());
+    for item in [Item::Model, Item::ModelMultilingual] {
+        assert!(Pin::find(item).wheel_for("any platform").is_ok());
+    }
     let error = Pin::find(Item::Runtime).wheel_for("plan9-mips").expect_err("no wheel").to_string();
     assert!(error.contains("plan9-mips") && error.contains("linux-x86_64"), "{error}");
 }

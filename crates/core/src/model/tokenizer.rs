@@ -1,12 +1,23 @@
 //! The model's tokenizer: turns a text into token ids with byte offsets, without truncation or padding.
 
-use std::collections::HashMap;
+mod model;
+mod unigram;
+
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::OnceLock;
 
 use icu_properties::props::Script;
+use serde::Deserialize;
 use serde_json::Value;
-use tokenizers::{Decoder, ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, Tokenizer};
+use serde_json::value::RawValue;
+use tokenizers::{
+    AddedToken, Decoder, DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper,
+    PreTokenizerWrapper, Tokenizer, TokenizerBuilder, TokenizerImpl,
+};
+
+use self::model::AnyModel;
+use self::unigram::{Unigram, UnigramFile};
 
 use super::ModelError;
 use crate::domain::ByteRange;
@@ -31,6 +42,10 @@ pub struct Tokens {
     pub offsets: Vec<ByteRange>,
 }
 
+/// The library's tokenizer with either the library's model or one of ours.
+type Inner =
+    TokenizerImpl<AnyModel, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+
 /// The version of how texts become tokens. Blocks that were read by another version are not used.
 pub const RULES_VERSION: u32 = 2;
 
@@ -40,13 +55,24 @@ pub const RULES_VERSION: u32 = 2;
 /// cannot end the user's turn. Special are the tokens that the file calls special. Only
 /// [`Self::encode_prompt`] reads such text as the special token.
 pub struct ModelTokenizer {
-    inner: Tokenizer,
+    inner: Inner,
     /// The same tokenizer for prompts. It is made for the first prompt.
-    of_prompts: OnceLock<Box<Tokenizer>>,
+    of_prompts: OnceLock<Box<Inner>>,
     /// `(tokens of one letter, tokens of more letters)` of each script. It is counted for the first question
     /// that is not ASCII.
     letters_by_script: OnceLock<HashMap<Script, (usize, usize)>>,
-    splits_at_blanks: bool,
+    splits: Splits,
+}
+
+/// Where a text can be divided so that its parts have the tokens of the whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Splits {
+    /// Nowhere, as far as is known.
+    Unknown,
+    /// Between two blanks.
+    AtBlanks,
+    /// Also at punctuation marks of ASCII.
+    AtBlanksAndMarks,
 }
 
 impl ModelTokenizer {
@@ -57,27 +83,43 @@ impl ModelTokenizer {
     /// fault that [`template_fault`] finds.
     pub fn from_file(path: &Path) -> Result<Self, ModelError> {
         let refuse = |reason: String| ModelError::Tokenizer { path: path.display().to_string(), reason };
-        let inner = Tokenizer::from_file(path).map_err(|e| refuse(e.to_string()))?;
+        let file = std::fs::read(path).map_err(|e| refuse(e.to_string()))?;
+        let (rules, model) = match with_small_model(&file) {
+            Some((rules, model)) => (Tokenizer::from_bytes(rules), Some(model)),
+            None => (Tokenizer::from_bytes(file), None),
+        };
+        let inner = rules.map_err(|e| refuse(e.to_string()))?;
         match template_fault(&inner) {
             Some(fault) => Err(refuse(format!("post_processor: {fault}"))),
-            None => Ok(Self::new(inner)),
+            None => Ok(Self::with_model(inner, model.map(AnyModel::Unigram))),
         }
     }
 
     /// Wraps a tokenizer and switches its truncation and padding off.
-    pub fn new(mut inner: Tokenizer) -> Self {
-        inner.with_padding(None);
-        inner.with_truncation(None).expect("removing truncation cannot conflict with other parameters");
+    pub fn new(inner: Tokenizer) -> Self {
+        Self::with_model(inner, None)
+    }
+
+    /// Wraps a tokenizer with another model in place of its own, if there is one.
+    fn with_model(rules: Tokenizer, model: Option<AnyModel>) -> Self {
+        let builder = TokenizerBuilder::new()
+            .with_normalizer(rules.get_normalizer().cloned())
+            .with_pre_tokenizer(rules.get_pre_tokenizer().cloned())
+            .with_post_processor(rules.get_post_processor().cloned())
+            .with_decoder(rules.get_decoder().cloned())
+            .with_added_vocabulary(rules.get_added_vocabulary().clone());
+        let model = model.unwrap_or_else(|| AnyModel::Library(rules.get_model().clone()));
+        let mut inner = builder.with_model(model).build().expect("a builder with a model");
         inner.set_encode_special_tokens(true);
-        let splits_at_blanks = splits_at_blanks(&inner);
-        Self { inner, of_prompts: OnceLock::new(), letters_by_script: OnceLock::new(), splits_at_blanks }
+        let splits = splits(&inner);
+        Self { inner, of_prompts: OnceLock::new(), letters_by_script: OnceLock::new(), splits }
     }
 
     /// Returns whether the text between two blanks (see [`is_blank`]) has the same tokens in every context.
     /// The tokens of a text then can be counted part by part if the parts are cut at blanks. Returns false if
     /// this is not known.
     pub fn splits_at_blanks(&self) -> bool {
-        self.splits_at_blanks
+        self.splits != Splits::Unknown
     }
 
     /// Returns whether the vocabulary has words or syllables of a script, not only single letters. A model
@@ -112,11 +154,14 @@ impl ModelTokenizer {
     /// for each byte that it reads at once.
     fn pieces(&self, text: &str) -> Vec<ByteRange> {
         let (bytes, mut pieces, mut start) = (text.as_bytes(), Vec::new(), 0);
-        while self.splits_at_blanks && text.len() - start > PIECE_BYTES {
+        let at_marks = self.splits == Splits::AtBlanksAndMarks;
+        while self.splits_at_blanks() && text.len() - start > PIECE_BYTES {
             // BERT's tokenizers read each punctuation mark of ASCII as a token, too.
             let divides = |at: &usize| {
                 let [before, after] = [bytes[at - 1], bytes[*at]];
-                is_blank(before) || is_blank(after) || before.is_ascii_punctuation() && before == after
+                is_blank(before)
+                    || is_blank(after)
+                    || at_marks && before.is_ascii_punctuation() && before == after
             };
             let Some(end) = (start + PIECE_BYTES..text.len()).find(divides) else { break };
             pieces.push(ByteRange::new(start, end));
@@ -152,7 +197,7 @@ impl ModelTokenizer {
 }
 
 /// Counts the tokens of a vocabulary that have letters of one script only, as `(of one letter, of more)`.
-fn letters_by_script(tokenizer: &Tokenizer) -> HashMap<Script, (usize, usize)> {
+fn letters_by_script(tokenizer: &Inner) -> HashMap<Script, (usize, usize)> {
     let mut counted: HashMap<Script, (usize, usize)> = HashMap::new();
     for token in tokenizer.get_vocab(false).into_keys() {
         // Byte-level vocabularies do not hold the characters themselves.
@@ -172,7 +217,7 @@ fn letters_by_script(tokenizer: &Tokenizer) -> HashMap<Script, (usize, usize)> {
     counted
 }
 
-fn tokens(tokenizer: &Tokenizer, text: &str) -> Result<Tokens, ModelError> {
+fn tokens(tokenizer: &Inner, text: &str) -> Result<Tokens, ModelError> {
     let encoding = tokenizer.encode(text, false).map_err(|e| ModelError::Tokenize(e.to_string()))?;
     let offsets = encoding.get_offsets().iter().map(|&(start, end)| ByteRange::new(start, end)).collect();
     Ok(Tokens { ids: encoding.get_ids().to_vec(), offsets })
@@ -212,18 +257,81 @@ fn fault(processor: &Value) -> Option<String> {
         .then(|| "the template for a single text contains a second text".to_owned())
 }
 
-/// True for BERT's tokenizers: the normalizer maps characters one by one (it reorders combining marks, but
-/// never across a blank), the pre-tokenizer splits at every blank, and WordPiece processes one word at a
-/// time.
-fn splits_at_blanks(tokenizer: &Tokenizer) -> bool {
-    let normalizes = matches!(tokenizer.get_normalizer(), None | Some(NormalizerWrapper::BertNormalizer(_)));
-    let splits = matches!(tokenizer.get_pre_tokenizer(), Some(PreTokenizerWrapper::BertPreTokenizer(_)));
-    let reads_words = matches!(tokenizer.get_model(), ModelWrapper::WordPiece(_));
+/// Returns `tokenizer.json` without its pieces, and the pieces, if it is one of a unigram model that we read ourselves.
+fn with_small_model(file: &[u8]) -> Option<(Vec<u8>, Unigram)> {
+    #[derive(Deserialize)]
+    struct Kind {
+        r#type: Option<String>,
+    }
+    #[derive(Deserialize)]
+    struct Added {
+        id: u32,
+        content: String,
+    }
+    let mut parts: BTreeMap<String, Box<RawValue>> = serde_json::from_slice(file).ok()?;
+    let model = parts.get("model")?.get();
+    if serde_json::from_str::<Kind>(model).ok()?.r#type? != "Unigram" {
+        return None;
+    }
+    let unigram = Unigram::new(&serde_json::from_str::<UnigramFile>(model).ok()?)?;
+    let added: Vec<Added> =
+        parts.get("added_tokens").map_or(Ok(Vec::new()), |added| serde_json::from_str(added.get())).ok()?;
+    // The library compares the ids of added tokens with those of its model.
+    let vocab: HashMap<&str, u32> = added.iter().map(|token| (&*token.content, token.id)).collect();
+    let unknown = added.first().map_or("", |token| &token.content);
+    let placeholder = serde_json::json!({"type": "WordLevel", "vocab": vocab, "unk_token": unknown});
+    parts.insert("model".to_owned(), serde_json::value::to_raw_value(&placeholder).ok()?);
+    Some((serde_json::to_vec(&parts).ok()?, unigram))
+}
+
+/// Says where the tokenizer's texts can be divided.
+///
+/// BERT's normalizer maps characters one by one (it reorders combining marks, but never across a blank), its pre-tokenizer
+/// splits at every blank and mark, and WordPiece processes one word at a time. XLM-RoBERTa's normalizer composes
+/// characters, but never across a blank, and its pre-tokenizer splits at blanks before it puts a mark before every word.
+fn splits(tokenizer: &Inner) -> Splits {
     // The tokenizer searches the text for added tokens before it splits the text.
-    let added = tokenizer.get_added_tokens_decoder();
-    let mut added = added.values();
-    normalizes
-        && splits
-        && reads_words
-        && added.all(|token| !token.lstrip && !token.rstrip && !token.content.bytes().any(is_blank))
+    let is_bound = |token: &AddedToken| token.lstrip || token.rstrip || token.content.bytes().any(is_blank);
+    if tokenizer.get_added_tokens_decoder().values().any(|token| is_bound(token) && !token.special) {
+        return Splits::Unknown;
+    }
+    let (normalizer, pre_tokenizer) = (tokenizer.get_normalizer(), tokenizer.get_pre_tokenizer());
+    match tokenizer.get_model() {
+        AnyModel::Library(ModelWrapper::WordPiece(_))
+            if matches!(normalizer, None | Some(NormalizerWrapper::BertNormalizer(_)))
+                && matches!(pre_tokenizer, Some(PreTokenizerWrapper::BertPreTokenizer(_))) =>
+        {
+            Splits::AtBlanksAndMarks
+        }
+        AnyModel::Unigram(_) if normalizer.is_none_or(is_local) && pre_tokenizer.is_some_and(reads_words) => {
+            Splits::AtBlanks
+        }
+        _ => Splits::Unknown,
+    }
+}
+
+/// Whether a normalizer never maps a blank together with what stands beside it.
+fn is_local(normalizer: &NormalizerWrapper) -> bool {
+    match normalizer {
+        NormalizerWrapper::Sequence(all) => all.as_ref().iter().all(is_local),
+        NormalizerWrapper::NFKC(_) | NormalizerWrapper::NFC(_) | NormalizerWrapper::Nmt(_) => true,
+        // Patterns that contain no blank and are not expressions, of which that is unknown.
+        NormalizerWrapper::Replace(replace) => serde_json::to_value(replace).is_ok_and(|replace| {
+            replace["pattern"]["String"].as_str().is_some_and(|text| !text.bytes().any(is_blank))
+        }),
+        _ => false,
+    }
+}
+
+/// Whether a pre-tokenizer divides a text into words first, and then looks at each word for itself.
+fn reads_words(pre_tokenizer: &PreTokenizerWrapper) -> bool {
+    match pre_tokenizer {
+        PreTokenizerWrapper::Sequence(all) => match all.as_ref() {
+            [PreTokenizerWrapper::WhitespaceSplit(_), PreTokenizerWrapper::Metaspace(spaces)] => {
+                spaces.get_prepend_scheme() == tokenizers::pre_tokenizers::metaspace::PrependScheme::Always
+            }
+            _ => false,
+        },
+        _ => false,
+    }
 }

@@ -177,9 +177,8 @@ impl Encoder {
         types: Option<(&Head, &Value)>,
         mask: Option<Value>,
     ) -> (Value, Shared) {
-        let table = g.weight(&weights.words);
         let learned = weights.positions.learned.as_ref().map(|positions| g.weight(positions));
-        let words = g.gather(&table, ids);
+        let words = weights.words.rows(g, ids);
         let tokens = g.size_of_axis(ids, 1);
         let sum = match &learned {
             None => words,

@@ -6,23 +6,46 @@ use thresher_core::model::contract::Weights;
 use super::{Encoder, Positions, colbert::Projection, names::Joined, names::Names, relative};
 use crate::{
     ExportError,
-    graph::StoredTensor,
+    graph::{GraphBuilder, StoredTensor, Value},
     linear::Linear,
-    weights::{Checkpoint, Tensor},
+    weights::{ByteTable, Checkpoint, Tensor},
     write::WeightFile,
 };
 
 /// An encoder's weights in the weights file.
 #[derive(Debug)]
 pub struct EncoderWeights {
-    /// `[vocab, d]`
-    pub(super) words: StoredTensor,
+    pub(super) words: Table,
     pub(super) positions: StoredPositions,
     pub(super) norm: Norm,
     pub(super) layers: Vec<LayerWeights>,
     pub(super) final_norm: Option<Norm>,
     /// The projection of a ColBERT, `[d, its size]`.
     pub(super) projection: Option<Linear>,
+}
+
+/// The vectors of the vocabulary. They are gathered, and never multiplied as a whole.
+#[derive(Debug)]
+pub(super) struct Table {
+    /// `[vocab, d]` as `f32`, or `[vocab, blocks, d / blocks]` as `i8`.
+    pub values: StoredTensor,
+    /// `[vocab, blocks, 1]` as `f16`: by what the elements of a block of bytes are multiplied.
+    pub steps: Option<StoredTensor>,
+}
+
+impl Table {
+    /// Adds to the graph the vectors of `ids [b, t]` → `[b, t, d]`.
+    pub fn rows(&self, g: &mut GraphBuilder, ids: &Value) -> Value {
+        let values = g.weight(&self.values);
+        let rows = g.gather(&values, ids);
+        let Some(steps) = &self.steps else { return rows };
+        let steps = g.weight(steps);
+        let (rows, steps) = (g.cast_f32(&rows), g.gather(&steps, ids));
+        let steps = g.cast_f32(&steps);
+        let rows = g.mul(&rows, &steps);
+        let [.., blocks, block] = self.values.dims[..] else { return rows };
+        g.reshape(&rows, &[0, 0, (blocks * block) as i64])
+    }
 }
 
 /// What the graphs need to know where tokens are.
@@ -118,13 +141,27 @@ impl WeightCopier<'_> {
         self.checkpoint.read(&format!("{}{name}", self.prefix), dims)
     }
 
-    fn words(&mut self) -> Result<StoredTensor, ExportError> {
+    fn words(&mut self) -> Result<Table, ExportError> {
         let name = format!("{}.weight", self.names.words);
+        let key = format!("{}{name}", self.prefix);
+        let adds_nothing = matches!(self.encoder.positions, Positions::Learned { .. });
+        if adds_nothing && let Some(table) = self.checkpoint.byte_table(&key) {
+            return self.byte_table(&name, &table);
+        }
         let mut table = self.read(&name, &[self.encoder.vocab_size, self.encoder.hidden])?;
         if let Positions::Rotary { .. } = self.encoder.positions {
             self.add_token_type(&mut table)?;
         }
-        self.out.push(&name, &table.dims, &table.values)
+        Ok(Table { values: self.out.push(&name, &table.dims, &table.values)?, steps: None })
+    }
+
+    fn byte_table(&mut self, name: &str, table: &ByteTable) -> Result<Table, ExportError> {
+        let (rows, blocks) = (self.encoder.vocab_size, self.encoder.hidden / table.block);
+        let steps = self.out.push_f16(&format!("{name}.step"), &[rows, blocks, 1], &table.steps)?;
+        Ok(Table {
+            values: self.out.push_i8(name, &[rows, blocks, table.block], &table.values)?,
+            steps: Some(steps),
+        })
     }
 
     /// Adds the embedding of token type 0, if the encoder has token types, to each row of a table.

@@ -5,6 +5,7 @@ use std::path::Path;
 use super::architecture::{Architecture, ROPE_FACTORS};
 use super::container::GgufFile;
 use crate::ExportError;
+use crate::weights::TensorFile;
 
 /// The tensors of a GGUF file.
 #[derive(Debug)]
@@ -21,35 +22,28 @@ impl GgufCheckpoint {
     pub fn new(file: GgufFile, architecture: &'static Architecture, heads: usize, kv_heads: usize) -> Self {
         Self { file, architecture, heads, kv_heads }
     }
+}
 
-    /// The path of the file.
-    pub fn path(&self) -> &Path {
+impl TensorFile for GgufCheckpoint {
+    fn path(&self) -> &Path {
         self.file.path()
     }
 
-    /// The name in the file of the checkpoint's tensor `key`. A tensor that the architecture does not have
-    /// keeps its name.
-    pub fn name(&self, key: &str) -> String {
+    fn name(&self, key: &str) -> String {
         self.architecture.tensor_name(key).unwrap_or_else(|| key.to_owned())
     }
 
-    /// The sizes of the axes of the tensor with this name in the file, as a checkpoint has them.
-    pub fn dims(&self, name: &str) -> Option<&[usize]> {
+    fn dims(&self, name: &str) -> Option<&[usize]> {
         self.file.dims(name)
     }
 
-    /// The names in the file of all tensors that a checkpoint has, sorted. The factors of rotary frequencies
-    /// are part of a checkpoint's configuration.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.file.tensor_names().filter(|name| *name != ROPE_FACTORS)
+    /// The factors of rotary frequencies are part of a checkpoint's configuration, and no tensor.
+    fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        Box::new(self.file.tensor_names().filter(|name| *name != ROPE_FACTORS))
     }
 
-    /// Reads the tensor with this name in the file, and undoes the changes that were made when the file was
-    /// written.
-    ///
-    /// # Errors
-    /// Returns an [`ExportError`] if the tensor does not exist, or if the file cannot be read.
-    pub fn read(&self, name: &str) -> Result<Vec<f32>, ExportError> {
+    /// Undoes the changes that were made when the file was written.
+    fn read(&self, name: &str) -> Result<Vec<f32>, ExportError> {
         let mut values = self.file.read(name)?;
         let part = name.strip_prefix("blk.").and_then(|rest| rest.split('.').nth(1));
         if self.architecture.neighbours_rotate {

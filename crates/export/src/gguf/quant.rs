@@ -92,6 +92,11 @@ impl Encoding {
         })
     }
 
+    /// Returns the type with this name, which must be one of [`ENCODINGS`].
+    pub fn named(name: &str) -> &'static Self {
+        ENCODINGS.iter().find(|encoding| encoding.name == name).expect("the name of a supported type")
+    }
+
     /// The names of all supported types.
     pub fn supported() -> String {
         ENCODINGS.each_ref().map(|encoding| encoding.name).join(", ")

