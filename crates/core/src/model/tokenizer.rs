@@ -47,7 +47,7 @@ type Inner =
     TokenizerImpl<AnyModel, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
 
 /// The version of how texts become tokens. Blocks that were read by another version are not used.
-pub const RULES_VERSION: u32 = 2;
+pub const RULES_VERSION: u32 = 3;
 
 /// A Hugging Face tokenizer with truncation and padding switched off.
 ///
@@ -267,15 +267,17 @@ fn with_small_model(file: &[u8]) -> Option<(Vec<u8>, Unigram)> {
     struct Added {
         id: u32,
         content: String,
+        special: bool,
     }
     let mut parts: BTreeMap<String, Box<RawValue>> = serde_json::from_slice(file).ok()?;
     let model = parts.get("model")?.get();
     if serde_json::from_str::<Kind>(model).ok()?.r#type? != "Unigram" {
         return None;
     }
-    let unigram = Unigram::new(&serde_json::from_str::<UnigramFile>(model).ok()?)?;
     let added: Vec<Added> =
         parts.get("added_tokens").map_or(Ok(Vec::new()), |added| serde_json::from_str(added.get())).ok()?;
+    let special = added.iter().filter(|token| token.special).map(|token| token.id).collect();
+    let unigram = Unigram::new(&serde_json::from_str::<UnigramFile>(model).ok()?, special)?;
     // The library compares the ids of added tokens with those of its model.
     let vocab: HashMap<&str, u32> = added.iter().map(|token| (&*token.content, token.id)).collect();
     let unknown = added.first().map_or("", |token| &token.content);

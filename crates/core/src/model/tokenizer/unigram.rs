@@ -2,7 +2,8 @@
 //! text are those with the highest sum of scores.
 //!
 //! The library's own model keeps its pieces in a tree of hash maps, which take 280 MB for the 250,000 pieces of XLM-RoBERTa.
-//! Here they are one sorted list, which takes 8 MB. The result is the same.
+//! Here they are one sorted list, which takes 8 MB. The result is the same, but for one thing: as in SentencePiece, a text that
+//! looks like a special token, such as `</s>`, is never read as that token.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -24,8 +25,9 @@ pub struct Unigram {
     starts: Vec<u32>,
     /// `[id]`
     scores: Vec<f64>,
-    /// The ids in the order of the bytes of their pieces.
+    /// The ids in the order of the bytes of their pieces, without those of special tokens.
     sorted: Vec<u32>,
+    special: Vec<u32>,
     unknown: u32,
     unknown_score: f64,
 }
@@ -49,15 +51,16 @@ struct Best {
 }
 
 impl Unigram {
-    /// Returns the model of a file, or `None` if it is one that only the library reads: without an unknown piece, with bytes
-    /// for unknown characters, or with two equal pieces.
-    pub fn new(file: &UnigramFile) -> Option<Self> {
+    /// Returns the model of a file whose special tokens have the ids `special`, or `None` if it is one that only the library
+    /// reads: without an unknown piece, with bytes for unknown characters, or with two equal pieces.
+    pub fn new(file: &UnigramFile, special: Vec<u32>) -> Option<Self> {
         let unknown = file.unk_id.filter(|id| (*id as usize) < file.vocab.len() && !file.byte_fallback)?;
         let mut model = Self {
             text: String::new(),
             starts: vec![0],
             scores: Vec::with_capacity(file.vocab.len()),
-            sorted: (0..u32::try_from(file.vocab.len()).ok()?).collect(),
+            sorted: Vec::new(),
+            special,
             unknown,
             unknown_score: 0.0,
         };
@@ -67,9 +70,10 @@ impl Unigram {
             model.scores.push(*score);
         }
         model.unknown_score = model.scores.iter().copied().fold(f64::INFINITY, f64::min) - UNKNOWN_PENALTY;
-        let mut sorted = std::mem::take(&mut model.sorted);
+        let mut sorted: Vec<u32> = (0..u32::try_from(file.vocab.len()).ok()?).collect();
         sorted.sort_unstable_by_key(|id| model.piece(*id));
         let is_unique = sorted.windows(2).all(|pair| model.piece(pair[0]) != model.piece(pair[1]));
+        sorted.retain(|id| !model.special.contains(id));
         model.sorted = sorted;
         model.text.shrink_to_fit();
         is_unique.then_some(model)
@@ -137,16 +141,16 @@ impl Model for Unigram {
 
     fn tokenize(&self, text: &str) -> Result<Vec<Token>> {
         let token = |(range, id): (Range<usize>, u32)| {
-            // A text of an unknown piece that is a piece itself has that one's id, as in the library.
-            let id =
-                if id == self.unknown { self.token_to_id(&text[range.clone()]).unwrap_or(id) } else { id };
             Token::new(id, text[range.clone()].to_owned(), (range.start, range.end))
         };
         Ok(self.pieces(text).into_iter().map(token).collect())
     }
 
     fn token_to_id(&self, token: &str) -> Option<u32> {
-        self.sorted.binary_search_by_key(&token, |id| self.piece(*id)).ok().map(|at| self.sorted[at])
+        match self.sorted.binary_search_by_key(&token, |id| self.piece(*id)) {
+            Ok(at) => Some(self.sorted[at]),
+            Err(_) => self.special.iter().copied().find(|id| self.piece(*id) == token),
+        }
     }
 
     fn id_to_token(&self, id: u32) -> Option<String> {
@@ -154,7 +158,7 @@ impl Model for Unigram {
     }
 
     fn get_vocab(&self) -> HashMap<String, u32> {
-        self.sorted.iter().map(|id| (self.piece(*id).to_owned(), *id)).collect()
+        (self.sorted.iter().chain(&self.special)).map(|id| (self.piece(*id).to_owned(), *id)).collect()
     }
 
     fn get_vocab_size(&self) -> usize {
@@ -201,9 +205,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_pieces_are_those_of_the_library(text in "[abcüé水火\u{2581}<unk>]{0,24}") {
+        fn the_pieces_are_those_of_the_library(text in "[abcüé水火\u{2581}<]{0,24}") {
             let of_library = unigram::Unigram::from(file().vocab, Some(0), false).expect("a model");
-            let model = Unigram::new(&file()).expect("a model");
+            let model = Unigram::new(&file(), vec![0]).expect("a model");
             let listed = |tokens: Vec<Token>| -> Vec<_> {
                 tokens.into_iter().map(|token| (token.id, token.value, token.offsets)).collect()
             };
@@ -214,16 +218,25 @@ mod tests {
 
     #[test]
     fn models_that_only_the_library_reads_are_left_to_it() {
-        assert!(Unigram::new(&UnigramFile { unk_id: None, ..file() }).is_none());
-        assert!(Unigram::new(&UnigramFile { unk_id: Some(14), ..file() }).is_none());
-        assert!(Unigram::new(&UnigramFile { byte_fallback: true, ..file() }).is_none());
+        assert!(Unigram::new(&UnigramFile { unk_id: None, ..file() }, vec![0]).is_none());
+        assert!(Unigram::new(&UnigramFile { unk_id: Some(14), ..file() }, vec![0]).is_none());
+        assert!(Unigram::new(&UnigramFile { byte_fallback: true, ..file() }, vec![0]).is_none());
         let twice = [file().vocab, vec![("ab".to_owned(), -1.0)]].concat();
-        assert!(Unigram::new(&UnigramFile { vocab: twice, ..file() }).is_none());
+        assert!(Unigram::new(&UnigramFile { vocab: twice, ..file() }, vec![0]).is_none());
+    }
+
+    #[test]
+    fn a_text_that_looks_like_a_special_token_is_none() {
+        let ids = |special| -> Vec<u32> {
+            let model = Unigram::new(&file(), special).expect("a model");
+            model.tokenize("aab").expect("tokens").into_iter().map(|token| token.id).collect()
+        };
+        assert_eq!((ids(vec![0]), ids(vec![0, 4])), (vec![2, 4], vec![2, 2, 3]));
     }
 
     #[test]
     fn ids_and_pieces_belong_together() {
-        let model = Unigram::new(&file()).expect("a model");
+        let model = Unigram::new(&file(), vec![0, 4]).expect("a model");
         for (id, (piece, _)) in PIECES.into_iter().enumerate() {
             assert_eq!(model.token_to_id(piece), Some(id as u32));
             assert_eq!(model.id_to_token(id as u32).as_deref(), Some(piece));
