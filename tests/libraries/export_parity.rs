@@ -8,6 +8,7 @@ use crate::support::{
 };
 use tempfile::TempDir;
 use thresher_core::model::contract::{Contract, Dim, Family, Graph, IoTensor, Late, Side, Weights, check_io};
+use thresher_core::model::fitted::FittedModel;
 use thresher_core::model::tokenizer::ModelTokenizer;
 use thresher_export::{ExportOptions, export};
 use tokenizers::Tokenizer;
@@ -52,6 +53,7 @@ fn minilm_agrees_with_transformers() {
     let golden = golden(&in_checkout("models/tiny/minilm.golden.json"));
     let (out, contract) = exported(&minilm_source());
     assert_eq!((contract.window.tokens_max, late(&contract).head_dim), (256, 384));
+    assert_eq!(FittedModel::of_weights(contract.source.weights.as_deref()), Some(FittedModel::MiniLm));
     assert_eq!((&contract.tokenizer.prefix[..], &contract.tokenizer.suffix[..]), (&[101][..], &[102][..]));
     let tokenizer = tokenizers::Tokenizer::from_file(out.path().join(&contract.tokenizer.file)).unwrap();
     let mut passage = session(&out.path().join("passage.onnx"), 1);
@@ -80,6 +82,8 @@ fn the_multilingual_model_agrees_with_transformers_and_sentencepiece() {
     let (out, contract) = exported(&multilingual_source());
     assert_eq!((contract.window.tokens_max, late(&contract).head_dim), (512, 384));
     assert_eq!(contract.tokenizer.prefix_text.as_deref(), Some("passage: "));
+    let fitted = FittedModel::of_weights(contract.source.weights.as_deref());
+    assert_eq!(fitted, Some(FittedModel::MultilingualE5Small));
     let tokenizer = ModelTokenizer::from_file(&out.path().join(&contract.tokenizer.file)).unwrap();
     let library = Tokenizer::from_file(out.path().join(&contract.tokenizer.file)).unwrap();
     let library = ModelTokenizer::new(library);

@@ -77,11 +77,13 @@ use self::tokenize::QuestionText;
 use self::units::{Layouts, Unit};
 use self::validate::{InvalidRequest, RequestLimits};
 use crate::domain::{Budget, Chunk, CompressRequest, Granularity, KeptSpan, Kind, Tenant, TokenizerName};
+use crate::kv::block::Block;
 pub use crate::kv::codec::Codec;
 pub use crate::kv::store::BlockOrigins;
 use crate::kv::store::KvStore;
 use crate::model::contract::{Around, QuestionTokens};
 use crate::model::cross::CrossEncoder;
+use crate::model::fitted::FittedModel;
 use crate::model::tokenizer::{ModelTokenizer, Tokens};
 use crate::model::{ModelError, ModelInfo, ModelRuntime};
 use crate::rc;
@@ -134,7 +136,7 @@ pub struct Settings {
     /// The format in which keys are cached; int8 by default.
     pub codec: Codec,
     /// The limits of budgets that promise a coverage; `None` means those of
-    /// [`Calibration::of_default_model`] for an encoder with the default scoring, and none for other models.
+    /// [`Calibration::of_default_model`] for all-MiniLM-L6-v2 with the default scoring, and none for other models.
     pub calibration: Option<Arc<Calibration>>,
     pub answerable: AnswerableSettings,
     /// How chunks and units are scored; `peak/ranked+coverage` by default.
@@ -487,6 +489,9 @@ impl Pipeline {
         scores: &Scores,
         cancel: &Cancel,
     ) -> Result<Option<Answerable>, PipelineError> {
+        if self.model().fitted != Some(FittedModel::MiniLm) {
+            return Ok(None);
+        }
         let missed_max = request.missed_max.unwrap_or(self.settings.answerable.missed_max);
         answerable::measure_answerable(reading, &request.query, &request.chunks, scores, missed_max, cancel)
     }
@@ -683,8 +688,13 @@ impl Pipeline {
             Granularity::Chunk | Granularity::Word => Vec::new(),
         };
         let tokens = reading.tokens.ids.len() + reading.blocks.tokens();
-        let relevance =
-            self.settings.auto.relevance(&request, &reading.outlines, &scores, answerable.as_ref());
+        let relevance = self.settings.auto.relevance(
+            &request,
+            &reading.outlines,
+            &scores,
+            answerable.as_ref(),
+            self.fitted_for(&request.query, &reading),
+        );
         let Scores { chunks, are_probabilities, .. } = scores;
         Ok(Ranked { chunks, relevance, answerable, are_probabilities, sentences, tokens })
     }
@@ -756,6 +766,7 @@ impl Pipeline {
             text_costs: &self.text_costs,
             auto: self.settings.auto,
             calibration: self.calibration(),
+            fitted: self.fitted_for(&request.query, reading),
             answerable,
             cancel,
         };
@@ -763,9 +774,22 @@ impl Pipeline {
     }
 
     /// Returns the limits of budgets that promise a coverage; `None` if there are none for this model.
+    /// Returns the model whose thresholds hold for a request. Those of the multilingual model were fitted on questions in the
+    /// language of their chunks; across languages, texts that belong together are as far apart as others are within one.
+    fn fitted_for(&self, query: &str, reading: &Reading) -> Option<FittedModel> {
+        let fitted = self.model().fitted?;
+        if fitted == FittedModel::MultilingualE5Small {
+            let lang = text::lang_of(query)?;
+            let mut langs = reading.blocks.blocks.iter().filter_map(Block::lang);
+            return langs.all(|of_chunk| of_chunk == lang).then_some(fitted);
+        }
+        Some(fitted)
+    }
+
     fn calibration(&self) -> Option<&Calibration> {
         static OF_DEFAULT_MODEL: LazyLock<Calibration> = LazyLock::new(Calibration::of_default_model);
-        let is_default = self.model.info().decoder.is_none() && self.settings.scoring == Scoring::default();
+        let is_fitted = self.model().fitted == Some(FittedModel::MiniLm);
+        let is_default = is_fitted && self.settings.scoring == Scoring::default();
         self.settings.calibration.as_deref().or(is_default.then(|| &*OF_DEFAULT_MODEL))
     }
 }

@@ -416,3 +416,162 @@ fn check_replacements(reader: &mut Reader, normalizer: &Json) -> Result<(), Expo
 fn malformed(path: &Path, at: &str, reason: String) -> ExportError {
     ExportError::GgufMalformed { file: path.to_owned(), at: at.to_owned(), reason }
 }
+
+#[cfg(test)]
+mod tests {
+    use thresher_core::model::tokenizer::ModelTokenizer;
+
+    use super::*;
+    use crate::{ExportOptions, export};
+
+    /// The sizes of a tiny model: as in the header, but for the layers, of which there is one.
+    const D: usize = 32;
+    const UP: usize = 64;
+    const POSITIONS: usize = 16;
+    const PIECES: [&str; 8] = ["<s>", "<pad>", "</s>", "<unk>", "\u{2581}", "tide", "\u{2581}the", "水"];
+
+    /// A file in the making, whose parts a test can change.
+    struct Parts {
+        version: u32,
+        /// The ids of the tokens before and after a text, for padding, and for unknown characters.
+        special: [u32; 4],
+        pieces: Vec<&'static str>,
+        replacements: Vec<(char, &'static str)>,
+        tensors: Vec<(String, u8, usize)>,
+    }
+
+    impl Parts {
+        fn sound() -> Self {
+            let mut tensors = vec![
+                ("emb.word".to_owned(), TYPE_Q4, 10 * D),
+                ("emb.pos".to_owned(), TYPE_F32, POSITIONS * D),
+                ("emb.type".to_owned(), TYPE_F32, 2 * D),
+                ("emb.ln.w".to_owned(), TYPE_F32, D),
+                ("emb.ln.b".to_owned(), TYPE_F32, D),
+            ];
+            for (part, outputs, inputs) in
+                [("q", D, D), ("k", D, D), ("v", D, D), ("ao", D, D), ("fi", UP, D), ("fo", D, UP)]
+            {
+                tensors.push((format!("l0.{part}.w"), TYPE_Q4, outputs * inputs));
+                tensors.push((format!("l0.{part}.b"), TYPE_F32, outputs));
+            }
+            for part in ["aln", "oln"] {
+                tensors.push((format!("l0.{part}.w"), TYPE_F32, D));
+                tensors.push((format!("l0.{part}.b"), TYPE_F32, D));
+            }
+            let replacements = vec![('\t', " "), ('\u{7f}', ""), ('ﬁ', "fi"), ('①', "1")];
+            Self { version: 1, special: [0, 2, 1, 3], pieces: PIECES.to_vec(), replacements, tensors }
+        }
+
+        fn bytes(&self) -> Vec<u8> {
+            let mut out = MAGIC.to_vec();
+            let number = |out: &mut Vec<u8>, value: usize| out.extend((value as u32).to_le_bytes());
+            let sizes = [D, 1, 2, UP, 10, POSITIONS, 2];
+            number(&mut out, self.version as usize);
+            sizes.into_iter().for_each(|size| number(&mut out, size));
+            out.extend(1e-12_f32.to_le_bytes());
+            number(&mut out, BLOCK);
+            number(&mut out, self.pieces.len());
+            self.special.into_iter().for_each(|id| number(&mut out, id as usize));
+            out.extend((self.pieces.concat().len() as u64).to_le_bytes());
+            let mut end = 0;
+            number(&mut out, end);
+            for piece in &self.pieces {
+                end += piece.len();
+                number(&mut out, end);
+            }
+            (0..self.pieces.len()).for_each(|id| out.extend((-(id as f32)).to_le_bytes()));
+            out.extend(self.pieces.concat().bytes());
+            let mut replacements = Vec::new();
+            for (from, to) in &self.replacements {
+                number(&mut replacements, *from as usize);
+                replacements.push(to.chars().count() as u8);
+                to.chars().for_each(|c| number(&mut replacements, c as usize));
+            }
+            number(&mut out, self.replacements.len());
+            number(&mut out, replacements.len());
+            out.extend(replacements);
+            number(&mut out, self.tensors.len());
+            let directory: usize = self.tensors.iter().map(|(name, ..)| 2 + name.len() + 1 + 4 + 16).sum();
+            let mut start = out.len() + directory;
+            let mut data = Vec::new();
+            for (name, kind, elements) in &self.tensors {
+                let length = if *kind == TYPE_Q4 { elements / BLOCK * BLOCK_BYTES } else { 4 * elements };
+                out.extend((name.len() as u16).to_le_bytes());
+                out.extend(name.bytes());
+                out.push(*kind);
+                number(&mut out, *elements);
+                out.extend((start as u64).to_le_bytes());
+                out.extend((length as u64).to_le_bytes());
+                // As halves and as floats, these bytes are small numbers.
+                data.extend((0..length).map(|at| [at as u8 % 7, 0x20][at % 2]));
+                start += length;
+            }
+            out.extend(data);
+            out
+        }
+    }
+
+    fn open(bytes: &[u8]) -> Result<E5Model, ExportError> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("model.bin");
+        std::fs::write(&path, bytes).expect("written");
+        assert_eq!(is_e5s1(&path), bytes.starts_with(MAGIC));
+        E5Model::open(&path)
+    }
+
+    #[track_caller]
+    fn refused(change: impl FnOnce(&mut Parts), expect: &[&str]) {
+        let mut parts = Parts::sound();
+        change(&mut parts);
+        let message = open(&parts.bytes()).expect_err("refused").to_string();
+        for text in expect {
+            assert!(message.contains(text), "{message:?} lacks {text:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_is_exported_with_its_table_as_bytes() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (file, out) = (folder.path().join("model.bin"), folder.path().join("out"));
+        std::fs::write(&file, Parts::sound().bytes()).expect("written");
+        let contract = export(&file, &out, &ExportOptions::default(), &|_, _| {}).expect("exported");
+        assert_eq!(contract.tokenizer.prefix_text.as_deref(), Some("passage: "));
+        assert_eq!((contract.window.tokens_max, contract.tokenizer.vocab_size), (POSITIONS, 10));
+        let tokenizer = ModelTokenizer::from_file(&out.join("tokenizer.json")).expect("a tokenizer");
+        assert_eq!(tokenizer.encode("the\ttide 水～").expect("tokens").ids, [6, 4, 5, 4, 7, 3]);
+        let model = open(&Parts::sound().bytes()).expect("a model");
+        let name = "embeddings.word_embeddings.weight";
+        let (values, table) = (
+            model.checkpoint.read(name).expect("values"),
+            model.checkpoint.byte_table(name).expect("a table"),
+        );
+        let exact =
+            table.values.iter().enumerate().map(|(at, value)| f32::from(*value) * table.steps[at / BLOCK]);
+        assert_eq!(values, exact.collect::<Vec<_>>(), "bytes hold the quants without loss");
+    }
+
+    #[test]
+    fn files_that_are_cut_short_or_changed_are_refused_with_the_place() {
+        let sound = Parts::sound().bytes();
+        for length in (4..sound.len()).step_by(41) {
+            open(&sound[..length]).expect_err("cut short");
+        }
+        let message = open(&sound[..sound.len() - 1]).expect_err("cut short").to_string();
+        assert!(message.contains("is cut short at l0.oln.b"), "{message}");
+        refused(|parts| parts.version = 2, &["version", "is 2, supported: 1"]);
+        refused(|parts| parts.special[3] = 8, &["special tokens", "are not among 8 pieces"]);
+        refused(|parts| parts.pieces[5] = "", &["piece 5 is no text"]);
+        refused(
+            |parts| parts.replacements[3] = ('①', "2"),
+            &["U+2460 becomes Some(\"2\"), and not Some(\"1\")"],
+        );
+        refused(
+            |parts| parts.tensors[0].0 = "emb.words".to_owned(),
+            &["emb.words", "no tensor of this architecture"],
+        );
+        refused(|parts| parts.tensors[5].0 = "l1.q.w".to_owned(), &["l1.q.w"]);
+        refused(|parts| parts.tensors[1].1 = 9, &["emb.pos", "unknown type 9"]);
+        refused(|parts| parts.tensors[0].2 = 9 * D, &["emb.word", "which are not [10, 32]"]);
+    }
+}

@@ -116,7 +116,7 @@ impl fmt::Display for MadeWith<'_> {
 }
 
 impl Calibration {
-    /// Returns the calibration that comes with Thresher, for encoders. It was found with all-MiniLM-L6-v2.
+    /// Returns the calibration that comes with Thresher, for all-MiniLM-L6-v2.
     pub fn of_default_model() -> Self {
         Self {
             schema: SCHEMA,

@@ -23,6 +23,7 @@ use crate::domain::{
     Budget, ByteRange, Chunk, CompressRequest, Granularity, KeptSpan, Kind, Omissions, Order, TokenSpan,
     TokenizerName,
 };
+use crate::model::fitted::FittedModel;
 use crate::model::tokenizer::is_blank;
 use crate::text::{self, outline::Piece};
 
@@ -62,6 +63,7 @@ pub struct FitContext<'a> {
     pub auto: Auto,
     /// The limits of budgets that promise a coverage; `None` if the model has none.
     pub calibration: Option<&'a Calibration>,
+    pub fitted: Option<FittedModel>,
     /// Whether the chunks answer the question; `None` where it was not measured.
     pub answerable: Option<&'a Answerable>,
     pub cancel: &'a Cancel,
@@ -83,7 +85,7 @@ pub fn budget(
     let units = &reading.units;
     let order = order(request, units, scores);
     let compares_rows = reading.outlines.has_rows() && text::compares_all(&request.query);
-    let relevance = fit.auto.relevance(request, &reading.outlines, scores, fit.answerable);
+    let relevance = fit.auto.relevance(request, &reading.outlines, scores, fit.answerable, fit.fitted);
     // A promise covers questions that look unrelated, too.
     let limit = promised_limit(request.budget, fit.calibration)?;
     let is_related =
@@ -726,6 +728,7 @@ mod tests {
             text_costs: &text_costs,
             auto,
             calibration: calibration.as_ref(),
+            fitted: Some(FittedModel::MiniLm),
             answerable: None,
             cancel: &cancel,
         };
@@ -833,7 +836,13 @@ mod tests {
             let is_related = |query: &str| {
                 let query = query.to_owned();
                 let request = CompressRequest { query, ..request.clone() };
-                let relevance = Auto::default().relevance(&request, &reading.outlines, &unrelated, None);
+                let relevance = Auto::default().relevance(
+                    &request,
+                    &reading.outlines,
+                    &unrelated,
+                    None,
+                    Some(FittedModel::MiniLm),
+                );
                 relevance.expect("the model tells").related
             };
             assert!(is_related("Which room is the cheapest?"), "{granularity:?}");

@@ -15,6 +15,7 @@ use super::repeats::Repeats;
 use super::score::{Measured, Scores};
 use super::units::{Outlines, Unit};
 use crate::domain::{Chunk, CompressRequest};
+use crate::model::fitted::FittedModel;
 use crate::text::{self, Names};
 
 /// The share of the evidence that the units kept by [`Auto::select`] carry.
@@ -327,10 +328,10 @@ impl SelectionInput<'_> {
 #[serde(deny_unknown_fields, default)]
 pub struct Auto {
     /// The [`relevance`](Scores::relevance) below which no chunk is related to the question. It is a raw logit,
-    /// so its value depends on the model: the default, 0.5, was measured for all-MiniLM-L6-v2. 0 switches
-    /// the test off.
+    /// so its value depends on the model: the default, 0.5, stands for what was measured for the model that `thresher init`
+    /// fetches, and means that other models do not tell. 0 switches the test off.
     pub relevance_min: f32,
-    /// As `relevance_min`, if some chunk is not prose. The default, 0.45, was measured for all-MiniLM-L6-v2.
+    /// As `relevance_min`, if some chunk is not prose; the default is 0.45.
     pub structured_relevance_min: f32,
     /// The share of the question's words and n-grams that a chunk has at least, where the model does not know
     /// the question's script. Half of it is enough over short texts. 0 switches the test off.
@@ -343,9 +344,12 @@ impl Default for Auto {
     }
 }
 
+/// `relevance_min` and `structured_relevance_min` of multilingual-e5-small, whose cosines lie between 0.7 and 1.
+const MULTILINGUAL_RELEVANCE_MIN: (f32, f32) = (0.785, 0.775);
+
 impl Auto {
-    /// Returns whether any chunk is related to the question. Models whose logits have no fixed scale do not
-    /// tell; for these it returns `None`. A question whose names all stand in one chunk needs only 3/4 of the
+    /// Returns whether any chunk is related to the question. Models whose logits have no fixed scale, and models for which
+    /// nothing was measured and set, do not tell; for these it returns `None`. A question whose names all stand in one chunk needs only 3/4 of the
     /// threshold; one that the chunks answer is related to them, and one that compares rows to each table.
     pub fn relevance(
         &self,
@@ -353,11 +357,12 @@ impl Auto {
         outlines: &Outlines,
         scores: &Scores,
         answerable: Option<&Answerable>,
+        fitted: Option<FittedModel>,
     ) -> Option<Relevance> {
         let relevance = scores.relevance?;
         let least = match scores.measured {
-            Measured::Prose => self.relevance_min,
-            Measured::Structured => self.structured_relevance_min,
+            Measured::Prose => self.minima(fitted)?.0,
+            Measured::Structured => self.minima(fitted)?.1,
             Measured::Lexical => self.lexical_min * lexical_share(&request.chunks),
         };
         // "Which is the cheapest?" has no word of the table that answers it.
@@ -367,6 +372,21 @@ impl Auto {
             || compares_rows
             || relevance >= NAMED_SHARE * least && names_are_in_one(&request.query, &request.chunks);
         Some(Relevance { value: relevance, related, least })
+    }
+
+    /// Returns `relevance_min` and `structured_relevance_min`: those that the operator has set, or those that were fitted on the
+    /// logits of the model, if any were.
+    fn minima(&self, fitted: Option<FittedModel>) -> Option<(f32, f32)> {
+        let (set, default) = (
+            (self.relevance_min, self.structured_relevance_min),
+            (Self::default().relevance_min, Self::default().structured_relevance_min),
+        );
+        match fitted {
+            _ if set != default => Some(set),
+            Some(FittedModel::MiniLm) => Some(default),
+            Some(FittedModel::MultilingualE5Small) => Some(MULTILINGUAL_RELEVANCE_MIN),
+            None => None,
+        }
     }
 
     /// Selects the required units, and the units that the rule keeps of the others.
