@@ -10,6 +10,7 @@ use clap::ValueEnum as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use thresher_core::model::contract::{Contract, Weights};
 use thresher_core::model::device::DeviceChoice;
+use thresher_core::model::fitted::FittedModel;
 use thresher_core::model::ort::multiplies_bytes_fast;
 use thresher_export::{ExportOptions, Prefixes, export};
 use thresher_provision::{Item, Outcome, PUBLIC_INDEX, PackageSource, Pin, ensure, platform};
@@ -48,6 +49,13 @@ impl ModelChoice {
         match self {
             Self::English => Item::Model,
             Self::Multilingual => Item::ModelMultilingual,
+        }
+    }
+
+    fn fitted(self) -> FittedModel {
+        match self {
+            Self::English => FittedModel::MiniLm,
+            Self::Multilingual => FittedModel::MultilingualE5Small,
         }
     }
 
@@ -310,7 +318,8 @@ fn install_model(
             Precision::Auto => !(uses_gpu && contract.weights.dtype == Weights::Int8),
             Precision::F32 | Precision::Int8 => contract.weights.dtype == weights,
         };
-        is_wanted && contract.verify_files(&target).is_ok()
+        let is_of_model = FittedModel::of_weights(contract.source.weights.as_deref()) == Some(model.fitted());
+        is_wanted && is_of_model && contract.verify_files(&target).is_ok()
     };
     if Contract::load(&target).is_ok_and(is_usable) {
         super::print(format_args!("{name}: present, in {}", target.display()));

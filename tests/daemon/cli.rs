@@ -881,3 +881,35 @@ fn a_checkpoint_with_a_pipe_or_a_device_is_refused() {
         assert!(ran.err.contains("config.json") && ran.err.contains("not a regular file"), "{}", ran.err);
     }
 }
+
+/// The question is in another language than the texts, and shares no word with the one that answers it.
+#[test]
+fn init_installs_the_multilingual_model_which_answers_across_languages() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (root, file) = (folder.path().join("root"), folder.path().join("thresher.toml"));
+    let (root, file) = (root.to_str().expect("UTF-8"), file.to_str().expect("UTF-8"));
+    let from = in_checkout("models/.cache");
+    let from = from.to_str().expect("UTF-8");
+    // The settings file alone names the model and the runtime.
+    let thresher = |arguments: &[&str]| {
+        let mut command = thresher(arguments);
+        command.env_remove("THRESHER__MODEL__DIR").env_remove("THRESHER_RUNTIME_LIB");
+        command
+    };
+    let init = ["init", "--model", "multilingual", "--weights", "int8", "--from", from];
+    let ran = run(thresher(&[&init[..], &["--root", root, "--config", file]].concat()), "");
+    assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
+    assert!(ran.out.contains("multilingual-e5-small: exported to"), "{}", ran.out);
+    let again = run(thresher(&["init", "--from", from, "--root", root, "--config", file]), "");
+    assert!(again.out.contains("multilingual-e5-small: present"), "the settings name it: {}", again.out);
+
+    let request = json!({
+        "query": "Wann legt die Fähre ab?",
+        "chunks": ["The boat to the island departs at seven.", "Bread is sold at the market every morning."],
+        "budget": {"tokens": 14},
+    });
+    let ran = run(thresher(&["compress", "--config", file]), &request.to_string());
+    let found = ran.json();
+    assert_eq!(found["context"], "[1] The boat to the island departs at seven.", "{}", ran.err);
+    assert_eq!((&found["related"], &found["answerable"]), (&Value::Null, &Value::Null));
+}

@@ -76,7 +76,9 @@ use self::select::Auto;
 use self::tokenize::QuestionText;
 use self::units::{Layouts, Unit};
 use self::validate::{InvalidRequest, RequestLimits};
-use crate::domain::{Budget, Chunk, CompressRequest, Granularity, KeptSpan, Kind, Tenant, TokenizerName};
+use crate::domain::{
+    Budget, Chunk, CompressRequest, Granularity, KeptSpan, Kind, Lang, Tenant, TokenizerName,
+};
 use crate::kv::block::Block;
 pub use crate::kv::codec::Codec;
 pub use crate::kv::store::BlockOrigins;
@@ -773,25 +775,31 @@ impl Pipeline {
         fit::budget(request, reading, scores, &context)
     }
 
-    /// Returns the limits of budgets that promise a coverage; `None` if there are none for this model.
-    /// Returns the model whose thresholds hold for a request. Those of the multilingual model were fitted on questions in the
-    /// language of their chunks; across languages, texts that belong together are as far apart as others are within one.
+    /// Returns the model whose thresholds hold for a request.
     fn fitted_for(&self, query: &str, reading: &Reading) -> Option<FittedModel> {
-        let fitted = self.model().fitted?;
-        if fitted == FittedModel::MultilingualE5Small {
-            let lang = text::lang_of(query)?;
-            let mut langs = reading.blocks.blocks.iter().filter_map(Block::lang);
-            return langs.all(|of_chunk| of_chunk == lang).then_some(fitted);
-        }
-        Some(fitted)
+        let is_told = |fitted: &FittedModel| match fitted {
+            FittedModel::MiniLm => true,
+            FittedModel::MultilingualE5Small => {
+                are_in_one_language(query, reading.blocks.blocks.iter().map(Block::lang))
+            }
+        };
+        self.model().fitted.filter(is_told)
     }
 
+    /// Returns the limits of budgets that promise a coverage; `None` if there are none for this model.
     fn calibration(&self) -> Option<&Calibration> {
         static OF_DEFAULT_MODEL: LazyLock<Calibration> = LazyLock::new(Calibration::of_default_model);
         let is_fitted = self.model().fitted == Some(FittedModel::MiniLm);
         let is_default = is_fitted && self.settings.scoring == Scoring::default();
         self.settings.calibration.as_deref().or(is_default.then(|| &*OF_DEFAULT_MODEL))
     }
+}
+
+/// Returns whether a question and all chunks are in the same language, as far as it is recognised. The thresholds of the multilingual
+/// model were fitted on such requests: across languages, texts that belong together are as far apart as others are within one.
+fn are_in_one_language(query: &str, of_chunks: impl IntoIterator<Item = Option<Lang>>) -> bool {
+    let lang = text::lang_of(query);
+    lang.is_some() && of_chunks.into_iter().all(|of_chunk| of_chunk == lang)
 }
 
 /// Returns one outcome per chunk, in the order of the result. `spans` `[chunk]` are the kept spans of each
@@ -814,4 +822,19 @@ fn chunk_outcomes(
         ChunkOutcome { index, kept, empty, unread: false, kind, lang, score, spans, repeats }
     };
     order.iter().map(outcome).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn languages_are_compared_as_far_as_they_are_recognised() {
+        let german = "Welche Behörde erteilt die Genehmigung für den Umbau des alten Hafengebäudes?";
+        let [de, en] = [b"deu", b"eng"].map(|code| Lang::from_bytes(*code));
+        assert!(are_in_one_language(german, [de, de]));
+        assert!(!are_in_one_language(german, [de, en]));
+        assert!(!are_in_one_language(german, [de, None]), "a short text may be in any language");
+        assert!(!are_in_one_language("Wer?", [de]), "and so may a short question");
+    }
 }

@@ -190,9 +190,11 @@ impl ModelTokenizer {
     /// # Errors
     /// As [`Self::encode`].
     pub fn count(&self, text: &str) -> Result<usize, ModelError> {
-        let encoding =
-            self.inner.encode_fast(text, false).map_err(|e| ModelError::Tokenize(e.to_string()))?;
-        Ok(encoding.get_ids().len())
+        let count = |piece: ByteRange| {
+            let encoding = self.inner.encode_fast(piece.slice(text), false);
+            encoding.map(|encoding| encoding.get_ids().len()).map_err(|e| ModelError::Tokenize(e.to_string()))
+        };
+        self.pieces(text).into_iter().map(count).sum()
     }
 }
 

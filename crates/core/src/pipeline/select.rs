@@ -361,8 +361,8 @@ impl Auto {
     ) -> Option<Relevance> {
         let relevance = scores.relevance?;
         let least = match scores.measured {
-            Measured::Prose => self.minima(fitted)?.0,
-            Measured::Structured => self.minima(fitted)?.1,
+            Measured::Prose => self.minima(fitted).0?,
+            Measured::Structured => self.minima(fitted).1?,
             Measured::Lexical => self.lexical_min * lexical_share(&request.chunks),
         };
         // "Which is the cheapest?" has no word of the table that answers it.
@@ -374,19 +374,24 @@ impl Auto {
         Some(Relevance { value: relevance, related, least })
     }
 
-    /// Returns `relevance_min` and `structured_relevance_min`: those that the operator has set, or those that were fitted on the
-    /// logits of the model, if any were.
-    fn minima(&self, fitted: Option<FittedModel>) -> Option<(f32, f32)> {
-        let (set, default) = (
-            (self.relevance_min, self.structured_relevance_min),
-            (Self::default().relevance_min, Self::default().structured_relevance_min),
-        );
-        match fitted {
-            _ if set != default => Some(set),
-            Some(FittedModel::MiniLm) => Some(default),
-            Some(FittedModel::MultilingualE5Small) => Some(MULTILINGUAL_RELEVANCE_MIN),
-            None => None,
-        }
+    /// Returns `relevance_min` and `structured_relevance_min`: each is what the operator has set, or what was fitted on the
+    /// logits of the model, if it was.
+    fn minima(&self, fitted: Option<FittedModel>) -> (Option<f32>, Option<f32>) {
+        let default = Self::default();
+        let fitted = fitted.map(|model| match model {
+            FittedModel::MiniLm => (default.relevance_min, default.structured_relevance_min),
+            FittedModel::MultilingualE5Small => MULTILINGUAL_RELEVANCE_MIN,
+        });
+        let or =
+            |set: f32, default: f32, fitted: Option<f32>| if set == default { fitted } else { Some(set) };
+        (
+            or(self.relevance_min, default.relevance_min, fitted.map(|(prose, _)| prose)),
+            or(
+                self.structured_relevance_min,
+                default.structured_relevance_min,
+                fitted.map(|(_, other)| other),
+            ),
+        )
     }
 
     /// Selects the required units, and the units that the rule keeps of the others.
@@ -595,5 +600,18 @@ mod tests {
         check_auto("no evidence: the first unit", &[&[0.0, 0.0]], 1.0, &[], &[0]);
         check_auto("a required unit is not chosen again", &[&[9.0, 1.0, 0.0]], 1.0, &[0], &[1]);
         check_auto("all units are required", &[&[9.0, 1.0]], 1.0, &[0, 1], &[]);
+    }
+
+    #[test]
+    fn thresholds_are_those_of_the_operator_or_of_the_model() {
+        let (minilm, multilingual) = (Some(FittedModel::MiniLm), Some(FittedModel::MultilingualE5Small));
+        let default = Auto::default();
+        assert_eq!(default.minima(minilm), (Some(0.5), Some(0.45)));
+        assert_eq!(default.minima(multilingual), (Some(0.785), Some(0.775)));
+        assert_eq!(default.minima(None), (None, None));
+        let set = Auto { relevance_min: 0.8, ..default };
+        assert_eq!(set.minima(minilm), (Some(0.8), Some(0.45)));
+        assert_eq!(set.minima(multilingual), (Some(0.8), Some(0.775)));
+        assert_eq!(set.minima(None), (Some(0.8), None));
     }
 }

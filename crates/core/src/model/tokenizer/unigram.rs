@@ -52,8 +52,10 @@ struct Best {
 
 impl Unigram {
     /// Returns the model of a file whose special tokens have the ids `special`, or `None` if it is one that only the library
-    /// reads: without an unknown piece, with bytes for unknown characters, or with two equal pieces.
-    pub fn new(file: &UnigramFile, special: Vec<u32>) -> Option<Self> {
+    /// reads: without an unknown piece, with bytes for unknown characters, with an empty piece, or with two equal pieces.
+    pub fn new(file: &UnigramFile, mut special: Vec<u32>) -> Option<Self> {
+        // Tokens beyond the vocabulary are the library's to find.
+        special.retain(|id| (*id as usize) < file.vocab.len());
         let unknown = file.unk_id.filter(|id| (*id as usize) < file.vocab.len() && !file.byte_fallback)?;
         let mut model = Self {
             text: String::new(),
@@ -76,7 +78,8 @@ impl Unigram {
         sorted.retain(|id| !model.special.contains(id));
         model.sorted = sorted;
         model.text.shrink_to_fit();
-        is_unique.then_some(model)
+        let is_empty = file.vocab.iter().any(|(piece, _)| piece.is_empty());
+        (is_unique && !is_empty).then_some(model)
     }
 
     fn piece(&self, id: u32) -> &str {
@@ -221,6 +224,8 @@ mod tests {
         assert!(Unigram::new(&UnigramFile { unk_id: None, ..file() }, vec![0]).is_none());
         assert!(Unigram::new(&UnigramFile { unk_id: Some(14), ..file() }, vec![0]).is_none());
         assert!(Unigram::new(&UnigramFile { byte_fallback: true, ..file() }, vec![0]).is_none());
+        let empty = [file().vocab, vec![(String::new(), -1.0)]].concat();
+        assert!(Unigram::new(&UnigramFile { vocab: empty, ..file() }, vec![0]).is_none());
         let twice = [file().vocab, vec![("ab".to_owned(), -1.0)]].concat();
         assert!(Unigram::new(&UnigramFile { vocab: twice, ..file() }, vec![0]).is_none());
     }
@@ -243,5 +248,7 @@ mod tests {
         }
         assert_eq!((model.token_to_id("x"), model.id_to_token(14)), (None, None));
         assert_eq!(model.get_vocab().len(), model.get_vocab_size());
+        let beyond = Unigram::new(&file(), vec![0, 14]).expect("a model with an added token");
+        assert_eq!((beyond.token_to_id("x"), beyond.get_vocab().len()), (None, 14));
     }
 }
