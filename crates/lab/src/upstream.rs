@@ -80,9 +80,7 @@ impl Upstream {
 
     /// Returns a value for the setting `middleware.upstreams` that names this server for every model.
     pub fn setting(&self) -> toml::Value {
-        let mut upstream = toml::Table::new();
-        upstream.insert("url".to_owned(), format!("http://{}", self.address).into());
-        vec![toml::Value::from(upstream)].into()
+        setting_of(self.address)
     }
 
     /// As [`Self::setting`], but for one model only, with a key of the operator that is in `key_file`.
@@ -98,6 +96,13 @@ impl Upstream {
     pub fn take_requests(&self) -> Vec<RecordedRequest> {
         std::mem::take(&mut self.requests.lock().unwrap_or_else(PoisonError::into_inner))
     }
+}
+
+/// Returns a value for the setting `middleware.upstreams` that names a server for every model.
+pub fn setting_of(address: SocketAddr) -> toml::Value {
+    let mut upstream = toml::Table::new();
+    upstream.insert("url".to_owned(), format!("http://{address}").into());
+    vec![toml::Value::from(upstream)].into()
 }
 
 impl Script {

@@ -59,6 +59,8 @@ attacks! {
     credentials, "requests with secrets in headers and query to an upstream that serves every model, and the headers of its responses", middleware::credentials;
     links, "sources with addresses that run or hide something, named by chunks and by the result of a tool", middleware::links;
     shared_key, "bodies for an upstream with the operator's key whose model, encoding or stored state is not what it serves", middleware::shared_key;
+    frames, "answers of an upstream with frames that contradict themselves, unknown statuses, and a page with a script", middleware::frames;
+    markers, "chunks that imitate the markers of other sources, in both forms of a context", middleware::markers;
     deletion, "chunks and a tenant are deleted; then all files of the data directory are searched for their words", storage::deletion;
     bad_block, "bytes of the block files of a stopped daemon are changed, then the daemon is started and gets a request with explain", storage::bad_block;
     retry_after, "120 clients with new chunks at once, each sending again when Retry-After says so", tenants::retry_after;
