@@ -4,7 +4,8 @@
 use std::path::Path;
 
 use crate::support::{
-    distance_max, golden, in_checkout, keys, logits, masked_keys, minilm_source, multilingual_source, session,
+    Case, Golden, distance_max, golden, in_checkout, keys, logits, masked_keys, minilm_source,
+    multilingual_source, session,
 };
 use tempfile::TempDir;
 use thresher_core::model::contract::{Contract, Dim, Family, Graph, IoTensor, Late, Side, Weights, check_io};
@@ -63,15 +64,7 @@ fn minilm_agrees_with_transformers() {
             tokenizer.encode(text.as_str(), true).unwrap().get_ids().iter().map(|&id| id.into()).collect();
         assert_eq!(ids, case.ids, "{text}");
 
-        let found = keys(&mut passage, &[ids]);
-        let distance =
-            distance_max(&project(&found, &golden.directions, golden.dim), case.projected.as_ref().unwrap());
-        // A projection sums `dim` components, so this allows each component about `TOLERANCE / √dim`.
-        assert!(distance < TOLERANCE, "{text}: projections differ by {distance}");
-        if let Some(expect) = &case.readout {
-            let distance = distance_max(&found, expect);
-            assert!(distance < TOLERANCE, "{text}: readout differs by {distance}");
-        }
+        assert_agrees(&keys(&mut passage, &[ids]), case, &golden);
     }
 }
 
@@ -101,14 +94,7 @@ fn the_multilingual_model_agrees_with_transformers_and_sentencepiece() {
                 .concat();
         assert_eq!(ids, case.ids, "{text}");
 
-        let found = keys(&mut passage, &[ids]);
-        let projected = project(&found, &golden.directions, golden.dim);
-        let distance = distance_max(&projected, case.projected.as_ref().unwrap());
-        assert!(distance < TOLERANCE, "{text}: projections differ by {distance}");
-        if let Some(expect) = &case.readout {
-            let distance = distance_max(&found, expect);
-            assert!(distance < TOLERANCE, "{text}: readout differs by {distance}");
-        }
+        assert_agrees(&keys(&mut passage, &[ids]), case, &golden);
     }
 }
 
@@ -213,6 +199,20 @@ fn the_inputs_and_outputs_of_sessions_match_the_contract() {
         check_io(&contract, graph, &found).unwrap();
         assert!(found.iter().all(|tensor| !tensor.dims.is_empty()));
         assert!(found.iter().any(|tensor| tensor.dims.contains(&Dim::Free)));
+    }
+}
+
+/// Asserts that the readout of a text is the reference's.
+#[track_caller]
+fn assert_agrees(found: &[f32], case: &Case, golden: &Golden) {
+    let text = case.text.as_ref().unwrap();
+    let projected = project(found, &golden.directions, golden.dim);
+    let distance = distance_max(&projected, case.projected.as_ref().unwrap());
+    // A projection sums `dim` components, so this allows each component about `TOLERANCE / √dim`.
+    assert!(distance < TOLERANCE, "{text}: projections differ by {distance}");
+    if let Some(expect) = &case.readout {
+        let distance = distance_max(found, expect);
+        assert!(distance < TOLERANCE, "{text}: readout differs by {distance}");
     }
 }
 

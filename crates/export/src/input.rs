@@ -13,7 +13,7 @@ use super::{
     gguf::{GgufModel, is_gguf},
     prefixes::Prefixes,
     source::{self, CONFIG, ChatTemplate, Header, TOKENIZER, read_json},
-    weights::{Checkpoint, INDEX, SINGLE},
+    weights::{Checkpoint, INDEX, SINGLE, TensorFile},
 };
 
 /// Files that are not read, with the file that is needed instead and what of `transformers` writes it.
@@ -86,28 +86,28 @@ impl Input {
     fn open_gguf(file: &Path) -> Result<Self, ExportError> {
         let GgufModel { config, tokenizer, chat_template, name, licence, checkpoint } =
             GgufModel::open(file)?;
-        let header = header(&config, file)?;
-        let checkpoint = Checkpoint::of_file(checkpoint);
         let origin = CheckpointInfo { name, revision: None, licence, weights: None };
-        Ok(Self {
-            dir: file.parent().unwrap_or(Path::new("")).to_owned(),
-            config_file: file.to_owned(),
-            config,
-            header,
-            tokenizer_file: file.to_owned(),
-            tokenizer,
-            chat_template,
-            checkpoint,
-            prefixes: Prefixes::default(),
-            origin,
-        })
+        let input = Self::of_file(file, config, tokenizer, checkpoint, origin)?;
+        Ok(Self { chat_template, ..input })
     }
 
     fn open_e5s1(file: &Path) -> Result<Self, ExportError> {
         let E5Model { config, tokenizer, prefixes, checkpoint } = E5Model::open(file)?;
-        let header = header(&config, file)?;
         let name = Some("multilingual-e5-small".to_owned());
         let origin = CheckpointInfo { name, revision: None, licence: Some("mit".to_owned()), weights: None };
+        let input = Self::of_file(file, config, tokenizer, checkpoint, origin)?;
+        Ok(Self { prefixes, ..input })
+    }
+
+    /// The model of one file, which has all its parts, without a chat template and prefixes.
+    fn of_file(
+        file: &Path,
+        config: Map<String, Value>,
+        tokenizer: Vec<u8>,
+        checkpoint: impl TensorFile + 'static,
+        origin: CheckpointInfo,
+    ) -> Result<Self, ExportError> {
+        let header = header(&config, file)?;
         Ok(Self {
             dir: file.parent().unwrap_or(Path::new("")).to_owned(),
             config_file: file.to_owned(),
@@ -117,7 +117,7 @@ impl Input {
             tokenizer,
             chat_template: None,
             checkpoint: Checkpoint::of_file(checkpoint),
-            prefixes,
+            prefixes: Prefixes::default(),
             origin,
         })
     }
