@@ -17,7 +17,6 @@ use thresher_core::model::ModelRuntime;
 use thresher_core::model::cross::CrossEncoder;
 use thresher_core::model::tokenizer::ModelTokenizer;
 use thresher_core::pipeline::cancel::Cancel;
-use thresher_core::pipeline::conformal::CALIBRATION_FILE;
 use thresher_core::pipeline::{Pipeline, Settings};
 use thresher_core::{Engine, EngineBuilder};
 use tokio::net::TcpListener;
@@ -47,16 +46,8 @@ const ADMIN_CONNECTION_COUNT_MAX: usize = 64;
 /// How often recorded samples are moved into their histograms.
 const METRICS_UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// An engine with the configuration's model and settings, and with the calibration in the model's folder if there is one. It has no cache: every block lives
-/// as long as its request.
+/// An engine with the configuration's model and settings. It has no cache: every block lives as long as its request.
 pub fn engine(config: &Config) -> EngineBuilder {
-    let engine = uncalibrated_engine(config);
-    let calibration = config.model.dir.join(CALIBRATION_FILE);
-    if calibration.exists() { engine.calibration(calibration) } else { engine }
-}
-
-/// The same engine without the calibration of budgets that promise a coverage.
-pub fn uncalibrated_engine(config: &Config) -> EngineBuilder {
     let config::Model { device, device_memory_bytes_max, device_fallback, .. } = config.model;
     let engine = Engine::builder(&config.model.dir, config.model.runtime_lib())
         .workers(config.model.workers())
@@ -411,9 +402,13 @@ async fn load(
                 "model.device is auto, and there is no GPU to use"
             );
         }
-        if model.decoder.is_none() && model.fitted.is_none() {
-            let why = "their thresholds were not fitted on this model: docs/models.md";
-            tracing::info!(model = model.name, why, "related and answerable are null");
+        if model.decoder.is_none() && pipeline.settings().calibration.is_none() {
+            let why = "nothing was fitted for this model: thresher calibrate, docs/models.md";
+            tracing::info!(
+                model = model.name,
+                why,
+                "related and answerable are null, and no verdict is a probability"
+            );
         }
         let device = &model.device.name;
         let kv_model = pipeline.exporter().map(Pipeline::model);

@@ -117,13 +117,25 @@ const CRATES: [(&str, Table); 2] = [("src/", DAEMON), ("crates/core/src/", CORE)
 /// Each stage of the pipeline, and the stages whose types it may name. `pipeline.rs` calls the stages. `fit`
 /// chooses the kept text and writes the context; it calls `select` and `assemble`.
 const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
-    ("answerable", &["cancel", "scan", "score"]),
+    ("answerable", &["calibration", "cancel", "scan", "score"]),
     ("assemble", &[]),
     (
         "attribute",
-        &["blocks", "cancel", "clock", "question", "scan", "score", "tokenize", "units", "validate"],
+        &[
+            "blocks",
+            "calibration",
+            "cancel",
+            "clock",
+            "question",
+            "scan",
+            "score",
+            "tokenize",
+            "units",
+            "validate",
+        ],
     ),
     ("blocks", &["cancel", "load", "tokenize", "validate"]),
+    ("calibration", &["conformal"]),
     ("cancel", &[]),
     ("clock", &[]),
     ("conformal", &[]),
@@ -134,6 +146,7 @@ const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
         &[
             "answerable",
             "assemble",
+            "calibration",
             "cancel",
             "conformal",
             "count",
@@ -158,7 +171,7 @@ const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
     ("score", &["cancel", "clock", "neighbours", "question", "scan", "units"]),
     ("notable", &[]),
     ("repeats", &["units"]),
-    ("select", &["answerable", "conformal", "outcome", "repeats", "score", "units"]),
+    ("select", &["answerable", "calibration", "conformal", "outcome", "repeats", "score", "units"]),
     ("tokenize", &["validate"]),
     ("units", &["blocks", "count", "tokenize"]),
     ("validate", &[]),

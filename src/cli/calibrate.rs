@@ -10,23 +10,30 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use thresher_core::kv::codec::Codec;
+use thresher_core::kv::local::{LocalSettings, LocalTiers};
+use thresher_core::kv::store::KvStore;
+use thresher_core::kv::tiers::AllTiers;
 use thresher_core::model::contract::{
     CONTRACT_FILE, CalibratedEviction, ChosenHeads, Contract, Decoder, Family, HeadChoice, QuestionTokens,
     TEMPLATE_DEFAULT, sha256_of,
 };
-use thresher_core::pipeline::conformal::{CALIBRATION_FILE, MadeWith};
+use thresher_core::pipeline::calibration::{Calibration, CalibrationError};
+use thresher_core::pipeline::conformal::CoverageLimits;
 use thresher_core::pipeline::score::Scoring;
 use thresher_core::pipeline::{Pipeline, Reading};
-use thresher_eval::coverage;
 use thresher_eval::heads::{self, CalibrationRows, Choice, HeadScores, Measured, Question};
 use thresher_eval::kv::forms::{self, FormChoice};
 use thresher_eval::kv::{RATIOS, RowOptions};
 use thresher_eval::verdicts;
+use thresher_eval::{calibration, coverage};
 
 use super::eval::with_progress;
 
 use crate::app;
 use crate::config::{self, BlockSettings, Config};
+
+/// What is kept in memory of the chunks that a model has read.
+const CALIBRATION_MEMORY_BYTES: u64 = 1 << 30;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -96,17 +103,19 @@ impl From<By> for HeadChoice {
 }
 
 pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
-    if args.coverage {
-        return coverage(config, args);
-    }
     if args.verdicts {
         return verdicts(config, args);
     }
     let dir = &config.model.dir;
     let mut contract = Contract::load(dir)?;
+    let chooses_heads = args.by.is_some() || args.kv || args.probe;
+    if args.coverage || matches!(contract.family, Family::Late(_)) && !chooses_heads {
+        return encoder(config, &contract, args);
+    }
     let Family::Decoder(decoder) = &mut contract.family else {
         bail!(
-            "{} is not a decoder, so there is nothing to calibrate; name a decoder in THRESHER__MODEL__DIR",
+            "{} is not a decoder, so it has no heads, probe or keys to choose; leave --by, --probe and --kv out, or name a decoder in \
+             THRESHER__MODEL__DIR",
             contract.name
         );
     };
@@ -186,17 +195,49 @@ fn hash_of_questions(args: &Args) -> anyhow::Result<String> {
     sha256_of(&args.questions).with_context(|| format!("cannot read {}", args.questions.display()))
 }
 
-/// Finds the limits of budgets that promise a coverage, and writes them to a file of their own in the model's folder.
-fn coverage(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
-    let data = hash_of_questions(args)?;
-    // An earlier calibration has no influence on the new one, and may be of another model.
-    let pipeline = app::uncalibrated_engine(config).build()?.into_pipeline();
+/// Fits what the logits of an encoder mean, or only the limits of budgets that promise a coverage, and writes it to the calibration of the
+/// model.
+fn encoder(config: &Config, contract: &Contract, args: &Args) -> anyhow::Result<ExitCode> {
+    // What the model reads for one fit is there for the next.
+    let pipeline = app::engine(config).store(memory_store()?).build()?.into_pipeline();
+    let mut calibration = match Calibration::load(&config.model.dir, contract) {
+        Ok(found) => found.map_or_else(|| Calibration::empty(contract), |found| Calibration::clone(&found)),
+        Err(CalibrationError::OtherModel { .. }) => Calibration::empty(contract),
+        Err(error) => return Err(error.into()),
+    };
+    if !args.coverage {
+        let mut observed = with_progress(&args.questions, |progress| {
+            calibration::observe(&args.questions, &pipeline, progress)
+        })?;
+        super::print(observed.fit(&mut calibration).trim_end());
+    }
+    if args.coverage || coverage::has_needs(&args.questions)? {
+        calibration.coverage = Some(coverage(&pipeline, args)?);
+    }
+    if args.dry_run {
+        super::print("nothing was written (--dry-run)");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let file = calibration.save(&config.model.dir, contract)?;
+    super::print(format_args!("written to {}. Restart the daemon", file.display()));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn memory_store() -> anyhow::Result<Arc<KvStore>> {
+    let settings = LocalSettings {
+        memory_bytes_max: CALIBRATION_MEMORY_BYTES,
+        disk_bytes_max: 0,
+        write_queue_bytes_max: CALIBRATION_MEMORY_BYTES,
+        dir: None,
+    };
+    Ok(Arc::new(KvStore::new(Arc::new(AllTiers::new(LocalTiers::open(&settings)?, None)))))
+}
+
+/// Finds the limits of budgets that promise a coverage.
+fn coverage(pipeline: &Pipeline, args: &Args) -> anyhow::Result<CoverageLimits> {
     let rankings =
-        with_progress(&args.questions, |progress| coverage::rank(&args.questions, &pipeline, progress))?;
-    let model = pipeline.model();
-    let estimator = pipeline.estimator();
-    let made = MadeWith { model: &model.name, fingerprint: &model.fingerprint, estimator: &estimator };
-    let calibration = rankings.calibration(made, data)?;
+        with_progress(&args.questions, |progress| coverage::rank(&args.questions, pipeline, progress))?;
+    let limits = rankings.limits(pipeline.estimator(), hash_of_questions(args)?)?;
     if rankings.without_evidence > 0 {
         super::print(format_args!(
             "rows left out, because their evidence is not in their chunks: {}",
@@ -204,14 +245,7 @@ fn coverage(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         ));
     }
     super::print(rankings.table());
-    if args.dry_run {
-        super::print("nothing was written (--dry-run)");
-        return Ok(ExitCode::SUCCESS);
-    }
-    let file = config.model.dir.join(CALIBRATION_FILE);
-    calibration.save(&file)?;
-    super::print(format_args!("written to {}. Restart the daemon", file.display()));
-    Ok(ExitCode::SUCCESS)
+    Ok(limits)
 }
 
 /// Finds how the cross-encoder is weighed, and writes it to the contract of the cross-encoder.

@@ -11,6 +11,7 @@ use thresher_core::kv::local::{LocalError, LocalTiers};
 use thresher_core::model::ModelError;
 use thresher_core::model::contract::{Contract, Family};
 use thresher_core::model::ort::runtime_version;
+use thresher_core::pipeline::calibration::{Calibration, CalibrationError};
 use thresher_core::private_files::{self, Exposed};
 use thresher_core::{Engine, EngineError};
 use thresher_registry::{Registry, RegistryError, RegistrySettings};
@@ -120,7 +121,11 @@ fn check(config: Result<Config, ConfigError>, report: &mut Report) {
     let runtime = report.value("runtime", runtime_version(&lib), |version| {
         format!("ONNX Runtime {version} from {}", lib.display())
     });
-    let scores = model("model", &config.model.dir, scores_chunks, report).is_some();
+    let scores = model("model", &config.model.dir, scores_chunks, report);
+    if let Some(contract) = &scores {
+        report.line("calibration", calibration(&config.model.dir, contract));
+    }
+    let scores = scores.is_some();
     let kv_dir = &config.model.kv_dir;
     let is_decoder = |contract: &Contract| match contract.family {
         Family::Decoder(_) => Ok(()),
@@ -152,7 +157,6 @@ fn check(config: Result<Config, ConfigError>, report: &mut Report) {
     }
     let engine = app::engine_with_exporter(&config).build();
     let part = match &engine {
-        Err(EngineError::Calibration(_)) => "calibration",
         Err(EngineError::VerdictModel { .. }) => "verdict.model",
         Err(EngineError::KvModel { .. }) => "model.kv_dir",
         _ => "device",
@@ -176,6 +180,30 @@ fn model(
     let contract =
         contract.map_err(anyhow::Error::from).and_then(|contract| check(&contract).map(|()| contract));
     report.value(name, contract, |c| format!("{} in {}, every file as exported", c.name, dir.display()))
+}
+
+/// What was fitted for a model.
+fn calibration(dir: &Path, contract: &Contract) -> anyhow::Result<Finding> {
+    let found = match Calibration::load(dir, contract) {
+        Err(error @ CalibrationError::OtherModel { .. }) => return Ok(Warning(error.to_string())),
+        loaded => loaded?,
+    };
+    let is_fitted = |found: &Calibration| {
+        let Calibration { cosine_floor, related, answerable, coverage, .. } = found;
+        let parts = [
+            ("related", related.is_some()),
+            ("answerable", answerable.is_some()),
+            ("coverage", coverage.is_some()),
+            ("support", cosine_floor.is_some()),
+        ];
+        parts
+            .into_iter()
+            .filter(|(_, is_fitted)| *is_fitted)
+            .map(|(name, _)| name)
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
+    Ok(Fine(found.as_deref().map(is_fitted).unwrap_or_else(|| "none (thresher calibrate)".to_owned())))
 }
 
 fn counted(count: usize, noun: &str) -> String {

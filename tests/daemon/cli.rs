@@ -8,19 +8,19 @@ use crate::support::{in_checkout, thresher};
 use serde_json::{Value, json};
 
 /// The result of a command.
-struct Ran {
-    code: Option<i32>,
-    out: String,
-    err: String,
+pub struct Ran {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
 }
 
 impl Ran {
-    fn json(&self) -> Value {
+    pub fn json(&self) -> Value {
         serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}: {:?}", self.out))
     }
 }
 
-fn run(mut command: Command, input: &str) -> Ran {
+pub fn run(mut command: Command, input: &str) -> Ran {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("the binary starts");
     // A command that refuses its arguments does not read its input.
@@ -317,6 +317,7 @@ fn doctor_reports_a_sound_installation() {
         "settings: ",
         "runtime: ",
         "model: minilm-l6 in ",
+        "calibration: related, answerable, coverage, support",
         "keys: none (access.keys_file)",
         "tls: none (http.tls_cert_file)",
         "http.listen: 127.0.0.1:",
@@ -695,7 +696,7 @@ fn requests_that_a_decoder_does_not_support_are_refused_with_advice() {
     let no_chunks = write("no-chunks", &json!({"query": "a", "chunks": []}).to_string());
     let table: [(&str, &Path, Vec<&str>, &str); 12] = [
         ("no chunks", &out, vec!["calibrate", &no_chunks], "question 1: chunks is empty"),
-        ("an encoder", &bert, vec!["calibrate", &one], "tiny is not a decoder"),
+        ("an encoder", &bert, vec!["calibrate", &one, "--by", "accuracy"], "tiny is not a decoder"),
         ("no file", &out, vec!["calibrate", "/no/questions.jsonl"], "cannot read /no/questions.jsonl"),
         ("no question", &out, vec!["calibrate", &empty], "holds no row"),
         ("one question", &out, vec!["calibrate", &one], "at least two are needed"),
@@ -912,4 +913,14 @@ fn init_installs_the_multilingual_model_which_answers_across_languages() {
     let found = ran.json();
     assert_eq!(found["context"], "[1] The boat to the island departs at seven.", "{}", ran.err);
     assert_eq!((&found["related"], &found["answerable"]), (&Value::Null, &Value::Null));
+    let german = json!({
+        "query": "Wann legt die Fähre zur Insel ab?",
+        "chunks": ["Die Fähre zur Insel legt jeden Morgen um sieben Uhr ab und kehrt am Abend zurück."],
+    });
+    let found = run(thresher(&["compress", "--config", file]), &german.to_string()).json();
+    assert_eq!(
+        (&found["related"], &found["answerable"]["answerable"]),
+        (&Value::Bool(true), &Value::Bool(true)),
+        "{found}"
+    );
 }

@@ -4,6 +4,7 @@
 mod cli;
 mod config;
 mod originals;
+mod own_model;
 mod private_files;
 mod savings;
 mod sidecars;

@@ -50,6 +50,7 @@ use thresher_core::model::scripted::ScriptedModel;
 use thresher_core::model::{
     EncodedQuestion, ModelError, ModelInfo, ModelRuntime, Past, RawLogits, WindowFilter, WindowSink,
 };
+use thresher_core::pipeline::calibration::Calibration;
 use thresher_core::pipeline::validate::RequestLimits;
 use thresher_core::pipeline::{Pipeline, Settings};
 use thresher_registry::RegistrySettings;
@@ -194,7 +195,9 @@ fn pipeline_of(model: Arc<dyn ModelRuntime>, store: KvStore) -> Pipeline {
 
 fn pipeline_within(limits: RequestLimits, model: Arc<dyn ModelRuntime>, store: KvStore) -> Pipeline {
     let tokenizer = Arc::new(ScriptedModel::tokenizer(&["tide", "moon"]));
-    Pipeline::new(model, tokenizer, store.into(), Settings { limits, ..Settings::default() })
+    // The thresholds of the default model: any will do for a scripted one.
+    let settings = Settings { limits, calibration: Calibration::shipped("minilm-l6"), ..Settings::default() };
+    Pipeline::new(model, tokenizer, store.into(), settings)
 }
 
 fn request_limits() -> RequestLimits {

@@ -9,8 +9,8 @@ use crate::support::{
 };
 use tempfile::TempDir;
 use thresher_core::model::contract::{Contract, Dim, Family, Graph, IoTensor, Late, Side, Weights, check_io};
-use thresher_core::model::fitted::FittedModel;
 use thresher_core::model::tokenizer::ModelTokenizer;
+use thresher_core::pipeline::calibration::{CALIBRATION_FILE, Calibration};
 use thresher_export::{ExportOptions, export};
 use tokenizers::Tokenizer;
 
@@ -49,12 +49,18 @@ fn tiny_models_agree_with_transformers() {
     }
 }
 
+/// The model of the calibration that lies in the folder of an export.
+fn calibrated_as(out: &TempDir, contract: &Contract) -> Option<String> {
+    assert!(out.path().join(CALIBRATION_FILE).is_file());
+    Calibration::load(out.path(), contract).unwrap().map(|calibration| calibration.model.clone())
+}
+
 #[test]
 fn minilm_agrees_with_transformers() {
     let golden = golden(&in_checkout("models/tiny/minilm.golden.json"));
     let (out, contract) = exported(&minilm_source());
     assert_eq!((contract.window.tokens_max, late(&contract).head_dim), (256, 384));
-    assert_eq!(FittedModel::of_weights(contract.source.weights.as_deref()), Some(FittedModel::MiniLm));
+    assert_eq!(calibrated_as(&out, &contract), Some("minilm-l6".to_owned()));
     assert_eq!((&contract.tokenizer.prefix[..], &contract.tokenizer.suffix[..]), (&[101][..], &[102][..]));
     let tokenizer = tokenizers::Tokenizer::from_file(out.path().join(&contract.tokenizer.file)).unwrap();
     let mut passage = session(&out.path().join("passage.onnx"), 1);
@@ -75,8 +81,7 @@ fn the_multilingual_model_agrees_with_transformers_and_sentencepiece() {
     let (out, contract) = exported(&multilingual_source());
     assert_eq!((contract.window.tokens_max, late(&contract).head_dim), (512, 384));
     assert_eq!(contract.tokenizer.prefix_text.as_deref(), Some("passage: "));
-    let fitted = FittedModel::of_weights(contract.source.weights.as_deref());
-    assert_eq!(fitted, Some(FittedModel::MultilingualE5Small));
+    assert_eq!(calibrated_as(&out, &contract), Some("multilingual-e5-small".to_owned()));
     let tokenizer = ModelTokenizer::from_file(&out.path().join(&contract.tokenizer.file)).unwrap();
     let library = Tokenizer::from_file(out.path().join(&contract.tokenizer.file)).unwrap();
     let library = ModelTokenizer::new(library);

@@ -17,8 +17,8 @@ use crate::model::fallback::WithFallback;
 use crate::model::ort::{CrossRuntime, LoadedModel, OrtSettings};
 use crate::model::tokenizer::ModelTokenizer;
 use crate::pipeline::attribute::Attributed;
+use crate::pipeline::calibration::{Calibration, CalibrationError};
 use crate::pipeline::cancel::Cancel;
-use crate::pipeline::conformal::{Calibration, CalibrationError, MadeWith};
 use crate::pipeline::score::Scoring;
 use crate::pipeline::validate::InvalidRequest;
 use crate::pipeline::{Compressed, Pipeline, PipelineError, Ranked, Settings, kv_export};
@@ -82,7 +82,6 @@ pub struct EngineBuilder {
     /// Used in place of a store over `cache`.
     store: Option<Arc<KvStore>>,
     kv_model_dir: Option<PathBuf>,
-    calibration: Option<PathBuf>,
     verdict_model_dir: Option<PathBuf>,
 }
 
@@ -129,7 +128,6 @@ impl EngineBuilder {
             cache: default_cache(),
             store: None,
             kv_model_dir: None,
-            calibration: None,
             verdict_model_dir: None,
         }
     }
@@ -224,12 +222,6 @@ impl EngineBuilder {
         self
     }
 
-    /// Sets the file with the limits of budgets that promise a coverage; `thresher calibrate --coverage` writes it.
-    pub fn calibration(mut self, file: impl AsRef<Path>) -> Self {
-        self.calibration = Some(file.as_ref().to_owned());
-        self
-    }
-
     /// Sets the folder of a cross-encoder that gives a second opinion on the support of each part of an answer. By
     /// default, there is none.
     pub fn verdict_model_dir(mut self, dir: impl AsRef<Path>) -> Self {
@@ -259,19 +251,14 @@ impl EngineBuilder {
             let on_cpu = OrtSettings { device: DeviceChoice::Cpu, forward: false, ..self.load.clone() };
             runtime = Arc::new(WithFallback::new(runtime, move || Ok(LoadedModel::load(&on_cpu)?.runtime())));
         }
-        if let Some(file) = &self.calibration {
-            let info = runtime.info();
-            let estimator = self.settings.scoring.to_string();
-            let made = MadeWith { model: &info.name, fingerprint: &info.fingerprint, estimator: &estimator };
-            match Calibration::load(file, &made) {
-                Ok(calibration) => self.settings.calibration = Some(Arc::new(calibration)),
-                // It lies beside the model, which may have been exported or calibrated anew since.
-                Err(error @ CalibrationError::OtherModel { .. }) => {
-                    tracing::warn!(%error, "the calibration is not used");
-                }
-                Err(error) => return Err(error.into()),
+        self.settings.calibration = match Calibration::load(dir, &contract) {
+            // The model may have been exported anew since.
+            Err(error @ CalibrationError::OtherModel { .. }) => {
+                tracing::warn!(%error, "the calibration is not used");
+                contract.source.weights.as_deref().and_then(Calibration::of_weights)
             }
-        }
+            loaded => loaded?,
+        };
         let tokenizer = Arc::new(ModelTokenizer::from_file(&dir.join(&contract.tokenizer.file))?);
         let store = match self.store {
             Some(store) => store,
@@ -322,7 +309,6 @@ impl EngineBuilder {
             cache: self.cache,
             store: Some(store),
             kv_model_dir: None,
-            calibration: None,
             verdict_model_dir: None,
         };
         let pipeline = builder.build()?.into_pipeline();

@@ -9,14 +9,12 @@ pub mod contract;
 pub mod cross;
 pub mod device;
 pub mod fallback;
-pub mod fitted;
 pub mod onnx;
 pub mod ort;
 pub mod rotary;
 pub mod scripted;
 pub mod tokenizer;
 
-use self::fitted::FittedModel;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -317,8 +315,6 @@ pub struct ModelInfo {
     pub readout: Vec<usize>,
     /// The properties that only decoders have; `None` for an encoder.
     pub decoder: Option<DecoderInfo>,
-    /// The model, if thresholds were fitted on its logits.
-    pub fitted: Option<FittedModel>,
     /// About how many windows of full length the model reads at the same time.
     pub windows_at_once: usize,
     pub device: DeviceInUse,

@@ -26,6 +26,7 @@ pub mod attribute;
 pub mod blocks;
 pub mod cancel;
 pub mod clock;
+pub mod calibration;
 pub mod conformal;
 pub mod count;
 pub mod explain;
@@ -49,16 +50,17 @@ pub mod units;
 pub mod validate;
 
 use std::borrow::Cow;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
 use self::answerable::{Answerable, AnswerableSettings};
 use self::blocks::{Blocks, Reader};
+use self::calibration::Calibration;
 use self::cancel::Cancel;
 use self::clock::Clock;
-use self::conformal::Calibration;
+use self::conformal::CoverageLimits;
 use self::count::{TextCosts, TokenCounter};
 use self::fit::{FitContext, Fitted};
 use self::in_time::InTime;
@@ -85,7 +87,6 @@ pub use crate::kv::store::BlockOrigins;
 use crate::kv::store::KvStore;
 use crate::model::contract::{Around, QuestionTokens};
 use crate::model::cross::CrossEncoder;
-use crate::model::fitted::FittedModel;
 use crate::model::tokenizer::{ModelTokenizer, Tokens};
 use crate::model::{ModelError, ModelInfo, ModelRuntime};
 use crate::rc;
@@ -137,8 +138,7 @@ pub struct Settings {
     pub auto: Auto,
     /// The format in which keys are cached; int8 by default.
     pub codec: Codec,
-    /// The limits of budgets that promise a coverage; `None` means those of
-    /// [`Calibration::of_default_model`] for all-MiniLM-L6-v2 with the default scoring, and none for other models.
+    /// What the model's logits mean; `None` if nothing was fitted for it.
     pub calibration: Option<Arc<Calibration>>,
     pub answerable: AnswerableSettings,
     /// How chunks and units are scored; `peak/ranked+coverage` by default.
@@ -491,11 +491,12 @@ impl Pipeline {
         scores: &Scores,
         cancel: &Cancel,
     ) -> Result<Option<Answerable>, PipelineError> {
-        if self.model().fitted != Some(FittedModel::MiniLm) {
+        let calibration = self.calibration_for(&request.query, reading);
+        let Some(curve) = calibration.and_then(|calibration| calibration.answerable.as_ref()) else {
             return Ok(None);
-        }
+        };
         let missed_max = request.missed_max.unwrap_or(self.settings.answerable.missed_max);
-        answerable::measure_answerable(reading, &request.query, &request.chunks, scores, missed_max, cancel)
+        answerable::measure_answerable(reading, request, scores, (curve, missed_max), cancel)
     }
 
     fn warnings(&self, request: &CompressRequest, reading: &Reading, fitted: &Fitted) -> Vec<Warning> {
@@ -695,7 +696,7 @@ impl Pipeline {
             &reading.outlines,
             &scores,
             answerable.as_ref(),
-            self.fitted_for(&request.query, &reading),
+            self.calibration_for(&request.query, &reading),
         );
         let Scores { chunks, are_probabilities, .. } = scores;
         Ok(Ranked { chunks, relevance, answerable, are_probabilities, sentences, tokens })
@@ -767,39 +768,40 @@ impl Pipeline {
             counter: &counter,
             text_costs: &self.text_costs,
             auto: self.settings.auto,
-            calibration: self.calibration(),
-            fitted: self.fitted_for(&request.query, reading),
+            calibration: self.calibration_for(&request.query, reading),
+            coverage: self.coverage_limits(),
             answerable,
             cancel,
         };
         fit::budget(request, reading, scores, &context)
     }
 
-    /// Returns the model whose thresholds hold for a request.
-    fn fitted_for(&self, query: &str, reading: &Reading) -> Option<FittedModel> {
-        let is_told = |fitted: &FittedModel| match fitted {
-            FittedModel::MiniLm => true,
-            FittedModel::MultilingualE5Small => {
-                are_in_one_language(query, reading.blocks.blocks.iter().map(Block::lang))
-            }
+    /// Returns the calibration of the model if its thresholds hold for a request.
+    fn calibration_for(&self, query: &str, reading: &Reading) -> Option<&Calibration> {
+        let is_told = |found: &&Calibration| {
+            !found.one_language || are_in_one_language(query, reading.blocks.blocks.iter().map(Block::lang))
         };
-        self.model().fitted.filter(is_told)
+        self.settings.calibration.as_deref().filter(is_told)
     }
 
-    /// Returns the limits of budgets that promise a coverage; `None` if there are none for this model.
-    fn calibration(&self) -> Option<&Calibration> {
-        static OF_DEFAULT_MODEL: LazyLock<Calibration> = LazyLock::new(Calibration::of_default_model);
-        let is_fitted = self.model().fitted == Some(FittedModel::MiniLm);
-        let is_default = is_fitted && self.settings.scoring == Scoring::default();
-        self.settings.calibration.as_deref().or(is_default.then(|| &*OF_DEFAULT_MODEL))
+    /// Returns the limits of budgets that promise a coverage; `None` if there are none for this model and its way of scoring.
+    pub fn coverage_limits(&self) -> Option<&CoverageLimits> {
+        let limits = self.settings.calibration.as_ref()?.coverage.as_ref()?;
+        (limits.estimator == self.estimator()).then_some(limits)
+    }
+
+    /// Returns the cosine that has the place of 0 in similarities; `None` if that was not fitted.
+    pub fn cosine_floor(&self) -> Option<f32> {
+        self.settings.calibration.as_ref().and_then(|calibration| calibration.cosine_floor)
     }
 }
 
-/// Returns whether a question and all chunks are in the same language, as far as it is recognised. The thresholds of the multilingual
-/// model were fitted on such requests: across languages, texts that belong together are as far apart as others are within one.
+/// Returns whether a question and its chunks are in one language, as far as it is recognised. Across languages, texts that belong together
+/// are as far apart as others are within one. The language of a question is the likeliest one: a question is too short for more.
 fn are_in_one_language(query: &str, of_chunks: impl IntoIterator<Item = Option<Lang>>) -> bool {
-    let lang = text::lang_of(query);
-    lang.is_some() && of_chunks.into_iter().all(|of_chunk| of_chunk == lang)
+    let likeliest = text::likeliest_lang_of(query);
+    let mut recognised = of_chunks.into_iter().flatten().peekable();
+    recognised.peek().is_some() && recognised.all(|of_chunk| Some(of_chunk) == likeliest)
 }
 
 /// Returns one outcome per chunk, in the order of the result. `spans` `[chunk]` are the kept spans of each
@@ -833,8 +835,10 @@ mod tests {
         let german = "Welche Behörde erteilt die Genehmigung für den Umbau des alten Hafengebäudes?";
         let [de, en] = [b"deu", b"eng"].map(|code| Lang::from_bytes(*code));
         assert!(are_in_one_language(german, [de, de]));
+        assert!(are_in_one_language(german, [de, None]), "a short text");
+        assert!(are_in_one_language("Wer hat das Haus gebaut?", [de]), "a short question");
         assert!(!are_in_one_language(german, [de, en]));
-        assert!(!are_in_one_language(german, [de, None]), "a short text may be in any language");
-        assert!(!are_in_one_language("Wer?", [de]), "and so may a short question");
+        assert!(!are_in_one_language(german, [en]));
+        assert!(!are_in_one_language(german, [None]), "nothing is known of the texts");
     }
 }

@@ -50,7 +50,7 @@ pub use comparison::compares_all;
 pub use contrasts::{Contrast, contrasts, is_denied_form};
 pub use grams::{Gram, GramWord, gram_words, is_compared_by_characters, script_of};
 pub use hyphens::{Joined, joined_words};
-pub use lang::lang_of;
+pub use lang::{lang_of, likeliest_lang_of};
 pub use lines::is_item as is_list_item;
 pub use markers::markers;
 pub use mentions::Mentions;

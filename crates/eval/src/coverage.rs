@@ -11,7 +11,7 @@ use thresher_core::domain::{ByteRange, CompressRequest, Granularity, Lang};
 use thresher_core::pipeline::Pipeline;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
-use thresher_core::pipeline::conformal::{Calibration, MadeWith, rows_needed};
+use thresher_core::pipeline::conformal::{CoverageLimits, rows_needed};
 use thresher_core::pipeline::fit;
 use thresher_core::text;
 
@@ -99,6 +99,15 @@ pub fn rank(path: &Path, pipeline: &Pipeline, progress: &dyn Fn(usize, usize)) -
         bail!("{}: no row has its evidence in its chunks", path.display());
     }
     Ok(Rankings { rows: ranked, without_evidence })
+}
+
+/// Returns whether the rows of a file say what an answer needs.
+///
+/// # Errors
+/// Fails if the file cannot be read or has no row.
+pub fn has_needs(path: &Path) -> Result<bool> {
+    let file = RowFile::read(path)?;
+    Ok(file.has_field("needed") || file.has_field("gold"))
 }
 
 fn read(path: &Path) -> Result<Vec<(String, Vec<LabelledChunk>, Need)>> {
@@ -236,13 +245,13 @@ impl Groups {
 }
 
 impl Rankings {
-    /// Returns the calibration on all rows. `made` says with which model and scoring method.
+    /// Returns the limits that all rows give. `estimator` is the scoring method, and `data` the hash of their file.
     ///
     /// # Errors
     /// Fails if there are too few rows for any promise.
-    pub fn calibration(&self, made: MadeWith, data: String) -> Result<Calibration> {
+    pub fn limits(&self, estimator: String, data: String) -> Result<CoverageLimits> {
         let efforts = self.rows.iter().map(|row| row.effort).collect();
-        Calibration::of_efforts(efforts, made, data)
+        CoverageLimits::of_efforts(efforts, estimator, data)
             .map_err(|needed| anyhow::anyhow!("at least {needed} rows are needed, found {}", self.rows.len()))
     }
 
@@ -254,8 +263,8 @@ impl Rankings {
             let is_inside = |row: usize| row % FOLDS == fold;
             let others = self.rows.iter().enumerate().filter(|(row, _)| !is_inside(*row));
             let efforts = others.map(|(_, row)| row.effort).collect();
-            let calibration = Calibration::of_efforts(efforts, MadeWith::default(), String::new()).ok()?;
-            let limit = calibration.limit(promised).ok()?;
+            let limits = CoverageLimits::of_efforts(efforts, String::new(), String::new()).ok()?;
+            let limit = limits.limit(promised).ok()?;
             for (at, row) in self.rows.iter().enumerate().filter(|(at, _)| is_inside(*at)) {
                 outcomes[at] = (row.effort <= limit, row.tokens_up_to(limit));
             }

@@ -8,6 +8,7 @@ pub mod data;
 pub mod needed;
 pub mod attribution;
 mod bm25;
+pub mod calibration;
 pub mod coverage;
 pub mod estimate;
 pub mod heads;

@@ -3,6 +3,7 @@
 use std::{io, path::PathBuf};
 
 use thresher_core::model::contract::ContractError;
+use thresher_core::pipeline::calibration::CalibrationError;
 
 /// Why a model was not exported. Nothing is written to the output folder then.
 #[derive(Debug, thiserror::Error)]
@@ -158,4 +159,6 @@ pub enum ExportError {
     },
     #[error(transparent)]
     Contract(#[from] ContractError),
+    #[error(transparent)]
+    Calibration(#[from] CalibrationError),
 }

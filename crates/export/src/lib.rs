@@ -24,9 +24,10 @@ mod write;
 use std::{collections::BTreeMap, path::Path};
 
 use thresher_core::model::contract::{
-    self, Chat, CheckpointInfo, Contract, Family, KEY_LAYOUT, Late, SCHEMA, StoredWeights, Tokenizer,
-    Weights, Window, sha256_of,
+    self, Chat, Contract, Family, KEY_LAYOUT, Late, SCHEMA, StoredWeights, Tokenizer, Weights, Window,
+    sha256_of,
 };
+use thresher_core::pipeline::calibration::Calibration;
 
 pub use error::ExportError;
 pub use prefixes::Prefixes;
@@ -64,6 +65,16 @@ pub struct ExportOptions {
     /// The name of a cross-encoder's label that says that the first text supports the second. Without it, that is the
     /// only label, or the one whose name begins with `entail` or `support`.
     pub support_label: Option<String>,
+    /// The publisher's name and revision of the checkpoint, if they are known better than its files say.
+    pub checkpoint: Option<(String, String)>,
+}
+
+impl ExportOptions {
+    /// The options of a model with the prefixes that it names itself.
+    pub fn named(name: &str, weights: Weights) -> Self {
+        let prefixes = Prefixes { question: None, passage: None };
+        Self { name: name.to_owned(), weights, prefixes, ..Self::default() }
+    }
 }
 
 /// The model that the configuration in the source folder describes.
@@ -130,6 +141,11 @@ pub fn export(
 ) -> Result<Contract, ExportError> {
     let input = Input::open(source)?;
     let model = Model::read(&input)?;
+    let mut origin = input.origin.clone();
+    if let Some((name, revision)) = options.checkpoint.clone() {
+        (origin.name, origin.revision) = (Some(name), Some(revision));
+    }
+    origin.weights = Some(input.checkpoint.fingerprint()?);
     if let (Some(_), Model::Late(_) | Model::Decoder(_)) = (&options.support_label, &model) {
         let found = input.header.architectures.first().cloned().unwrap_or_default();
         let names = cross::ARCHITECTURES.map(|(name, _)| name).join(", ");
@@ -158,7 +174,7 @@ pub fn export(
         schema: SCHEMA,
         name: options.name.clone(),
         architecture: exported.architecture,
-        source: CheckpointInfo { weights: Some(input.checkpoint.fingerprint()?), ..input.origin.clone() },
+        source: origin,
         tokenizer: Tokenizer {
             file: TOKENIZER.into(),
             prefix: exported.surroundings.prefix,
@@ -178,6 +194,10 @@ pub fn export(
         files: hashes(staging.dir(), &files)?,
     };
     contract.save(staging.dir())?;
+    // What was fitted for these weights belongs to every export of them.
+    if let Some(calibration) = contract.source.weights.as_deref().and_then(Calibration::of_weights) {
+        calibration.save(staging.dir(), &contract)?;
+    }
     staging.publish()?;
     Ok(contract)
 }

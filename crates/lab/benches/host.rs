@@ -52,7 +52,6 @@ impl Table {
             head_dim: DIM,
             readout: vec![0],
             decoder: None,
-            fitted: None,
             // As many as a GPU reads at the same time.
             windows_at_once: 128,
             device: DeviceInUse::cpu(),

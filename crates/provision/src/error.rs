@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+use crate::http::without_password;
+
 /// Why the files of an item cannot be provided. Every message says what to do.
 #[derive(Debug, Error)]
 pub enum ProvisionError {
@@ -14,8 +16,8 @@ pub enum ProvisionError {
     )]
     Platform { package: String, version: String, platform: String, pinned: String },
     #[error(
-        "cannot fetch {url}: {reason}; check the connection (and HTTPS_PROXY behind a proxy), name a mirror with --index, or copy the \
-         files to this machine and give their folder with --from"
+        "cannot fetch {url}: {reason}; check the connection (and HTTPS_PROXY behind a proxy), name a mirror with --index (for a hub, HF_ENDPOINT), \
+         or copy the files to this machine and give their folder with --from"
     )]
     Network { url: String, reason: String },
     #[error(
@@ -33,10 +35,29 @@ pub enum ProvisionError {
     )]
     NotInFolder { archive: PathBuf, unpacked: PathBuf },
     #[error(
-        "{name} is not the pinned file: its SHA-256 is {found} and not {expected}; nothing of it was kept. Fetch it again; if it \
-         differs again, the index, a proxy or the disk changes it: use another one"
+        "{name} is not the file that it should be: its checksum is {found} and not {expected}; nothing of it was kept. Fetch it again; if it \
+         differs again, the server, a proxy or the disk changes it: use another one"
     )]
     Checksum { name: String, expected: String, found: String },
+    #[error("{0:?} names no model of a hub; write hf:ORGANIZATION/NAME, or hf:ORGANIZATION/NAME@REVISION")]
+    NotModel(String),
+    #[error("HF_ENDPOINT is {url:?}, which is not an http or https URL such as {}", crate::PUBLIC_HUB)]
+    NotHub { url: String },
+    #[error(
+        "{hub} gives no model {model} (HTTP status {status}); check the name and the revision. For a private model, or one whose terms you \
+         have accepted there, set HF_TOKEN"
+    )]
+    NotOnHub { hub: String, model: String, status: u16 },
+    #[error(
+        "{model} has no {missing}, which an export needs; choose another model, or convert it with transformers \
+         (save_pretrained) and use `thresher export`"
+    )]
+    NotExportable { model: String, missing: &'static str },
+    #[error(
+        "found no files of {model} in {}; on a machine with a network, `thresher init --model hf:{model} --download-to` fetches them",
+        folder.display()
+    )]
+    ModelNotInFolder { model: String, folder: PathBuf },
     #[error("cannot unpack {}: {reason}", path.display())]
     Archive { path: PathBuf, reason: String },
     #[error("cannot read or write {}: {source}{}", path.display(), advice(source))]
@@ -44,6 +65,10 @@ pub enum ProvisionError {
 }
 
 impl ProvisionError {
+    pub(crate) fn network(url: &str, reason: &dyn std::fmt::Display) -> Self {
+        Self::Network { url: without_password(url), reason: reason.to_string() }
+    }
+
     pub(crate) fn file(path: &Path, source: io::Error) -> Self {
         Self::File { path: path.to_owned(), source }
     }

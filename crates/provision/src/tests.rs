@@ -138,11 +138,15 @@ fn what_differs_from_its_pin_is_refused_and_the_old_files_stay() {
     };
     let mut longer = bytes.clone();
     longer.push(0);
-    check("a longer file", PackageSource::Index(index(list_of(WHEEL), longer)), "is not the pinned file");
+    check(
+        "a longer file",
+        PackageSource::Index(index(list_of(WHEEL), longer)),
+        "is not the file that it should be",
+    );
     check(
         "half of it",
         PackageSource::Index(index(list_of(WHEEL), bytes[..9].to_vec())),
-        "is not the pinned file",
+        "is not the file that it should be",
     );
     check("another list", PackageSource::Index(index(list_of("other.whl"), Vec::new())), "has no tool-1.0");
     check("no list", PackageSource::Index(index("<html>".to_owned(), Vec::new())), "not a list of files");
@@ -155,8 +159,12 @@ fn what_differs_from_its_pin_is_refused_and_the_old_files_stay() {
         std::fs::write(path, &bytes[..9]).expect("written");
         PackageSource::Folder(from)
     };
-    check("half of a wheel in a folder", damaged("half", WHEEL), "is not the pinned file");
-    check("half of a file in a folder", damaged("files", "tool/sub/lib.so"), "is not the pinned file");
+    check("half of a wheel in a folder", damaged("half", WHEEL), "is not the file that it should be");
+    check(
+        "half of a file in a folder",
+        damaged("files", "tool/sub/lib.so"),
+        "is not the file that it should be",
+    );
     check("an empty folder", PackageSource::Folder(folder.path().to_owned()), "found neither");
 }
 

@@ -582,4 +582,4 @@ pub enum ContractError {
 
 #[cfg(test)]
 #[path = "contract/tests.rs"]
-mod tests;
+pub(crate) mod tests;

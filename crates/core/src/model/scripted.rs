@@ -8,7 +8,6 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Tokenizer};
 
 use super::device::DeviceInUse;
-use super::fitted::FittedModel;
 use super::tokenizer::ModelTokenizer;
 use super::{
     EncodedQuestion, ModelError, ModelInfo, ModelRuntime, Past, RawLogits, SelfAttention, WindowFilter,
@@ -34,7 +33,6 @@ impl ScriptedModel {
             readout: vec![0],
             decoder: None,
             // Equal words have a cosine of 1 and others of about 0, so the thresholds hold for it.
-            fitted: Some(FittedModel::MiniLm),
             windows_at_once: 1,
             device: DeviceInUse::cpu(),
         };

@@ -16,10 +16,11 @@ use std::sync::Arc;
 use ndarray::{Array1, ArrayView1, Axis, s};
 use serde::{Deserialize, Serialize};
 
+use super::calibration::AnswerableCurve;
 use super::cancel::Cancel;
 use super::score::{Measured, Scores};
 use super::{PipelineError, Reading, scan};
-use crate::domain::{ByteRange, Chunk, Kind, Lang, TokenSpan};
+use crate::domain::{ByteRange, CompressRequest, Kind, Lang, TokenSpan};
 use crate::kv::block::Sentence;
 use crate::text::{self, outline::Layout};
 
@@ -31,17 +32,6 @@ const WEIGHT_MIN: f32 = 0.02;
 
 /// About how many tokens of a chunk have their logits in memory at the same time.
 const SCANNED_TOKENS: usize = 2_048;
-
-/// The logistic regression of the probability on the best passage's value, fitted on 300 questions of ClapNQ.
-const SLOPE: f32 = 22.474;
-const BIAS: f32 = -10.894;
-
-/// The probability below which so large a share of the answerable questions lies, on the same questions.
-const MISSED: [(f64, f32); 6] =
-    [(0.01, 0.094), (0.02, 0.116), (0.05, 0.206), (0.1, 0.354), (0.2, 0.539), (0.5, 0.869)];
-
-/// The language of the questions that the probability was fitted on.
-const LANG_FITTED: &str = "eng";
 
 /// When a question counts as answerable.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -73,47 +63,75 @@ pub struct Answerable {
     pub bytes: ByteRange,
 }
 
-/// Returns whether the chunks answer the question, of which at most the share `missed_max` is missed. Returns `None`
-/// where it was not measured: for decoders, for texts that are neither prose nor pages of PDFs, and if the question or a chunk that is looked
-/// at is in a language that is recognised as another one than English.
+/// Returns whether the chunks answer the question, by a curve of the model's calibration, so that at most the share `missed_max` of the
+/// answerable questions is missed. Returns `None` where it was not measured: for decoders, for texts that are neither prose nor pages of
+/// PDFs, and if the question or a chunk that is looked at is recognised as of a language that the curve does not hold for.
 ///
 /// # Errors
 /// Returns the error of `cancel` if it stops the work.
 pub fn measure_answerable(
     reading: &Reading,
-    query: &str,
-    chunks: &[Arc<Chunk>],
+    request: &CompressRequest,
     scores: &Scores,
-    missed_max: f64,
+    (curve, missed_max): (&AnswerableCurve, f64),
     cancel: &Cancel,
 ) -> Result<Option<Answerable>, PipelineError> {
-    let is_other = |lang: Option<Lang>| lang.is_some_and(|lang| lang.code() != LANG_FITTED);
+    let best = best_passage(reading, request, scores, cancel)?;
+    let is_other = |lang: Option<Lang>| {
+        let is_fitted = |lang: Lang| curve.languages.iter().any(|fitted| fitted == lang.code());
+        !curve.languages.is_empty() && lang.is_some_and(|lang| !is_fitted(lang))
+    };
+    let best = best.filter(|best| {
+        !is_other(text::lang_of(&request.query)) && !is_other(reading.blocks.blocks[best.chunk].lang())
+    });
+    Ok(best.map(|BestPassage { value, chunk, bytes }| {
+        let probability = 1.0 / (1.0 + (-(curve.slope * value + curve.bias)).exp());
+        let least = least(&curve.missed, missed_max);
+        Answerable { probability, answerable: probability >= least, least, chunk, bytes }
+    }))
+}
+
+/// The passage that comes closest to an answer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BestPassage {
+    /// The mean of its recall and its precision.
+    pub value: f32,
+    /// The index of its chunk.
+    pub chunk: usize,
+    /// Its byte range in the chunk's text.
+    pub bytes: ByteRange,
+}
+
+/// Returns the passage that comes closest to an answer; `None` for decoders, and for texts that are neither prose nor pages of PDFs.
+///
+/// # Errors
+/// Returns the error of `cancel` if it stops the work.
+pub fn best_passage(
+    reading: &Reading,
+    request: &CompressRequest,
+    scores: &Scores,
+    cancel: &Cancel,
+) -> Result<Option<BestPassage>, PipelineError> {
     // Rows of a page are read as sentences are: a label, and what it says.
     let is_read = |layout: &Arc<Layout>| matches!(layout.kind, Kind::Prose | Kind::Pdf);
     if scores.measured == Measured::Lexical
         || !reading.outlines.layouts().iter().all(is_read)
         || scores.chunk_relevances.is_empty()
-        || is_other(text::lang_of(query))
     {
         return Ok(None);
     }
-    let mut best_chunks: Vec<usize> = (0..chunks.len()).collect();
+    let mut best_chunks: Vec<usize> = (0..request.chunks.len()).collect();
     best_chunks.sort_by(|&a, &b| scores.chunk_relevances[b].total_cmp(&scores.chunk_relevances[a]));
     best_chunks.truncate(CHUNKS_MAX);
-    let mut best: Option<(f32, usize, ByteRange)> = None;
+    let mut best: Option<BestPassage> = None;
     for chunk in best_chunks {
         for (value, bytes) in passages(reading, chunk, cancel)? {
-            if best.is_none_or(|(best, ..)| value > best) {
-                best = Some((value, chunk, bytes));
+            if best.is_none_or(|best| value > best.value) {
+                best = Some(BestPassage { value, chunk, bytes });
             }
         }
     }
-    let best = best.filter(|&(_, chunk, _)| !is_other(reading.blocks.blocks[chunk].lang()));
-    Ok(best.map(|(value, chunk, bytes)| {
-        let probability = 1.0 / (1.0 + (-(SLOPE * value + BIAS)).exp());
-        let least = least(missed_max);
-        Answerable { probability, answerable: probability >= least, least, chunk, bytes }
-    }))
+    Ok(best)
 }
 
 /// Returns the passages of a chunk, each with the mean of its recall and its precision.
@@ -167,11 +185,11 @@ fn max(row: ArrayView1<f32>) -> f32 {
     row.iter().copied().reduce(f32::max).unwrap_or(0.0)
 }
 
-/// Returns the probability below which the share `missed_max` of the answerable questions lies, between the measured
-/// shares on a straight line.
-fn least(missed_max: f64) -> f32 {
-    let after = MISSED.partition_point(|&(missed, _)| missed < missed_max).clamp(1, MISSED.len() - 1);
-    let [(low, from), (high, to)] = [MISSED[after - 1], MISSED[after]];
+/// Returns the probability below which the share `missed_max` of the answerable questions lies, between the measured shares on a straight
+/// line.
+fn least(missed: &[(f64, f32)], missed_max: f64) -> f32 {
+    let after = missed.partition_point(|&(share, _)| share < missed_max).clamp(1, missed.len() - 1);
+    let [(low, from), (high, to)] = [missed[after - 1], missed[after]];
     let share = ((missed_max - low) / (high - low)).clamp(0.0, 1.0) as f32;
     from + share * (to - from)
 }
@@ -182,10 +200,11 @@ mod tests {
 
     #[test]
     fn the_threshold_grows_with_the_tolerance_and_has_the_measured_values() {
-        for (missed, probability) in MISSED {
-            assert_eq!(least(missed), probability, "{missed}");
+        let missed = [(0.01, 0.1), (0.05, 0.2), (0.5, 0.9)];
+        for (share, probability) in missed {
+            assert_eq!(least(&missed, share), probability, "{share}");
         }
-        let all: Vec<f32> = (0..60).map(|percent| least(f64::from(percent) / 100.0)).collect();
+        let all: Vec<f32> = (0..60).map(|percent| least(&missed, f64::from(percent) / 100.0)).collect();
         assert!(all.is_sorted(), "{all:?}");
     }
 }

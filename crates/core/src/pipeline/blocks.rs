@@ -762,7 +762,6 @@ mod tests {
             planes: 2,
             head_dim: 64,
             readout: vec![0, 1],
-            fitted: None,
             decoder: None,
             windows_at_once: 1,
             device: DeviceInUse::cpu(),

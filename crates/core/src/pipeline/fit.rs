@@ -9,8 +9,9 @@ use rayon::prelude::*;
 
 use super::answerable::Answerable;
 use super::assemble::{self, MarkerTag, Style};
+use super::calibration::Calibration;
 use super::cancel::Cancel;
-use super::conformal::{self, Calibration};
+use super::conformal::{self, CoverageLimits};
 use super::count::{TextCosts, TokenCounter};
 use super::notable::{self, Notable, UnitText};
 use super::repeats::{self, Repeats};
@@ -23,7 +24,6 @@ use crate::domain::{
     Budget, ByteRange, Chunk, CompressRequest, Granularity, KeptSpan, Kind, Omissions, Order, TokenSpan,
     TokenizerName,
 };
-use crate::model::fitted::FittedModel;
 use crate::model::tokenizer::is_blank;
 use crate::text::{self, outline::Piece};
 
@@ -61,9 +61,10 @@ pub struct FitContext<'a> {
     pub text_costs: &'a TextCosts,
     /// The rule for requests without a budget.
     pub auto: Auto,
-    /// The limits of budgets that promise a coverage; `None` if the model has none.
+    /// What says whether chunks are related; `None` if nothing does for this model and these languages.
     pub calibration: Option<&'a Calibration>,
-    pub fitted: Option<FittedModel>,
+    /// The limits of budgets that promise a coverage; `None` if the model has none.
+    pub coverage: Option<&'a CoverageLimits>,
     /// Whether the chunks answer the question; `None` where it was not measured.
     pub answerable: Option<&'a Answerable>,
     pub cancel: &'a Cancel,
@@ -85,9 +86,9 @@ pub fn budget(
     let units = &reading.units;
     let order = order(request, units, scores);
     let compares_rows = reading.outlines.has_rows() && text::compares_all(&request.query);
-    let relevance = fit.auto.relevance(request, &reading.outlines, scores, fit.answerable, fit.fitted);
+    let relevance = fit.auto.relevance(request, &reading.outlines, scores, fit.answerable, fit.calibration);
     // A promise covers questions that look unrelated, too.
-    let limit = promised_limit(request.budget, fit.calibration)?;
+    let limit = promised_limit(request.budget, fit.coverage)?;
     let is_related =
         !request.related_only || limit.is_some() || relevance.is_none_or(|relevance| relevance.related);
     let mut fitter = Fitter {
@@ -180,16 +181,16 @@ pub fn budget(
 }
 
 /// Returns the largest effort that a budget keeps; `None` if it promises no coverage.
-fn promised_limit(budget: Budget, calibration: Option<&Calibration>) -> Result<Option<f32>, InvalidRequest> {
+fn promised_limit(budget: Budget, limits: Option<&CoverageLimits>) -> Result<Option<f32>, InvalidRequest> {
     let Budget::Coverage(coverage) = budget else { return Ok(None) };
-    let calibration = calibration.ok_or(InvalidRequest::CoverageUncalibrated)?;
+    let limits = limits.ok_or(InvalidRequest::CoverageUncalibrated)?;
     let too_high = |max| InvalidRequest::CoverageTooHigh {
         coverage,
         max,
-        rows: calibration.rows,
+        rows: limits.rows,
         needed: conformal::rows_needed(coverage),
     };
-    calibration.limit(coverage).map(Some).map_err(too_high)
+    limits.limit(coverage).map(Some).map_err(too_high)
 }
 
 /// Returns the choices of units that a promise would keep for a request, in their order, each with its effort.
@@ -722,13 +723,13 @@ mod tests {
         let counter = TokenCounter::new(request.tokenizer, &tokenizer);
         let (cancel, auto) = (Cancel::default(), Auto::default());
         let text_costs = TextCosts::new();
-        let calibration = Some(Calibration::of_default_model());
+        let calibration = Calibration::shipped("minilm-l6").expect("the default model");
         let fit = FitContext {
             counter: &counter,
             text_costs: &text_costs,
             auto,
-            calibration: calibration.as_ref(),
-            fitted: Some(FittedModel::MiniLm),
+            calibration: Some(&*calibration),
+            coverage: calibration.coverage.as_ref(),
             answerable: None,
             cancel: &cancel,
         };
@@ -841,7 +842,7 @@ mod tests {
                     &reading.outlines,
                     &unrelated,
                     None,
-                    Some(FittedModel::MiniLm),
+                    Calibration::shipped("minilm-l6").as_deref(),
                 );
                 relevance.expect("the model tells").related
             };

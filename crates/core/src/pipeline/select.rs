@@ -9,13 +9,13 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::answerable::Answerable;
+use super::calibration::Calibration;
 use super::conformal;
 use super::outcome::Relevance;
 use super::repeats::Repeats;
 use super::score::{Measured, Scores};
 use super::units::{Outlines, Unit};
 use crate::domain::{Chunk, CompressRequest};
-use crate::model::fitted::FittedModel;
 use crate::text::{self, Names};
 
 /// The share of the evidence that the units kept by [`Auto::select`] carry.
@@ -327,12 +327,13 @@ impl SelectionInput<'_> {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Auto {
-    /// The [`relevance`](Scores::relevance) below which no chunk is related to the question. It is a raw logit,
-    /// so its value depends on the model: the default, 0.5, stands for what was measured for the model that `thresher init`
-    /// fetches, and means that other models do not tell. 0 switches the test off.
-    pub relevance_min: f32,
-    /// As `relevance_min`, if some chunk is not prose; the default is 0.45.
-    pub structured_relevance_min: f32,
+    /// The [`relevance`](Scores::relevance) below which no chunk is related to the question. It is a raw logit, so its value depends on the
+    /// model. `None` means what the calibration of the model says; without one, the model does not tell. 0 switches the test off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub relevance_min: Option<f32>,
+    /// As `relevance_min`, if some chunk is not prose.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub structured_relevance_min: Option<f32>,
     /// The share of the question's words and n-grams that a chunk has at least, where the model does not know
     /// the question's script. Half of it is enough over short texts. 0 switches the test off.
     pub lexical_min: f32,
@@ -340,58 +341,43 @@ pub struct Auto {
 
 impl Default for Auto {
     fn default() -> Self {
-        Self { relevance_min: 0.5, structured_relevance_min: 0.45, lexical_min: 0.35 }
+        Self { relevance_min: None, structured_relevance_min: None, lexical_min: 0.35 }
     }
 }
 
-/// `relevance_min` and `structured_relevance_min` of multilingual-e5-small, whose cosines lie between 0.7 and 1.
-const MULTILINGUAL_RELEVANCE_MIN: (f32, f32) = (0.785, 0.775);
-
 impl Auto {
-    /// Returns whether any chunk is related to the question. Models whose logits have no fixed scale, and models for which
-    /// nothing was measured and set, do not tell; for these it returns `None`. A question whose names all stand in one chunk needs only 3/4 of the
-    /// threshold; one that the chunks answer is related to them, and one that compares rows to each table.
+    /// Returns whether any chunk is related to the question. Models whose logits have no fixed scale, and models without a `calibration` and
+    /// without a threshold of the operator, do not tell; for these it returns `None`. A question whose names all stand in one chunk needs only
+    /// 3/4 of the threshold; one that the chunks answer is related to them, and one that compares rows to each table.
     pub fn relevance(
         &self,
         request: &CompressRequest,
         outlines: &Outlines,
         scores: &Scores,
         answerable: Option<&Answerable>,
-        fitted: Option<FittedModel>,
+        calibration: Option<&Calibration>,
     ) -> Option<Relevance> {
         let relevance = scores.relevance?;
+        let fitted = calibration.and_then(|calibration| calibration.related);
         let least = match scores.measured {
-            Measured::Prose => self.minima(fitted).0?,
-            Measured::Structured => self.minima(fitted).1?,
+            Measured::Prose => self.relevance_min.or(fitted.map(|fitted| fitted.prose))?,
+            Measured::Structured => {
+                self.structured_relevance_min.or(fitted.map(|fitted| fitted.structured))?
+            }
             Measured::Lexical => self.lexical_min * lexical_share(&request.chunks),
         };
         // "Which is the cheapest?" has no word of the table that answers it.
         let compares_rows = outlines.has_rows() && text::compares_all(&request.query);
+        let floor = match scores.measured {
+            Measured::Lexical => 0.0,
+            _ => calibration.and_then(|calibration| calibration.cosine_floor).unwrap_or(0.0).min(least),
+        };
+        let least_if_named = floor + NAMED_SHARE * (least - floor);
         let related = relevance >= least
             || answerable.is_some_and(|answerable| answerable.answerable)
             || compares_rows
-            || relevance >= NAMED_SHARE * least && names_are_in_one(&request.query, &request.chunks);
+            || relevance >= least_if_named && names_are_in_one(&request.query, &request.chunks);
         Some(Relevance { value: relevance, related, least })
-    }
-
-    /// Returns `relevance_min` and `structured_relevance_min`: each is what the operator has set, or what was fitted on the
-    /// logits of the model, if it was.
-    fn minima(&self, fitted: Option<FittedModel>) -> (Option<f32>, Option<f32>) {
-        let default = Self::default();
-        let fitted = fitted.map(|model| match model {
-            FittedModel::MiniLm => (default.relevance_min, default.structured_relevance_min),
-            FittedModel::MultilingualE5Small => MULTILINGUAL_RELEVANCE_MIN,
-        });
-        let or =
-            |set: f32, default: f32, fitted: Option<f32>| if set == default { fitted } else { Some(set) };
-        (
-            or(self.relevance_min, default.relevance_min, fitted.map(|(prose, _)| prose)),
-            or(
-                self.structured_relevance_min,
-                default.structured_relevance_min,
-                fitted.map(|(_, other)| other),
-            ),
-        )
     }
 
     /// Selects the required units, and the units that the rule keeps of the others.
@@ -572,11 +558,7 @@ mod tests {
             leading: &[],
             compares_rows: false,
         };
-        assert_eq!(
-            Auto { relevance_min: 0.5, ..Auto::default() }.select(&input, &scores).chosen,
-            expect,
-            "{name}"
-        );
+        assert_eq!(Auto::default().select(&input, &scores).chosen, expect, "{name}");
     }
 
     #[test]
@@ -600,18 +582,5 @@ mod tests {
         check_auto("no evidence: the first unit", &[&[0.0, 0.0]], 1.0, &[], &[0]);
         check_auto("a required unit is not chosen again", &[&[9.0, 1.0, 0.0]], 1.0, &[0], &[1]);
         check_auto("all units are required", &[&[9.0, 1.0]], 1.0, &[0, 1], &[]);
-    }
-
-    #[test]
-    fn thresholds_are_those_of_the_operator_or_of_the_model() {
-        let (minilm, multilingual) = (Some(FittedModel::MiniLm), Some(FittedModel::MultilingualE5Small));
-        let default = Auto::default();
-        assert_eq!(default.minima(minilm), (Some(0.5), Some(0.45)));
-        assert_eq!(default.minima(multilingual), (Some(0.785), Some(0.775)));
-        assert_eq!(default.minima(None), (None, None));
-        let set = Auto { relevance_min: 0.8, ..default };
-        assert_eq!(set.minima(minilm), (Some(0.8), Some(0.45)));
-        assert_eq!(set.minima(multilingual), (Some(0.8), Some(0.775)));
-        assert_eq!(set.minima(None), (Some(0.8), None));
     }
 }

@@ -5,7 +5,7 @@ use std::fs;
 use super::*;
 use crate::rc::{OverQuestion, Reference};
 
-fn contract() -> Contract {
+pub(crate) fn contract() -> Contract {
     let files = ["passage.onnx", "query.onnx", "weights.bin", "tokenizer.json"];
     Contract {
         schema: SCHEMA,

@@ -209,7 +209,6 @@ impl DecoderRuntime {
             planes: shape.planes(),
             head_dim: decoder.head_dim,
             readout: shape.readout.iter().map(|&(layer, head)| shape.key_plane(layer, head)).collect(),
-            fitted: None,
             decoder: Some(DecoderInfo {
                 context_tokens_max: decoder.context_tokens_max,
                 layers: decoder.layers,

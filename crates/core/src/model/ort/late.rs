@@ -20,7 +20,6 @@ use super::{
     question_sessions, session_builder,
 };
 use crate::model::contract::{Contract, Family, Graph, Weights, check_io};
-use crate::model::fitted::FittedModel;
 use crate::model::{
     EncodedQuestion, ModelError, ModelInfo, ModelRuntime, Past, RawLogits, SelfAttention, WindowFilter,
     WindowSink,
@@ -138,7 +137,6 @@ impl LateRuntime {
                 head_dim: late.head_dim,
                 readout: (0..late.heads).collect(),
                 decoder: None,
-                fitted: FittedModel::of_weights(contract.source.weights.as_deref()),
                 windows_at_once: workers.windows_at_once(window_tokens_max),
                 device: device.in_use().clone(),
             },

@@ -14,6 +14,7 @@ use crate::domain::{ByteRange, Granularity, TokenSpan};
 use crate::model::ModelRuntime;
 use crate::model::contract::QuestionTokens;
 use crate::model::tokenizer::Tokens;
+use crate::pipeline::calibration::Calibration;
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::question::{self, EncodeContext, EncodedHeads, QuestionViews};
 use crate::pipeline::scan;
@@ -67,8 +68,9 @@ pub struct SentenceScores {
     /// `[token, unit]`: the evidence of each token for each unit.
     pub(super) unit_evidence: Array2<f32>,
     /// `[token, unit]`: the mean over heads of each token's largest raw logit in each unit, which says how
-    /// similar the unit is to the token. `None` for models whose logits have no fixed scale (decoders).
+    /// similar the unit is to the token, by [`Calibration::similarity`]. `None` for models without a calibration.
     pub(super) similarity: Option<Array2<f32>>,
+    cosine_floor: Option<f32>,
     reading: Reading,
     /// The results of [`Self::best_keys`], by unit.
     best_keys: RefCell<HashMap<usize, Rc<[usize]>>>,
@@ -166,7 +168,8 @@ pub(super) fn score(
     };
     let weight = |term: &Option<usize>| term.map_or(PUNCTUATION_WEIGHT, |term| terms[term].weight);
     let token_weights: Vec<f32> = term_of_token[..reading.tokens.ids.len()].iter().map(weight).collect();
-    let TokenRc { chunks, units, similarity } = token_rc(candidates, &reading, cancel)?;
+    let cosine_floor = settings.calibration.as_ref().and_then(|calibration| calibration.cosine_floor);
+    let TokenRc { chunks, units, similarity } = token_rc(candidates, &reading, cosine_floor, cancel)?;
     let with_word_bonus = |mut rc: Array2<f32>, has_term: &dyn Fn(usize, Option<u32>) -> bool| {
         let bonus = mean_of_row_maxima(&rc);
         for (token, mut row) in rc.outer_iter_mut().enumerate() {
@@ -188,6 +191,7 @@ pub(super) fn score(
         chunk_evidence,
         unit_evidence,
         similarity,
+        cosine_floor,
         reading,
         best_keys: RefCell::default(),
         most_similar_words: RefCell::default(),
@@ -206,14 +210,19 @@ struct TokenRc {
     similarity: Option<Array2<f32>>,
 }
 
-fn token_rc(candidates: &Candidates, reading: &Reading, cancel: &Cancel) -> Result<TokenRc, PipelineError> {
+fn token_rc(
+    candidates: &Candidates,
+    reading: &Reading,
+    cosine_floor: Option<f32>,
+    cancel: &Cancel,
+) -> Result<TokenRc, PipelineError> {
     let (mut chunk_means, mut unit_means, mut similarity_means) =
         (HeadMean::default(), HeadMean::default(), HeadMean::default());
     let tokens = reading.question.tokens();
     for heads in reading.head_groups(candidates.segments()) {
         let mut unit_peaks = scan::peaks(reading, heads.clone(), cancel)?.units;
-        if reading.logits_have_fixed_scale {
-            similarity_means.add(unit_peaks.clone());
+        if let Some(floor) = cosine_floor {
+            similarity_means.add(unit_peaks.mapv(|cosine| Calibration::similarity(cosine, floor)));
         }
         clear_duplicates(candidates, &mut unit_peaks);
         // The peak of a chunk is the largest peak of its units, so text outside the units does not count.
@@ -234,8 +243,7 @@ fn token_rc(candidates: &Candidates, reading: &Reading, cancel: &Cancel) -> Resu
     let mut chunks = or_zeros(chunk_means.finish(), candidates.chunks.len());
     let mut units = or_zeros(unit_means.finish(), candidates.units.len());
     copy_to_duplicates(candidates, &mut chunks, &mut units);
-    let similarity =
-        reading.logits_have_fixed_scale.then(|| or_zeros(similarity_means.finish(), candidates.units.len()));
+    let similarity = cosine_floor.map(|_| or_zeros(similarity_means.finish(), candidates.units.len()));
     Ok(TokenRc { chunks, units, similarity })
 }
 
@@ -337,17 +345,17 @@ impl SentenceScores {
 
     /// Returns `[word]`, the word of the unit that is most similar to each word of the sentence, and their similarity:
     /// an estimate of the cosine of the means of their tokens' vectors; -1 if the unit has no word. Returns `None` if
-    /// the model's logits have no fixed scale.
+    /// the model has no calibration.
     pub(super) fn most_similar_words(
         &self,
         candidates: &Candidates,
         unit: usize,
     ) -> Option<Rc<[(f32, usize)]>> {
-        self.similarity.as_ref()?;
+        let floor = self.cosine_floor?;
         if let Some(found) = self.most_similar_words.borrow().get(&unit) {
             return Some(Rc::clone(found));
         }
-        let logits = self.logits(candidates, unit);
+        let logits = self.logits(candidates, unit).mapv_into(|cosine| Calibration::similarity(cosine, floor));
         let mut keys = vec![Vec::new(); candidates.words(unit).len()];
         for (key, word) in candidates.words_of_tokens(unit).into_iter().enumerate() {
             if let Some(word) = word {

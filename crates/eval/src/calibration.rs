@@ -1,0 +1,264 @@
+//! Fits what the logits of an encoder mean, on labelled questions: from which relevance on chunks are related to a question, and how
+//! probable it is that they answer it.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use ndarray::{Array2, Axis};
+use thresher_core::domain::{Chunk, CompressRequest, Granularity};
+use thresher_core::pipeline::Pipeline;
+use thresher_core::pipeline::answerable::best_passage;
+use thresher_core::pipeline::calibration::{AnswerableCurve, Calibration, RelatedLimits};
+use thresher_core::pipeline::cancel::Cancel;
+use thresher_core::pipeline::clock::Clock;
+use thresher_core::text;
+
+use super::data::{self, LabelledChunk, Rows, SelectionRow};
+use super::estimate::auroc;
+use super::judged::AnswerableRow;
+use super::logistic::Samples;
+
+/// The least number of rows from which something is fitted.
+pub const ROWS_MIN: usize = 50;
+
+/// The least number of questions of a language that the result holds for.
+const LANGUAGE_ROWS_MIN: usize = 10;
+
+/// The mean relevance of texts to questions that have nothing to do with them, in the model whose cosines are the scale of similarities
+/// (all-MiniLM-L6-v2, nq20, hotpot and musique).
+const UNRELATED_MEAN: f32 = 0.32;
+
+/// The share of related questions that may lie below the limit.
+const RELATED_MISSED: f64 = 0.01;
+
+/// How much lower the limit is where chunks are not prose, on the scale of similarities.
+const STRUCTURED_LOWER: f32 = 0.05;
+
+/// The shares of answerable questions for which a curve has the least probability.
+const MISSED: [f64; 6] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5];
+
+/// The penalty of the regression, which has two parameters.
+const PENALTY: f64 = 1e-6;
+
+/// What a model says of labelled questions.
+#[derive(Default)]
+pub struct Observed {
+    /// The relevance of chunks to their own question, where they are prose.
+    related: Vec<f32>,
+    /// The relevance of chunks to the question of another row.
+    unrelated: Vec<f32>,
+    /// The value of the best passage, and whether the chunks answer the question.
+    passages: Vec<(f32, bool)>,
+    /// How many questions are recognised as of each language.
+    languages: BTreeMap<String, usize>,
+}
+
+/// Has the model read the questions of a file.
+///
+/// # Errors
+/// Fails if the file cannot be read, if its rows are no questions, or if the model fails.
+pub fn observe(path: &Path, pipeline: &Pipeline, progress: &dyn Fn(usize, usize)) -> Result<Observed> {
+    let mut observed = Observed::default();
+    match data::read(path)? {
+        Rows::Selection(rows, _) => {
+            let texts: Vec<Vec<&str>> = rows.iter().map(gold_texts).collect();
+            for (at, row) in rows.iter().enumerate() {
+                observed.add_question(&rows, &texts, at, pipeline)?;
+                observed.count_language(&row.query);
+                progress(at + 1, rows.len());
+            }
+        }
+        Rows::Answerable(rows) => {
+            for (at, AnswerableRow { query, chunks, answerable }) in rows.iter().enumerate() {
+                let own = Look::at(query, chunks.iter(), pipeline)?;
+                observed.passages.extend(own.passage.map(|value| (value, *answerable)));
+                observed.count_language(query);
+                progress(at + 1, rows.len());
+            }
+        }
+        Rows::Attribution(_) | Rows::Claims(_) => {
+            bail!("{} has no questions with \"gold\" or \"answerable\" (docs/evaluation.md)", path.display())
+        }
+    }
+    Ok(observed)
+}
+
+fn gold_texts(row: &SelectionRow) -> Vec<&str> {
+    row.gold.iter().map(|&gold| row.chunks[gold].text.as_str()).collect()
+}
+
+/// What the model says of a question and chunks.
+struct Look {
+    relevance: Option<f32>,
+    passage: Option<f32>,
+    is_prose: bool,
+}
+
+impl Look {
+    fn at<'a>(
+        query: &str,
+        chunks: impl Iterator<Item = &'a LabelledChunk>,
+        pipeline: &Pipeline,
+    ) -> Result<Self> {
+        let numbered =
+            |(at, chunk): (usize, &LabelledChunk)| Arc::new(Chunk { id: at.to_string(), ..chunk.chunk() });
+        let chunks = chunks.enumerate().map(numbered).collect();
+        let request = CompressRequest {
+            granularity: Granularity::Sentence,
+            chunks,
+            registered: true,
+            ..CompressRequest::new(query, Vec::new())
+        };
+        let cancel = Cancel::default();
+        let reading = pipeline.read(&request, &cancel, &mut Clock::start())?;
+        let scores = reading.scorer.score(&reading, &cancel, &mut Clock::start())?;
+        let passage = best_passage(&reading, &request, &scores, &cancel)?;
+        Ok(Self {
+            relevance: scores.relevance,
+            passage: passage.map(|passage| passage.value),
+            is_prose: reading.outlines.is_prose(),
+        })
+    }
+}
+
+impl Observed {
+    /// Looks at a question with its chunks, at the same without the needed ones, and at the next question that needs none of these chunks.
+    fn add_question(
+        &mut self,
+        rows: &[SelectionRow],
+        texts: &[Vec<&str>],
+        at: usize,
+        pipeline: &Pipeline,
+    ) -> Result<()> {
+        let row = &rows[at];
+        let own = Look::at(&row.query, row.chunks.iter(), pipeline)?;
+        if own.is_prose {
+            self.related.extend(own.relevance);
+        }
+        self.passages.extend(own.passage.map(|value| (value, true)));
+        let needed = |chunk: usize| {
+            row.gold.contains(&chunk) || row.gold_sets.iter().flatten().any(|&gold| gold == chunk)
+        };
+        let others: Vec<&LabelledChunk> = row
+            .chunks
+            .iter()
+            .enumerate()
+            .filter(|(chunk, _)| !needed(*chunk))
+            .map(|(_, chunk)| chunk)
+            .collect();
+        if !others.is_empty() {
+            let without = Look::at(&row.query, others.into_iter(), pipeline)?;
+            self.passages.extend(without.passage.map(|value| (value, false)));
+        }
+        let is_here = |text: &&str| row.chunks.iter().any(|chunk| chunk.text == *text);
+        let is_foreign = |other: &usize| !texts[*other].iter().any(is_here);
+        if let Some(other) = (1..rows.len()).map(|step| (at + step) % rows.len()).find(is_foreign) {
+            let foreign = Look::at(&rows[other].query, row.chunks.iter(), pipeline)?;
+            self.unrelated.extend(foreign.relevance);
+        }
+        Ok(())
+    }
+
+    fn count_language(&mut self, query: &str) {
+        if let Some(lang) = text::lang_of(query) {
+            *self.languages.entry(lang.code().to_owned()).or_default() += 1;
+        }
+    }
+
+    /// Fits what there are enough rows for, and writes it into a calibration; returns what was measured, as text.
+    pub fn fit(&mut self, calibration: &mut Calibration) -> String {
+        let mut out = String::new();
+        if self.related.len() >= ROWS_MIN {
+            let floor = ((mean(&self.unrelated) - UNRELATED_MEAN) / (1.0 - UNRELATED_MEAN)).clamp(0.0, 0.95);
+            self.related.sort_by(f32::total_cmp);
+            let prose = self.related[(RELATED_MISSED * self.related.len() as f64) as usize];
+            let limits = RelatedLimits { prose, structured: prose - STRUCTURED_LOWER * (1.0 - floor) };
+            let below = |values: &[f32]| values.iter().filter(|value| **value < prose).count();
+            let _ = writeln!(
+                out,
+                "related from {prose:.3} on ({:.3} where chunks are not prose): {} of {} questions are below with their own chunks, and {} of {} with those of another",
+                limits.structured,
+                below(&self.related),
+                self.related.len(),
+                below(&self.unrelated),
+                self.unrelated.len()
+            );
+            (calibration.cosine_floor, calibration.related) = (Some(floor), Some(limits));
+            calibration.one_language = true;
+        } else {
+            let _ = writeln!(out, "related: at least {ROWS_MIN} questions over prose with gold are needed");
+        }
+        let of = |truth: bool| -> Vec<f64> {
+            self.passages
+                .iter()
+                .filter(|(_, found)| *found == truth)
+                .map(|(value, _)| f64::from(*value))
+                .collect()
+        };
+        let (answerable, others) = (of(true), of(false));
+        if answerable.len().min(others.len()) >= ROWS_MIN {
+            let curve = self.curve(&answerable);
+            let found = auroc(&answerable, &others);
+            let least =
+                curve.missed.iter().find(|(share, _)| *share == 0.05).map_or(0.0, |(_, least)| *least);
+            let passes = others.iter().filter(|value| probability(&curve, **value as f32) >= least).count();
+            let _ = writeln!(
+                out,
+                "answerable: AUROC {:.3} [{:.3}, {:.3}] on {} questions with and {} without an answer; where 5 % are missed, {passes} pass without one",
+                found.mean,
+                found.interval[0],
+                found.interval[1],
+                answerable.len(),
+                others.len()
+            );
+            calibration.answerable = Some(curve);
+            calibration.one_language = true;
+        } else {
+            let _ = writeln!(
+                out,
+                "answerable: at least {ROWS_MIN} questions with and without an answer are needed"
+            );
+        }
+        out
+    }
+
+    fn curve(&self, answerable: &[f64]) -> AnswerableCurve {
+        let values: Vec<f64> = self.passages.iter().map(|(value, _)| f64::from(*value)).collect();
+        let labels: Vec<bool> = self.passages.iter().map(|(_, truth)| *truth).collect();
+        let features = Array2::from_shape_vec((values.len(), 1), values).expect("one feature per row");
+        // Both labels weigh the same, whatever the file has more of.
+        let positives = answerable.len() as f64;
+        let negatives = labels.len() as f64 - positives;
+        let weights = labels.iter().map(|&label| 0.5 / if label { positives } else { negatives }).collect();
+        let centre = features.mean_axis(Axis(0)).expect("there are rows");
+        let found = Samples::new(&(&features - &centre), &labels, weights).fit(PENALTY);
+        let slope = found.weights[0];
+        let mut curve = AnswerableCurve {
+            slope: slope as f32,
+            bias: (found.bias - slope * centre[0]) as f32,
+            languages: self
+                .languages
+                .iter()
+                .filter(|(_, rows)| **rows >= LANGUAGE_ROWS_MIN)
+                .map(|(code, _)| code.clone())
+                .collect(),
+            missed: Vec::new(),
+        };
+        let mut sorted: Vec<f32> =
+            answerable.iter().map(|&value| probability(&curve, value as f32)).collect();
+        sorted.sort_by(f32::total_cmp);
+        curve.missed = MISSED.map(|share| (share, sorted[(share * sorted.len() as f64) as usize])).to_vec();
+        curve
+    }
+}
+
+fn probability(curve: &AnswerableCurve, value: f32) -> f32 {
+    1.0 / (1.0 + (-(curve.slope * value + curve.bias)).exp())
+}
+
+fn mean(values: &[f32]) -> f32 {
+    if values.is_empty() { 0.0 } else { values.iter().sum::<f32>() / values.len() as f32 }
+}

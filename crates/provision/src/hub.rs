@@ -1,0 +1,381 @@
+//! Downloads a model from a hub with the paths of huggingface.co: a list of the files of a revision, and the files, which may be redirected
+//! to another host. A download that was stopped goes on where it ended.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _};
+use std::path::Path;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use sha1::Sha1;
+use sha2::{Digest, Sha256};
+use url::Url;
+
+use crate::error::ProvisionError;
+use crate::http;
+
+/// The public hub.
+pub const PUBLIC_HUB: &str = "https://huggingface.co";
+
+/// The longest list of files that is read.
+const LIST_BYTES_MAX: u64 = 16 << 20;
+
+/// The list of the files in a folder, with their checksums.
+const SNAPSHOT_FILE: &str = "hub.json";
+
+/// The files that an export reads besides the weights.
+const DESCRIPTIONS: [&str; 8] = [
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "chat_template.jinja",
+    "README.md",
+    "model.safetensors.index.json",
+];
+
+/// A model on a hub: `ORGANIZATION/NAME`, and its branch, tag or commit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HubModel {
+    repo: String,
+    revision: String,
+}
+
+impl FromStr for HubModel {
+    type Err = ProvisionError;
+
+    /// Reads `ORGANIZATION/NAME` or `ORGANIZATION/NAME@REVISION`.
+    fn from_str(text: &str) -> Result<Self, ProvisionError> {
+        let (repo, revision) = text.split_once('@').unwrap_or((text, "main"));
+        // They become parts of a URL and of a path.
+        let is_part = |part: &str| {
+            let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+            !part.is_empty() && part.len() <= 96 && !part.starts_with('.') && part.chars().all(is_plain)
+        };
+        match repo.split_once('/') {
+            Some((organization, name))
+                if is_part(organization) && is_part(name) && revision.split('/').all(is_part) =>
+            {
+                Ok(Self { repo: repo.to_owned(), revision: revision.to_owned() })
+            }
+            _ => Err(ProvisionError::NotModel(text.to_owned())),
+        }
+    }
+}
+
+impl HubModel {
+    /// Its name without that of the organization.
+    pub fn name(&self) -> &str {
+        self.repo.rsplit('/').next().unwrap_or(&self.repo)
+    }
+
+    /// `ORGANIZATION/NAME`.
+    pub fn repo(&self) -> &str {
+        &self.repo
+    }
+
+    /// The name of a folder for it.
+    pub fn folder(&self) -> String {
+        self.repo.replace('/', "--")
+    }
+}
+
+/// Where models come from.
+#[derive(Debug, Clone)]
+pub enum HubSource<'a> {
+    Hub(&'a Hub),
+    /// A folder that [`Snapshot::fetch`] has filled.
+    Folder(&'a Path),
+}
+
+/// A hub, by its URL.
+#[derive(Clone)]
+pub struct Hub {
+    url: String,
+    token: Option<String>,
+}
+
+impl std::fmt::Debug for Hub {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.debug_struct("Hub").field("url", &http::without_password(&self.url)).finish_non_exhaustive()
+    }
+}
+
+impl Hub {
+    /// # Errors
+    /// Fails if the text is no http or https URL.
+    pub fn new(url: &str, token: Option<String>) -> Result<Self, ProvisionError> {
+        let is_http = Url::parse(url).is_ok_and(|url| matches!(url.scheme(), "http" | "https"));
+        if !is_http {
+            return Err(ProvisionError::NotHub { url: http::without_password(url) });
+        }
+        let token = token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty());
+        Ok(Self { url: url.trim_end_matches('/').to_owned(), token })
+    }
+
+    fn get(&self, url: &str) -> ureq::RequestBuilder<ureq::typestate::WithoutBody> {
+        let request = http::agent().get(url);
+        match &self.token {
+            Some(token) => request.header("authorization", format!("Bearer {token}")),
+            None => request,
+        }
+    }
+}
+
+/// The files of a commit that an export needs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// `ORGANIZATION/NAME`.
+    pub repo: String,
+    /// The commit.
+    pub revision: String,
+    files: Vec<ListedFile>,
+}
+
+/// A file with its checksum.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct ListedFile {
+    name: String,
+    bytes: u64,
+    checksum: Checksum,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Checksum {
+    /// In hexadecimal, of the file.
+    Sha256(String),
+    /// In hexadecimal, of a Git object. The hub has no SHA-256 of small files.
+    GitSha1(String),
+}
+
+/// What the hub says of a revision.
+#[derive(Deserialize)]
+struct Answer {
+    sha: String,
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Deserialize)]
+struct Sibling {
+    rfilename: String,
+    size: Option<u64>,
+    #[serde(rename = "blobId")]
+    blob_id: Option<String>,
+    lfs: Option<Lfs>,
+}
+
+#[derive(Deserialize)]
+struct Lfs {
+    sha256: String,
+}
+
+impl Snapshot {
+    /// Asks the hub which files a revision has, or reads it in a folder.
+    ///
+    /// # Errors
+    /// Fails if the hub cannot be reached or has no such model, if the folder has none, or if a file is missing without which nothing can be
+    /// exported.
+    pub fn find(model: &HubModel, source: &HubSource) -> Result<Self, ProvisionError> {
+        match source {
+            HubSource::Hub(hub) => Self::list(model, hub),
+            HubSource::Folder(folder) => {
+                let missing = || ProvisionError::ModelNotInFolder {
+                    model: model.repo.clone(),
+                    folder: (*folder).to_owned(),
+                };
+                let text = fs::read(folder.join(SNAPSHOT_FILE)).map_err(|_| missing())?;
+                let found: Self = serde_json::from_slice(&text).map_err(|_| missing())?;
+                let is_wanted = model.revision == "main" || model.revision == found.revision;
+                let are_files = found.files.iter().all(|file| is_needed(&file.name));
+                if found.repo == model.repo && is_wanted && are_files { Ok(found) } else { Err(missing()) }
+            }
+        }
+    }
+
+    fn list(model: &HubModel, hub: &Hub) -> Result<Self, ProvisionError> {
+        let HubModel { repo, revision } = model;
+        let url =
+            format!("{}/api/models/{repo}/revision/{}?blobs=true", hub.url, revision.replace('/', "%2F"));
+        let failed = |error: ureq::Error| match error {
+            ureq::Error::StatusCode(status @ (401 | 403 | 404)) => ProvisionError::NotOnHub {
+                hub: http::without_password(&hub.url),
+                model: format!("{repo}@{revision}"),
+                status,
+            },
+            other => ProvisionError::network(&url, &other),
+        };
+        let mut answer = hub.get(&url).call().map_err(failed)?;
+        let text = answer.body_mut().with_config().limit(LIST_BYTES_MAX).read_to_vec();
+        let text = text.map_err(|error| ProvisionError::network(&url, &error))?;
+        let malformed = || ProvisionError::network(&url, &"the answer is not what a hub says of a model");
+        let answer: Answer = serde_json::from_slice(&text).map_err(|_| malformed())?;
+        if answer.sha.is_empty() || !answer.sha.chars().all(|c| c.is_ascii_hexdigit()) {
+            return Err(malformed());
+        }
+        let file = |sibling: Sibling| {
+            let checksum = match (sibling.lfs, sibling.blob_id) {
+                (Some(lfs), _) => Checksum::Sha256(lfs.sha256),
+                (None, Some(blob)) => Checksum::GitSha1(blob),
+                (None, None) => return None,
+            };
+            Some(ListedFile { name: sibling.rfilename, bytes: sibling.size?, checksum })
+        };
+        let siblings = answer.siblings.into_iter().filter(|sibling| is_needed(&sibling.rfilename));
+        let files: Option<Vec<ListedFile>> = siblings.map(file).collect();
+        let found = Self { repo: repo.clone(), revision: answer.sha, files: files.ok_or_else(malformed)? };
+        let has = |is_it: &dyn Fn(&str) -> bool| found.files.iter().any(|file| is_it(&file.name));
+        let missing = [
+            ("config.json", has(&|name| name == "config.json")),
+            ("tokenizer.json", has(&|name| name == "tokenizer.json")),
+            ("model.safetensors", has(&is_weights)),
+        ];
+        match missing.into_iter().find(|(_, is_there)| !is_there) {
+            Some((missing, _)) => {
+                Err(ProvisionError::NotExportable { model: format!("{repo}@{revision}"), missing })
+            }
+            None => Ok(found),
+        }
+    }
+
+    /// Makes the files in a folder complete. What an earlier run has fetched of them is kept. `progress` is called with the bytes that are
+    /// there, and with the bytes of all files.
+    ///
+    /// # Errors
+    /// Fails if a file cannot be fetched, read or written, or has another checksum.
+    pub fn fetch(
+        &self,
+        source: &HubSource,
+        target: &Path,
+        progress: &dyn Fn(u64, u64),
+    ) -> Result<(), ProvisionError> {
+        fs::create_dir_all(target).map_err(|source| ProvisionError::file(target, source))?;
+        let all = self.files.iter().map(|file| file.bytes).sum();
+        let mut done = 0;
+        for file in &self.files {
+            let path = target.join(&file.name);
+            if !file.is_complete(&path)? {
+                match source {
+                    HubSource::Hub(hub) => {
+                        self.download(file, hub, target, &|of_file| {
+                            progress((done + of_file).min(all), all)
+                        })?;
+                    }
+                    HubSource::Folder(folder) => {
+                        let from = folder.join(&file.name);
+                        file.check(&from)?;
+                        fs::copy(&from, &path).map_err(|source| ProvisionError::file(&from, source))?;
+                    }
+                }
+            }
+            done += file.bytes;
+            progress(done, all);
+        }
+        let path = target.join(SNAPSHOT_FILE);
+        let text = serde_json::to_vec_pretty(self).expect("a list of files serialises");
+        fs::write(&path, text).map_err(|source| ProvisionError::file(&path, source))
+    }
+
+    fn download(
+        &self,
+        file: &ListedFile,
+        hub: &Hub,
+        target: &Path,
+        progress: &dyn Fn(u64),
+    ) -> Result<(), ProvisionError> {
+        let url = format!("{}/{}/resolve/{}/{}", hub.url, self.repo, self.revision, file.name);
+        let partial = target.join(format!("{}.partial", file.name));
+        let cannot = |source| ProvisionError::file(&partial, source);
+        let length = |path: &Path| fs::metadata(path).map_or(0, |found| found.len());
+        let mut begun = length(&partial);
+        if begun >= file.bytes {
+            // It has the right length and the wrong content, or there is nothing to fetch.
+            begun = 0;
+        }
+        let request = hub.get(&url).config().timeout_recv_body(Some(http::DOWNLOAD_MAX)).build();
+        let request = if begun > 0 { request.header("range", format!("bytes={begun}-")) } else { request };
+        let answer = request.call().map_err(|error| ProvisionError::network(&url, &error))?;
+        let goes_on = begun > 0 && answer.status() == 206;
+        let begun = if goes_on { begun } else { 0 };
+        let mut options = File::options();
+        let options = options.create(true);
+        let opened = if goes_on { options.append(true) } else { options.write(true).truncate(true) };
+        let opened = opened.open(&partial).map_err(cannot)?;
+        // One byte more than there should be is read, so that the checksum differs.
+        let from = (url.as_str(), file.bytes - begun + 1);
+        http::write(answer.into_body(), from, (&partial, opened), &|done| progress(begun + done))?;
+        let found = length(&partial);
+        if found < file.bytes {
+            let reason = format!("it ended after {found} of {} bytes; run again to go on", file.bytes);
+            return Err(ProvisionError::network(&url, &reason));
+        }
+        if let Err(error) = file.check(&partial) {
+            fs::remove_file(&partial).map_err(cannot)?;
+            return Err(error);
+        }
+        fs::rename(&partial, target.join(&file.name)).map_err(cannot)
+    }
+}
+
+/// Whether an export reads a file of this name. No name leads out of the folder.
+fn is_needed(name: &str) -> bool {
+    DESCRIPTIONS.contains(&name) || is_weights(name)
+}
+
+/// Whether a name is that of the weights, or of one of their parts (`model-00001-of-00002.safetensors`).
+fn is_weights(name: &str) -> bool {
+    let Some(stem) = name.strip_prefix("model").and_then(|rest| rest.strip_suffix(".safetensors")) else {
+        return false;
+    };
+    let is_number = |part: &str| part.len() == 5 && part.bytes().all(|byte| byte.is_ascii_digit());
+    stem.is_empty()
+        || stem
+            .strip_prefix('-')
+            .and_then(|rest| rest.split_once("-of-"))
+            .is_some_and(|(part, parts)| is_number(part) && is_number(parts))
+}
+
+impl ListedFile {
+    fn is_complete(&self, path: &Path) -> Result<bool, ProvisionError> {
+        match self.check(path) {
+            Ok(()) => Ok(true),
+            Err(ProvisionError::Checksum { .. }) => Ok(false),
+            Err(ProvisionError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Compares a file with its checksum.
+    fn check(&self, path: &Path) -> Result<(), ProvisionError> {
+        let cannot = |source| ProvisionError::file(path, source);
+        let mut file = File::open(path).map_err(cannot)?;
+        let length = file.metadata().map_err(cannot)?.len();
+        let (found, expected) = match &self.checksum {
+            Checksum::Sha256(expected) => (hash(Sha256::new(), &mut file).map_err(cannot)?, expected),
+            Checksum::GitSha1(expected) => {
+                let object = Sha1::new_with_prefix(format!("blob {length}\0"));
+                (hash(object, &mut file).map_err(cannot)?, expected)
+            }
+        };
+        if found == *expected {
+            return Ok(());
+        }
+        Err(ProvisionError::Checksum { name: self.name.clone(), expected: expected.clone(), found })
+    }
+}
+
+fn hash(mut hash: impl Digest, file: &mut File) -> io::Result<String> {
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        let read = file.read(&mut buffer)?;
+        if read == 0 {
+            return Ok(hex::encode(hash.finalize()));
+        }
+        hash.update(&buffer[..read]);
+    }
+}
+
+#[cfg(test)]
+#[path = "hub/tests.rs"]
+mod tests;
