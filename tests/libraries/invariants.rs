@@ -20,6 +20,7 @@ use thresher_core::kv::store::{BlockOrigin, KvStore, Tiers};
 use thresher_core::model::scripted::ScriptedModel;
 use thresher_core::model::tokenizer::ModelTokenizer;
 use thresher_core::pipeline::attribute::Verdict;
+use thresher_core::pipeline::calibration::Calibration;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::{Clock, Timings};
 use thresher_core::pipeline::validate::{InvalidRequest, RequestLimits};
@@ -107,7 +108,8 @@ fn pipeline(limits: RequestLimits) -> Pipeline {
 
 fn over(store: KvStore, limits: RequestLimits) -> Pipeline {
     let (model, tokenizer) = (Arc::new(ScriptedModel::new(WINDOW_TOKENS)), ScriptedModel::tokenizer(&WORDS));
-    Pipeline::new(model, tokenizer.into(), store.into(), Settings { limits, ..Settings::default() })
+    let settings = Settings { limits, calibration: Calibration::shipped("minilm-l6"), ..Settings::default() };
+    Pipeline::new(model, tokenizer.into(), store.into(), settings)
 }
 
 /// A tier that keeps every block in memory and never evicts one.

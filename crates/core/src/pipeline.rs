@@ -799,7 +799,7 @@ impl Pipeline {
 /// Returns whether a question and its chunks are in one language, as far as it is recognised. Across languages, texts that belong together
 /// are as far apart as others are within one. The language of a question is the likeliest one: a question is too short for more.
 fn are_in_one_language(query: &str, of_chunks: impl IntoIterator<Item = Option<Lang>>) -> bool {
-    let likeliest = text::likeliest_lang_of(query);
+    let likeliest = text::likely_lang_of(query).map(|found| found.lang);
     let mut recognised = of_chunks.into_iter().flatten().peekable();
     recognised.peek().is_some() && recognised.all(|of_chunk| Some(of_chunk) == likeliest)
 }

@@ -19,6 +19,7 @@ mod grams;
 mod hyphens;
 mod lang;
 mod lines;
+mod locale;
 mod markers;
 mod mentions;
 mod names;
@@ -50,8 +51,9 @@ pub use comparison::compares_all;
 pub use contrasts::{Contrast, contrasts, is_denied_form};
 pub use grams::{Gram, GramWord, gram_words, is_compared_by_characters, script_of};
 pub use hyphens::{Joined, joined_words};
-pub use lang::{lang_of, likeliest_lang_of};
+pub use lang::{LikelyLang, lang_of, likely_lang_of};
 pub use lines::is_item as is_list_item;
+pub use locale::Writing;
 pub use markers::markers;
 pub use mentions::Mentions;
 pub use names::Names;
@@ -59,7 +61,7 @@ pub use questions::questions;
 pub use quotes::quotations;
 pub use relayed::{Relayed, RelayedPiece};
 pub use spelling::with_spelling_of;
-pub use terms::{Limit, Negation, Term, terms};
+pub use terms::{Limit, Negation, Term, terms, terms_in};
 
 /// The length limit of the sentences that [`sentences`] returns, in bytes. Only a single grapheme cluster may
 /// be longer.

@@ -10,8 +10,8 @@ use thresher_core::domain::{AttributeRequest, ByteRange, Chunk, Parts};
 use thresher_core::kv::store::BlockOrigins;
 use thresher_core::pipeline::Pipeline;
 use thresher_core::pipeline::attribute::{
-    Attributed, Conflict, ConflictKind, ESTIMATOR, PartOutcome, QuoteOutcome, QuoteVerdict, QuotedSpan,
-    Source, UnsupportedKind, UnsupportedSpan, Verdict,
+    Attributed, Conflict, ConflictKind, ESTIMATOR, Method, PartOutcome, QuoteOutcome, QuoteVerdict,
+    QuotedSpan, Source, UnsupportedKind, UnsupportedSpan, Verdict,
 };
 use thresher_core::text::offsets::OffsetUnit;
 
@@ -50,8 +50,11 @@ pub struct PartAnswer {
     text: String,
     /// What the chunks say of it.
     verdict: Verdict,
-    /// The probability that the chunks support it. With a decoder, which is not calibrated, only a number that ranks parts.
+    /// The probability that the chunks support it. If the method is `words`, only a number that ranks parts.
     support: Option<f32>,
+    /// What verdict and support rest on; absent if the part makes no claim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    method: Option<Method>,
     /// The words in it that no chunk supports.
     unsupported: Vec<UnsupportedAnswer>,
     /// What the chunks say instead, if the verdict is `contradicted`.
@@ -307,6 +310,7 @@ impl PartAnswer {
             text: part.bytes.slice(context.answer).to_owned(),
             verdict: part.verdict,
             support: part.support,
+            method: part.method(),
             unsupported: part.unsupported.iter().map(unsupported).collect(),
             conflicts: part.conflicts.iter().map(conflict).collect(),
             sources: part.sources.iter().map(source).collect(),

@@ -31,7 +31,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 pub use self::candidates::Candidates;
-pub use self::cite::{PartOutcome, Source};
+pub use self::cite::{Method, PartOutcome, Source};
 pub use self::evidence::{Conflict, ConflictKind, Evidence, SecondOpinion, UnsupportedKind, UnsupportedSpan};
 pub use self::quotes::{QuoteOutcome, QuoteVerdict, QuotedSpan};
 use self::second_opinion::Question;
@@ -238,10 +238,12 @@ impl Pipeline {
         cancel: &Cancel,
     ) -> Result<SentenceScores, PipelineError> {
         cancel.check()?;
-        let text = bytes.slice(answer);
-        let tokens = self.tokenizer.encode(text)?;
+        let sentence = bytes.slice(answer);
+        let tokens = self.tokenizer.encode(sentence)?;
         cancel.spend(tokens.ids.len());
-        let sentence = AnswerSentence { text, start: bytes.start, tokens, cuts };
+        // A sentence that arrives in a stream is read as it would be in a whole answer.
+        let lang = text::likely_lang_of(sentence);
+        let sentence = AnswerSentence { text: sentence, start: bytes.start, tokens, cuts, lang };
         sentence_scores::score(candidates, sentence, &*self.model, &self.settings, cancel)
     }
 

@@ -38,6 +38,9 @@ pub struct Calibration {
     /// The cosine that has the place of 0: [`Self::similarity`]. `None` for decoders, whose logits have no fixed scale.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cosine_floor: Option<f32>,
+    /// Whether the model knows words of different languages as similar, so that verdicts across languages can rest on that.
+    #[serde(default)]
+    pub compares_languages: bool,
     /// Whether `related` and `answerable` hold only where the question and the chunks are in one language.
     #[serde(default)]
     pub one_language: bool,
@@ -100,6 +103,7 @@ impl Calibration {
             weights: None,
             fingerprint: Some(hex::encode(contract.fingerprint())),
             cosine_floor: None,
+            compares_languages: false,
             one_language: false,
             related: None,
             answerable: None,

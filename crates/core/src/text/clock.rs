@@ -59,7 +59,24 @@ fn term(bytes: ByteRange, time: &Time) -> Term {
     let other = if time.is_ambiguous { (time.minutes + HALF_DAY) % DAY } else { time.minutes };
     let amount = Amount { measure: Measure::Clock, low: f64::from(time.minutes), high: f64::from(other) };
     let folded = format!("{hours}:{minutes:02}{seconds}");
-    Term { bytes, folded, amount: Some(amount), is_unit: false, is_prefix: false }
+    Term { bytes, folded, amount: Some(amount), is_unit: false, is_prefix: false, is_translated: false }
+}
+
+/// Returns the minutes of a time such as `7 h 30` or `7点30分`, and how many terms it has. `7 h` may be a duration.
+fn after_hour_sign(text: &str, terms: &[Term]) -> Option<(u16, usize)> {
+    let [hour, sign, rest @ ..] = terms else { return None };
+    let gap = |before: &Term, after: &Term| &text[before.bytes.end..after.bytes.start];
+    let is_han = matches!(&*sign.folded, "点" | "點" | "時" | "时");
+    if !(is_han || sign.folded == "h") || !SPACES.contains(&gap(hour, sign)) {
+        return None;
+    }
+    let minutes = rest.first().filter(|minutes| SPACES.contains(&gap(sign, minutes)));
+    match minutes.and_then(|minutes| digits(minutes.bytes.slice(text), 2..=2)) {
+        Some(minutes) => {
+            Some((minutes, 3 + usize::from(rest.get(1).is_some_and(|next| next.folded == "分"))))
+        }
+        None => is_han.then_some((0, 2)),
+    }
 }
 
 /// Returns the time with which a list of terms begins.
@@ -94,7 +111,13 @@ fn read(text: &str, terms: &[Term]) -> Option<Time> {
                 count += usize::from(seconds.is_some());
                 minutes
             }
-            None => 0,
+            None => match after_hour_sign(text, terms) {
+                Some((minutes, terms)) => {
+                    (is_time, count) = (true, terms);
+                    minutes
+                }
+                None => 0,
+            },
         },
     };
     let next =
@@ -149,7 +172,9 @@ mod tests {
             ("at 9 am, 9am, 9 a.m. and 5:15 p.m.", &["at", "9:00", "9:00", "9:00", "and", "17:15"]),
             ("um 18.30 Uhr, um 9 Uhr", &["um", "18:30", "um", "9:00"]),
             ("12 am, 12 pm, noon, midnight", &["0:00", "12:00", "12:00", "0:00"]),
-            ("à 20h30", &["à", "20:30"]),
+            ("à 20h30, à 7 h 30", &["à", "20:30", "à", "7:30"]),
+            ("早上7点30分出发，9時", &["早", "上", "7:30", "出", "发", "9:00"]),
+            ("il dure 24 h 5 fois", &["il", "dure", "24", "h", "5", "fois"]),
             ("9:00-17:00, 9am–5pm", &["9:00", "17:00", "9:00", "17:00"]),
             ("2026-03-01 10:15:30.250 done", &["2026", "03", "01", "10:15:30.250", "done"]),
             ("09:05:07", &["9:05:07"]),

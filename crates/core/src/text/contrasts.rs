@@ -34,7 +34,7 @@ pub struct Contrast {
 pub fn contrasts(term: &Term, word: &str) -> &'static [Contrast] {
     static BY_WORD: LazyLock<HashMap<&str, Vec<Contrast>>> = LazyLock::new(by_word);
     let is_name = term.is_calendar() || NAMES.contains(&&*term.folded);
-    if is_name && !word.starts_with(char::is_uppercase) {
+    if is_name && !term.is_translated && !word.starts_with(char::is_uppercase) {
         &[]
     } else {
         BY_WORD.get(&*term.folded).map_or(&[], Vec::as_slice)

@@ -66,10 +66,11 @@ impl Token for Word<'_> {
 /// pairs of a word and whether more than a space or a hyphen is between the word before and it.
 pub(super) fn spelled<'a>(words: impl Iterator<Item = (&'a str, bool)>) -> Vec<Spelled> {
     static ENGLISH: LazyLock<Language> = LazyLock::new(Language::english);
+    let is_letters =
+        |word: &str| word.len() <= NUMBER_WORD_BYTES_MAX && word.bytes().all(|b| b.is_ascii_alphabetic());
     let mut words: Vec<Word> = words
         .map(|(word, is_apart)| {
-            let is_other =
-                word.len() > NUMBER_WORD_BYTES_MAX || !word.bytes().all(|b| b.is_ascii_alphabetic());
+            let is_other = !is_letters(word);
             let text = if is_other || !word.bytes().any(|b| b.is_ascii_uppercase()) {
                 Cow::Borrowed(word)
             } else {
@@ -95,6 +96,30 @@ pub(super) fn spelled<'a>(words: impl Iterator<Item = (&'a str, bool)>) -> Vec<S
         .filter(is_clear)
         .collect()
 }
+
+/// Finds the numbers in words of another language, such as `zweiundzwanzig`. Ordinals, and words that may be articles, are none.
+pub(super) fn spelled_in<'a>(
+    language: &Language,
+    words: impl Iterator<Item = (&'a str, bool)>,
+) -> Vec<Spelled> {
+    let words: Vec<Word> = words
+        .map(|(word, is_apart)| {
+            let is_other = word.len() > FOREIGN_WORD_BYTES_MAX || !word.chars().all(char::is_alphabetic);
+            Word { text: Cow::Owned(word.to_lowercase()), is_apart, is_other }
+        })
+        .collect();
+    let is_clear = |found: &Spelled| {
+        found.value.bytes().all(|byte| byte.is_ascii_digit()) && !["0", "1"].contains(&&*found.value)
+    };
+    find_numbers(words.into_iter(), language, 0.0)
+        .into_iter()
+        .map(|found| Spelled { start: found.start, end: found.end, value: found.text })
+        .filter(is_clear)
+        .collect()
+}
+
+/// The longest word of a number in another language, in bytes: German writes a number as one word.
+const FOREIGN_WORD_BYTES_MAX: usize = 60;
 
 /// Returns the value of a word that is a number in digits, or one of `twice` and `thrice`: the sign, the digits without separators, and the
 /// decimals without trailing zeros. Returns `None` for any other word.
@@ -122,7 +147,7 @@ pub(super) fn times_suffix(value: &str, suffix: &str) -> Option<String> {
 }
 
 /// The most digits of a number that a word such as `million` multiplies.
-const DIGITS_MAX: usize = 40;
+pub(super) const DIGITS_MAX: usize = 40;
 
 /// Returns a value multiplied by a word after it, such as `million` or `dozen`.
 pub(super) fn times_word(value: &str, word: &str) -> Option<String> {
@@ -130,8 +155,12 @@ pub(super) fn times_word(value: &str, word: &str) -> Option<String> {
         return value.parse::<u64>().ok()?.checked_mul(12).map(|product| product.to_string());
     }
     let (_, zeros) = SCALES.iter().find(|(name, _)| *name == word)?;
-    // A row of scales would take quadratic time.
-    (value.len() + zeros <= DIGITS_MAX).then(|| times_ten_to(value, *zeros))
+    times_power(value, *zeros)
+}
+
+/// Returns a value multiplied by 10 to the power `zeros`; `None` if it gets too long: a row of scales would take quadratic time.
+pub(super) fn times_power(value: &str, zeros: usize) -> Option<String> {
+    (value.len() + zeros <= DIGITS_MAX).then(|| times_ten_to(value, zeros))
 }
 
 /// Returns a value multiplied by 10 to the power `zeros`.

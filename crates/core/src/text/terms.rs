@@ -7,8 +7,9 @@ use std::sync::LazyLock;
 use unicode_segmentation::UnicodeSegmentation;
 
 use super::amounts::{self, Amount, Measure};
+use super::locale::Writing;
 use super::numbers::{self, Spelled};
-use super::{clock, hyphens};
+use super::{clock, hyphens, locale};
 use crate::domain::ByteRange;
 
 /// A word of a text in normalized form.
@@ -25,6 +26,8 @@ pub struct Term {
     pub is_unit: bool,
     /// Whether the term is the `non` of `non-refundable`, which denies the next word only.
     pub is_prefix: bool,
+    /// Whether the term is the English name of a month or a weekday that the text has in another language.
+    pub is_translated: bool,
 }
 
 /// Returns the words of `text` in order, by the word boundaries of UAX #29. `1,000`, `3.5`, `-4`, `2 million`
@@ -39,6 +42,12 @@ pub struct Term {
 /// assert_eq!(folded, ["it", "1200", "mg", "not", "it"]);
 /// ```
 pub fn terms(text: &str, cuts: &[usize]) -> Vec<Term> {
+    terms_in(text, cuts, None)
+}
+
+/// Returns the words of `text` as [`terms`] does, but with numbers, months and weekdays as its language writes them: `1,5 Mio` is 1500000, and
+/// `août` is `august`. English is `None`.
+pub fn terms_in(text: &str, cuts: &[usize], writing: Option<Writing>) -> Vec<Term> {
     let words = words(text, cuts);
     let is_apart = |at: usize| {
         let between = at.checked_sub(1).map(|before| ByteRange::new(words[before].end, words[at].start));
@@ -50,7 +59,10 @@ pub fn terms(text: &str, cuts: &[usize]) -> Vec<Term> {
         };
         !between.is_some_and(is_close)
     };
-    let spelled = numbers::spelled((0..words.len()).map(|at| (words[at].slice(text), is_apart(at))));
+    let with_gaps: Vec<(&str, bool)> =
+        (0..words.len()).map(|at| (words[at].slice(text), is_apart(at))).collect();
+    let foreign = writing.and_then(|writing| writing.spelled(&with_gaps));
+    let spelled = foreign.unwrap_or_else(|| numbers::spelled(with_gaps.into_iter()));
     let mut spelled = spelled.into_iter().peekable();
     let (mut found, mut at) = (Vec::new(), 0);
     while let Some(&word) = words.get(at) {
@@ -65,6 +77,10 @@ pub fn terms(text: &str, cuts: &[usize]) -> Vec<Term> {
             }
         }
     }
+    let found = match writing {
+        Some(writing) => locale::translate(text, cuts, found, writing),
+        None => found,
+    };
     let mut found = clock::join(text, cuts, found);
     amounts::set(text, &mut found);
     found
@@ -216,7 +232,7 @@ static NEGATIONS: LazyLock<HashMap<&str, Negation>> = LazyLock::new(|| {
 
 impl Term {
     fn new(bytes: ByteRange, folded: String) -> Self {
-        Self { bytes, folded, amount: None, is_unit: false, is_prefix: false }
+        Self { bytes, folded, amount: None, is_unit: false, is_prefix: false, is_translated: false }
     }
 
     /// Returns whether the term is an English function word, which has little meaning by itself, such as

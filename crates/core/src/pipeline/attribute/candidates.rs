@@ -12,7 +12,7 @@ use crate::kv::store;
 use crate::pipeline::blocks::Blocks;
 use crate::pipeline::tokenize::tokens_under;
 use crate::pipeline::units::{Unit, UnitSpan};
-use crate::text::{self, Term};
+use crate::text::{self, Term, Writing};
 
 /// The chunks that an answer may have come from. They are read and indexed once for all sentences of the
 /// answer.
@@ -81,7 +81,7 @@ impl Candidates {
             units_of_chunk.push(first_unit..units.len());
         }
         let terms: Vec<Vec<Term>> =
-            units.par_iter().with_min_len(64).map(|unit| terms_of(unit, &chunks[unit.chunk])).collect();
+            units.par_iter().with_min_len(64).map(|unit| terms_of(unit, chunks, &blocks)).collect();
         let mut candidates = Self {
             chunks: chunks.to_vec(),
             blocks,
@@ -171,7 +171,7 @@ impl Candidates {
     pub(super) fn words(&self, unit: usize) -> &[Term] {
         let index = unit;
         let unit = &self.units[index];
-        self.words[index].get_or_init(|| terms_of(unit, &self.chunks[unit.chunk]))
+        self.words[index].get_or_init(|| terms_of(unit, &self.chunks, &self.blocks))
     }
 
     /// Returns `[token of the unit]`, the index of the unit's word that has the token.
@@ -217,12 +217,14 @@ impl Candidates {
 }
 
 /// Returns the terms of a unit; those of its chunk's title if the unit is the title.
-fn terms_of(unit: &Unit, chunk: &Chunk) -> Vec<Term> {
-    if unit.bytes.is_empty() {
-        text::terms(chunk.title.as_deref().unwrap_or_default(), &[])
-    } else {
-        text::terms(unit.bytes.slice(&chunk.text), &[])
-    }
+fn terms_of(unit: &Unit, chunks: &[Arc<Chunk>], blocks: &Blocks) -> Vec<Term> {
+    let chunk = &chunks[unit.chunk];
+    let writing = blocks.blocks[unit.chunk].lang().and_then(Writing::in_lang);
+    let text = match unit.bytes.is_empty() {
+        true => chunk.title.as_deref().unwrap_or_default(),
+        false => unit.bytes.slice(&chunk.text),
+    };
+    text::terms_in(text, &[], writing)
 }
 
 /// Returns `[chunk]`, the first chunk with the same title and text of which the same ranges are visible.

@@ -4,6 +4,8 @@
 use std::collections::HashSet;
 
 use ndarray::{Array2, Axis};
+use schemars::JsonSchema;
+use serde::Serialize;
 
 use super::candidates::Candidates;
 use super::evidence::{Conflict, Evidence, UnsupportedSpan};
@@ -52,6 +54,17 @@ pub struct PartOutcome {
     pub evidence: Option<Evidence>,
 }
 
+/// What a verdict rests on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Method {
+    /// On the words and numbers that the part and its sources share, and on how similar the model finds their other words.
+    Meaning,
+    /// On words and numbers alone: the model is not calibrated, or does not compare the languages of the part and its sources. `support` only
+    /// ranks parts then.
+    Words,
+}
+
 /// A chunk that a part of the answer may have come from.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Source {
@@ -73,6 +86,12 @@ pub struct Source {
 }
 
 impl PartOutcome {
+    /// Returns what the verdict rests on; `None` if the part makes no claim.
+    pub fn method(&self) -> Option<Method> {
+        let evidence = self.evidence?;
+        Some(if evidence.similarity_mean.is_some() { Method::Meaning } else { Method::Words })
+    }
+
     /// Returns the outcome of a part that has no word, or that says nothing that a source could say.
     pub(super) fn without_claim(bytes: ByteRange) -> Self {
         Self {
@@ -179,7 +198,7 @@ pub(super) fn attribute(
     };
     let is_citable = sources.iter().any(Source::is_citation);
     let Gathered { mut evidence, unsupported, mut conflicts, .. } = Gathered::gather(&compared, is_citable);
-    if is_citable && compared.is_aligned() {
+    if is_citable && evidence.similarity_mean.is_some() {
         let own = verdict::measure_support(&evidence);
         evidence.second_opinion = question.ask(&compared, own, cancel)?;
     }

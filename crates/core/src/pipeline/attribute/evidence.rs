@@ -21,12 +21,15 @@ pub struct Evidence {
     pub evidence_least: f32,
     /// The mean and the least evidence together, reduced for missing numbers and names and for a differing negation.
     pub evidence: f32,
+    /// Whether the part is in another language than its sources.
+    pub is_foreign: bool,
     /// Whether no chunk contains a number of the part in these digits.
     pub number_missing: bool,
     /// Whether either the part or its sources deny what the others say.
     pub negation_differs: bool,
     /// The mean over the part's words of their similarity to the most similar word of the sources. Function words
-    /// count less. `None` if the model's logits have no fixed scale, or if there are no sources.
+    /// count less. `None` if the model has no calibration, if there are no sources, or if they are in another language and the model does not
+    /// compare languages.
     pub similarity_mean: Option<f32>,
     /// The number of the part's numbers that the sources have.
     pub numbers_found: f32,

@@ -51,10 +51,11 @@ pub(super) struct Gathered<'a> {
 impl<'a> Gathered<'a> {
     /// Gathers the evidence on a part.
     pub fn gather(part: &'a Part<'a>, is_citable: bool) -> Self {
-        let evidence = Evidence { is_citable, ..Evidence::default() };
+        let is_foreign = part.is_foreign();
+        let evidence = Evidence { is_citable, is_foreign, ..Evidence::default() };
         let mut gathered = Self { part, evidence, unsupported: Vec::new(), conflicts: Vec::new() };
         gathered.measure_words();
-        if part.is_aligned() {
+        if part.compares_meaning(is_foreign) {
             gathered.find_conflicts();
             gathered.measure_overlap();
         }

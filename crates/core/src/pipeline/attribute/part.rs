@@ -9,7 +9,8 @@ use super::evidence::{Conflict, ConflictKind};
 use super::sentence_scores::{AnswerTerm, SentenceScores};
 use super::trace::{IN_CHUNK_EVIDENCE, Trace};
 use crate::domain::ByteRange;
-use crate::text::Term;
+use crate::pipeline::units::Unit;
+use crate::text::{self, LikelyLang, Term};
 
 /// The most units with which a part is compared.
 const UNITS_MAX: usize = 4;
@@ -95,6 +96,35 @@ impl<'a> Part<'a> {
     /// Returns whether the model's logits have a fixed scale, so that similar words can be compared, and the part has units.
     pub fn is_aligned(&self) -> bool {
         !self.units.is_empty() && self.sentences.iter().all(|sentence| sentence.similarity.is_some())
+    }
+
+    /// Returns whether the part is in another language than the unit that has most of its words, and few of its words are the same.
+    pub fn is_foreign(&self) -> bool {
+        let (Some(own), Some(&unit)) =
+            (self.sentences.first().and_then(|sentence| sentence.lang), self.units.first())
+        else {
+            return false;
+        };
+        let (in_units, all) = self.content().fold((0, 0), |(in_units, all), word| {
+            (in_units + usize::from(self.units_have(word.term)), all + 1)
+        });
+        if 2 * in_units >= all {
+            return false;
+        }
+        let Unit { chunk, bytes, .. } = self.candidates.units[unit];
+        let of_chunk =
+            self.candidates.blocks.blocks[chunk].lang().map(|lang| LikelyLang { lang, is_sure: true });
+        let of_unit = || text::likely_lang_of(bytes.slice(&self.candidates.chunks[chunk].text));
+        of_chunk
+            .or_else(of_unit)
+            .is_some_and(|other| other.lang != own.lang && (own.is_sure || other.is_sure))
+    }
+
+    /// Returns whether similar words mean something: the model is calibrated and, if the part is in another language than its sources,
+    /// compares languages.
+    pub fn compares_meaning(&self, is_foreign: bool) -> bool {
+        self.is_aligned()
+            && (!is_foreign || self.sentences.iter().all(|sentence| sentence.compares_languages))
     }
 
     /// Returns the words of the part that have meaning by themselves.

@@ -24,7 +24,7 @@ use crate::pipeline::units::Unit;
 use crate::pipeline::validate::InvalidRequest;
 use crate::pipeline::{PipelineError, Reading, Settings};
 use crate::rc::{self, HeadMean};
-use crate::text::{self, Contrast, Term};
+use crate::text::{self, Contrast, LikelyLang, Term, Writing};
 
 /// The weight of a token that belongs to no word, such as punctuation. A word that no chunk contains has the
 /// weight 1.
@@ -45,6 +45,8 @@ pub(super) struct AnswerSentence<'a> {
     pub tokens: Tokens,
     /// The byte offsets in the answer at which words are divided.
     pub cuts: &'a [usize],
+    /// The language of the sentence, as far as it can be told.
+    pub lang: Option<LikelyLang>,
 }
 
 /// `[word]`: the similarity of the most similar word of a unit, and the index of that word in the unit.
@@ -71,6 +73,10 @@ pub struct SentenceScores {
     /// similar the unit is to the token, by [`Calibration::similarity`]. `None` for models without a calibration.
     pub(super) similarity: Option<Array2<f32>>,
     cosine_floor: Option<f32>,
+    /// The language of the sentence, as far as it can be told.
+    pub(super) lang: Option<LikelyLang>,
+    /// Whether the similarity of words of different languages means something.
+    pub(super) compares_languages: bool,
     reading: Reading,
     /// The results of [`Self::best_keys`], by unit.
     best_keys: RefCell<HashMap<usize, Rc<[usize]>>>,
@@ -129,13 +135,14 @@ pub(super) fn score(
     cancel: &Cancel,
 ) -> Result<SentenceScores, PipelineError> {
     let (limits, info) = (&settings.limits, model.info());
-    let AnswerSentence { text, start, tokens, cuts } = sentence;
+    let AnswerSentence { text, start, tokens, cuts, lang } = sentence;
+    let writing = lang.and_then(Writing::of);
     let found = tokens.ids.len();
     if let Some(max) = question::tokens_max(info).filter(|&max| found > max) {
         return Err(InvalidRequest::SentenceBeyondModel { at: start, found, max }.into());
     }
     limits.check_answer_logits(found, candidates.segments())?;
-    let (terms, term_of_token) = answer_terms(candidates, text, start, &tokens.offsets, cuts);
+    let (terms, term_of_token) = answer_terms(candidates, text, start, &tokens.offsets, (cuts, writing));
     // A sentence without a word has nothing to attribute, so its tokens are not scored.
     let tokens = if terms.is_empty() { Tokens::default() } else { tokens };
     let blocks = &candidates.blocks;
@@ -192,6 +199,8 @@ pub(super) fn score(
         unit_evidence,
         similarity,
         cosine_floor,
+        lang,
+        compares_languages: settings.calibration.as_ref().is_some_and(|found| found.compares_languages),
         reading,
         best_keys: RefCell::default(),
         most_similar_words: RefCell::default(),
@@ -285,7 +294,7 @@ fn answer_terms(
     sentence: &str,
     start: usize,
     tokens: &[ByteRange],
-    cuts: &[usize],
+    (cuts, writing): (&[usize], Option<Writing>),
 ) -> (Vec<AnswerTerm>, Vec<Option<usize>>) {
     let inside = cuts.iter().filter(|&&cut| cut > start && cut < start + sentence.len());
     let mut cuts: Vec<usize> = inside.map(|cut| cut - start).collect();
@@ -294,7 +303,7 @@ fn answer_terms(
     let markers = text::markers(sentence);
     let is_content =
         |term: &text::Term| !markers.iter().any(|m| m.start <= term.bytes.start && term.bytes.end <= m.end);
-    for (index, term) in text::terms(sentence, &cuts).into_iter().filter(is_content).enumerate() {
+    for (index, term) in text::terms_in(sentence, &cuts, writing).into_iter().filter(is_content).enumerate() {
         let span = tokens_under(tokens, 0, term.bytes);
         if span.is_empty() {
             continue;
@@ -320,7 +329,7 @@ fn answer_terms(
             is_capitalized,
             is_content: !term.is_function_word() && !term.is_negation(),
             // A weekday or a month that is similar to another is a different one, like a number.
-            is_number: term.is_number() || is_capitalized && term.is_calendar(),
+            is_number: term.is_number() || (is_capitalized || term.is_translated) && term.is_calendar(),
             is_name: index > 0 && is_capitalized,
             is_negation: term.is_negation(),
             word: term,

@@ -1,0 +1,284 @@
+//! Reads numbers, months and weekdays as other languages than English write them, so that `1,5 Mio.` and `1.5 million`, `3. August` and `3
+//! августа` and `8月3日` are the same. What they mean is said in English terms. `locales.txt` has the words.
+
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
+use text2num::Language;
+
+use super::numbers::{self, Spelled};
+use super::{LikelyLang, Term};
+use crate::domain::{ByteRange, Lang};
+
+/// What may be between the groups of a number, or between a number and a scale.
+const SPACES: [&str; 4] = [" ", "\u{a0}", "\u{202f}", "\u{2009}"];
+
+/// The sign of months after their number, in Chinese and Japanese.
+const MONTH_SIGN: &str = "月";
+
+const MONTHS: [&str; 12] = [
+    "january",
+    "february",
+    "march",
+    "april",
+    "may",
+    "june",
+    "july",
+    "august",
+    "september",
+    "october",
+    "november",
+    "december",
+];
+
+/// What a word means.
+#[derive(Debug, Clone, Copy)]
+enum Meaning {
+    /// The English name of a month or a weekday.
+    Calendar(&'static str),
+    /// It multiplies the number before it by ten to this power.
+    Scale(usize),
+}
+
+/// How a language writes numbers and dates.
+struct Locale {
+    has_decimal_comma: bool,
+    words: HashMap<&'static str, Meaning>,
+    /// The numbers in words, where the library for them knows the language.
+    spelled: Option<Language>,
+}
+
+/// The locale of a text, and whether the language is certain: `1.200` is another number in German than in English.
+#[derive(Clone, Copy)]
+pub struct Writing {
+    locale: &'static Locale,
+    is_sure: bool,
+}
+
+impl Writing {
+    /// Returns how a text of this language is written; `None` for English and for languages that are not known here.
+    pub fn of(found: LikelyLang) -> Option<Self> {
+        Some(Self { is_sure: found.is_sure, ..Self::in_lang(found.lang)? })
+    }
+
+    /// Returns how a text in a language is written; `None` for English and for languages that are not known here.
+    pub fn in_lang(lang: Lang) -> Option<Self> {
+        Some(Self { locale: LOCALES.get(lang.code())?, is_sure: true })
+    }
+}
+
+static LOCALES: LazyLock<HashMap<&str, Locale>> = LazyLock::new(|| {
+    let sections = include_str!("locales.txt").split("\n[").skip(1);
+    sections.map(|section| locale(section)).collect()
+});
+
+fn locale(section: &'static str) -> (&'static str, Locale) {
+    let (head, lines) = section.split_once('\n').expect("a line after the code");
+    let (code, style) = head.split_once(']').expect("a code in brackets");
+    let mut words = HashMap::new();
+    for (name, forms) in lines.lines().filter_map(|line| line.split_once(": ")) {
+        let meaning = match name.strip_prefix("scale ") {
+            Some(power) => Meaning::Scale(power.parse().expect("a power of ten")),
+            None => Meaning::Calendar(name),
+        };
+        words.extend(forms.split(' ').map(|form| (form, meaning)));
+    }
+    let spelled = match code {
+        "deu" => Some(Language::german()),
+        "fra" => Some(Language::french()),
+        "spa" => Some(Language::spanish()),
+        "ita" => Some(Language::italian()),
+        "nld" => Some(Language::dutch()),
+        _ => None,
+    };
+    (code, Locale { has_decimal_comma: style == " comma", words, spelled })
+}
+
+/// Says in English terms what the words of a text mean. `terms` are its words in order; none is joined across one of the byte offsets `cuts`
+/// (ascending).
+pub(super) fn translate(text: &str, cuts: &[usize], terms: Vec<Term>, writing: Writing) -> Vec<Term> {
+    let mut found: Vec<Term> = Vec::with_capacity(terms.len());
+    for mut term in terms {
+        let word = term.bytes.slice(text);
+        if let Some(value) = writing.value(word) {
+            term.folded = value;
+        }
+        let joined = found.last().and_then(|before| {
+            let gap = ByteRange::new(before.bytes.end, term.bytes.start);
+            let is_cut =
+                cuts.get(cuts.partition_point(|&cut| cut < gap.start)).is_some_and(|&cut| cut <= gap.end);
+            if is_cut { None } else { writing.joined(text, before, gap.slice(text), &term) }
+        });
+        match (joined, found.last_mut()) {
+            (Some((folded, is_translated)), Some(before)) => {
+                before.bytes.end = term.bytes.end;
+                (before.folded, before.is_translated) = (folded, is_translated);
+            }
+            _ => {
+                if let Some(Meaning::Calendar(name)) = writing.locale.words.get(&*term.folded) {
+                    (term.folded, term.is_translated) = ((*name).to_owned(), true);
+                }
+                found.push(term);
+            }
+        }
+    }
+    found
+}
+
+impl Writing {
+    /// Returns the numbers in words, as [`numbers::spelled`] does; `None` for languages whose numbers are not known.
+    pub(super) fn spelled(self, words: &[(&str, bool)]) -> Option<Vec<Spelled>> {
+        let mut found = numbers::spelled_in(self.locale.spelled.as_ref()?, words.iter().copied());
+        // The scale of a number in digits is read with that.
+        let is_scale =
+            |word: &str| matches!(self.locale.words.get(&*word.to_lowercase()), Some(Meaning::Scale(_)));
+        found.retain(|number| number.end - number.start > 1 || !is_scale(words[number.start].0));
+        Some(found)
+    }
+
+    /// Returns the value of a number in digits, if this language writes it in another way than English.
+    fn value(self, word: &str) -> Option<String> {
+        let digits = |c: char| decimal_digit(c).unwrap_or(c);
+        if word.chars().any(|c| digits(c) != c) {
+            let word: String = word.chars().map(digits).collect();
+            return self.value(&word).or_else(|| numbers::value(&word));
+        }
+        if !self.locale.has_decimal_comma {
+            return None;
+        }
+        let (sign, number) = word.strip_prefix(['-', '\u{2212}']).map_or(("", word), |number| ("-", number));
+        let (whole, decimals) =
+            number.split_once(',').map_or((number, None), |(whole, rest)| (whole, Some(rest)));
+        let is_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let groups: Vec<&str> = whole.split('.').collect();
+        let is_grouped =
+            groups.len() > 1 && groups[0].len() <= 3 && groups[1..].iter().all(|group| group.len() == 3);
+        if !groups.iter().copied().all(is_digits)
+            || (groups.len() > 1 && !is_grouped)
+            || !decimals.is_none_or(is_digits)
+        {
+            return None;
+        }
+        // In English, "1.200" is a little more than one, and "1,200" is many.
+        let is_ambiguous = match decimals {
+            None => groups.len() == 2,
+            Some(decimals) => groups.len() == 1 && decimals.len() == 3 && groups[0].len() <= 3,
+        };
+        if is_ambiguous && !self.is_sure || groups.len() == 1 && decimals.is_none() {
+            return None;
+        }
+        let decimals = decimals.unwrap_or_default().trim_end_matches('0');
+        let point = if decimals.is_empty() { "" } else { "." };
+        Some(format!("{sign}{}{point}{decimals}", groups.concat()))
+    }
+
+    /// Returns what a number and the word after it mean together, and whether that is the name of a month.
+    fn joined(self, text: &str, before: &Term, gap: &str, term: &Term) -> Option<(String, bool)> {
+        let is_number =
+            before.folded.bytes().all(|byte| byte.is_ascii_digit() || matches!(byte, b'.' | b'-'));
+        if !is_number || before.folded.is_empty() {
+            return None;
+        }
+        let word = term.bytes.slice(text);
+        if word == MONTH_SIGN && gap.is_empty() {
+            let month: usize = before.folded.parse().ok()?;
+            return Some(((*MONTHS.get(month.checked_sub(1)?)?).to_owned(), true));
+        }
+        let is_near = gap.is_empty() || SPACES.contains(&gap);
+        if let (true, Some(Meaning::Scale(power))) = (is_near, self.locale.words.get(&*term.folded)) {
+            return numbers::times_power(&before.folded, *power).map(|value| (value, false));
+        }
+        // "2 400": a group has three digits, and the one before it at most three.
+        let (group, decimals) = word.split_once(',').unwrap_or((word, ""));
+        let is_group = self.locale.has_decimal_comma
+            && SPACES.contains(&gap)
+            && group.len() == 3
+            && [group, decimals].concat().bytes().all(|byte| byte.is_ascii_digit());
+        let written = before.bytes.slice(text);
+        let last = written.rsplit(SPACES_CHARS).next().unwrap_or(written);
+        let can_go_on = last.bytes().all(|byte| byte.is_ascii_digit())
+            && (1..=3).contains(&last.len())
+            && (last.len() == 3 || last.len() == written.len())
+            && before.folded.len() + 3 <= numbers::DIGITS_MAX;
+        if !(is_group && can_go_on) {
+            return None;
+        }
+        let decimals = decimals.trim_end_matches('0');
+        let point = if decimals.is_empty() { "" } else { "." };
+        Some((format!("{}{group}{point}{decimals}", before.folded), false))
+    }
+}
+
+const SPACES_CHARS: [char; 4] = [' ', '\u{a0}', '\u{202f}', '\u{2009}'];
+
+/// Returns the ASCII digit of a decimal digit of another script.
+fn decimal_digit(c: char) -> Option<char> {
+    /// The zeros of the scripts that write numbers with their own digits.
+    const ZEROS: [u32; 11] = [0x660, 0x6F0, 0x966, 0x9E6, 0xA66, 0xAE6, 0xBE6, 0xC66, 0xCE6, 0xE50, 0xFF10];
+    let digit = ZEROS.iter().find_map(|&zero| (c as u32).checked_sub(zero).filter(|digit| *digit < 10))?;
+    char::from_digit(digit, 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::terms_in;
+
+    fn folded(lang: &str, text: &str) -> Vec<String> {
+        let lang = Lang::from_bytes(lang.as_bytes().try_into().expect("three letters")).expect("a code");
+        let writing = Writing::in_lang(lang);
+        assert!(writing.is_some(), "{lang:?}");
+        terms_in(text, &[], writing).into_iter().map(|term| term.folded).collect()
+    }
+
+    #[test]
+    fn numbers_of_other_languages_have_their_value() {
+        for (lang, text, expect) in [
+            ("deu", "1,5 Millionen", "1500000"),
+            ("deu", "1.234.567,80", "1234567.8"),
+            ("deu", "2.400", "2400"),
+            ("deu", "2,5 Mrd", "2500000000"),
+            ("deu", "vierzig", "40"),
+            ("deu", "zweiundzwanzig", "22"),
+            ("fra", "2 400", "2400"),
+            ("fra", "1 234 567,5", "1234567.5"),
+            ("fra", "3,2 millions", "3200000"),
+            ("spa", "cuarenta", "40"),
+            ("rus", "12,5 тыс", "12500"),
+            ("ara", "٢٤٠٠", "2400"),
+            ("hin", "३ लाख", "300000"),
+            ("cmn", "150万", "1500000"),
+            ("jpn", "２００", "200"),
+        ] {
+            assert_eq!(folded(lang, text), [expect], "{lang}: {text}");
+        }
+        assert_eq!(folded("deu", "ein Haus"), ["ein", "haus"], "an article");
+        assert_eq!(folded("fra", "en 2021 400 vélos"), ["en", "2021", "400", "vélos"], "a year is no group");
+        assert_eq!(folded("fra", "12 34 567"), ["12", "34567"]);
+    }
+
+    #[test]
+    fn months_and_weekdays_have_their_english_names() {
+        assert_eq!(folded("deu", "am 3. März, montags"), ["am", "3", "march", "monday"]);
+        assert_eq!(folded("rus", "3 августа"), ["3", "august"]);
+        assert_eq!(folded("fra", "août"), ["august"]);
+        assert_eq!(folded("cmn", "1912年8月3日"), ["1912", "年", "august", "3", "日"]);
+        assert_eq!(folded("cmn", "13月"), ["13", "月"], "there is no such month");
+        assert_eq!(folded("ara", "3 أغسطس 1912"), ["3", "august", "1912"]);
+    }
+
+    #[test]
+    fn numbers_that_english_reads_otherwise_need_a_language_that_is_certain() {
+        let german = Writing {
+            is_sure: false,
+            ..Writing::in_lang(Lang::from_bytes(*b"deu").expect("a code")).expect("known")
+        };
+        let folded = |text: &str| terms_in(text, &[], Some(german))[0].folded.clone();
+        assert_eq!(folded("1.200"), "1.2");
+        assert_eq!(folded("1,200"), "1200");
+        assert_eq!(folded("1,5"), "1.5");
+        let english = crate::text::likely_lang_of("The mayor opened the bridge over the river on Monday.")
+            .expect("known");
+        assert!(Writing::of(english).is_none());
+    }
+}
