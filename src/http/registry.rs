@@ -204,8 +204,14 @@ async fn found(service: Scope, request: SearchRequest, arrived: Instant) -> Resu
         cancel.check()?;
         let registry = scope.registry()?;
         let mut clock = Clock::start();
-        let hits = clock.stage("search", || {
-            registry.search(&request.query, request.filter.as_ref(), request.candidates, bytes_max)
+        let vector = match request.rank {
+            Rank::Rc if registry.has_vectors() => scope.ready()?.mean_vector_of(&request.query)?,
+            Rank::Rc | Rank::Bm25 => Vec::new(),
+        };
+        let (query, filter) = (&request.query, request.filter.as_ref());
+        let hits = clock.stage("search", || match &*vector {
+            [] => registry.search(query, filter, request.candidates, bytes_max),
+            vector => registry.search_by_meaning(query, vector, filter, request.candidates, bytes_max),
         })?;
         let ranked = match request.rank {
             Rank::Rc if !hits.is_empty() => {

@@ -46,17 +46,17 @@ impl ReadAhead {
 }
 
 impl Reader for ReadAhead {
-    fn read(&self, chunks: &[Arc<Chunk>], is_current: IsCurrent) -> Result<(), ReadError> {
+    fn read(&self, chunks: &[Arc<Chunk>], is_current: IsCurrent) -> Result<Vec<Vec<f32>>, ReadError> {
         let held = self.lock.runtime.block_on(self.lock.semaphore.acquire());
         let _held = held.expect("the semaphore is never closed");
         let cancel = self.cancel.while_wanted(is_current);
-        let mut read = self.pipeline.warm(chunks, &cancel);
+        let mut read = self.pipeline.mean_vectors(chunks, &cancel);
         // Requests hold memory for moments only, and that they hold it is no fault of these chunks.
         while matches!(read, Err(PipelineError::MemoryTaken)) && cancel.go_on() {
             std::thread::sleep(RETRY_DELAY);
-            read = self.pipeline.warm(chunks, &cancel);
+            read = self.pipeline.mean_vectors(chunks, &cancel);
         }
-        read.map(drop).map_err(|error| ReadError { reason: ErrorCode::from(&error).to_string() })
+        read.map_err(|error| ReadError { reason: ErrorCode::from(&error).to_string() })
     }
 
     fn is_busy(&self) -> bool {

@@ -370,9 +370,9 @@ async fn a_search_ranks_by_bm25_or_by_rc() {
 struct Counting(AtomicUsize);
 
 impl Reader for Counting {
-    fn read(&self, chunks: &[Arc<Chunk>], _: IsCurrent) -> Result<(), ReadError> {
+    fn read(&self, chunks: &[Arc<Chunk>], _: IsCurrent) -> Result<Vec<Vec<f32>>, ReadError> {
         self.0.fetch_add(chunks.len(), Ordering::SeqCst);
-        Ok(())
+        Ok(Vec::new())
     }
 
     fn is_busy(&self) -> bool {

@@ -53,6 +53,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ndarray::{ArrayView2, Axis};
 use thiserror::Error;
 
 use self::answerable::{Answerable, AnswerableSettings};
@@ -88,7 +89,7 @@ use crate::kv::store::KvStore;
 use crate::model::contract::{Around, QuestionTokens};
 use crate::model::cross::CrossEncoder;
 use crate::model::tokenizer::{ModelTokenizer, Tokens};
-use crate::model::{ModelError, ModelInfo, ModelRuntime};
+use crate::model::{ModelError, ModelInfo, ModelRuntime, NoPast};
 use crate::rc;
 use crate::text::outline::Layout;
 use crate::text::{self, Mentions};
@@ -712,6 +713,38 @@ impl Pipeline {
         Ok(self.reader.blocks(chunks, cancel)?.sources.read)
     }
 
+    /// Has the model read those of `chunks` that are not cached, and returns the mean of the vectors of each chunk's tokens, of length 1; it is
+    /// empty for decoders, whose keys have no direction that texts share.
+    ///
+    /// # Errors
+    /// Fails as [`Self::compress`] does.
+    pub fn mean_vectors(
+        &self,
+        chunks: &[Arc<Chunk>],
+        cancel: &Cancel,
+    ) -> Result<Vec<Vec<f32>>, PipelineError> {
+        let blocks = self.reader.blocks(chunks, cancel)?.blocks;
+        if self.model().decoder.is_some() {
+            return Ok(vec![Vec::new(); chunks.len()]);
+        }
+        Ok(blocks.iter().map(|block| unit_mean(block.keys().index_axis(Axis(0), 0))).collect())
+    }
+
+    /// Returns the mean of the vectors of a question's tokens, of length 1; empty for decoders. Of a long question, only
+    /// what fits into one window counts.
+    ///
+    /// # Errors
+    /// Returns [`PipelineError::Model`] if the question cannot be tokenized or encoded.
+    pub fn mean_vector_of(&self, question: &str) -> Result<Vec<f32>, PipelineError> {
+        let mut tokens = self.tokenizer.encode(question)?.ids;
+        tokens.truncate(self.model().window_tokens_max);
+        if self.model().decoder.is_some() || tokens.is_empty() {
+            return Ok(Vec::new());
+        }
+        let encoded = self.model.encode_question(&tokens, &NoPast)?;
+        Ok(unit_mean(encoded.vectors.index_axis(Axis(0), 0)))
+    }
+
     /// Removes from all tiers what was derived from `chunks`, because they were deleted.
     pub fn forget(&self, chunks: &[Arc<Chunk>]) {
         self.reader.forget(chunks);
@@ -794,6 +827,13 @@ impl Pipeline {
     pub fn cosine_floor(&self) -> Option<f32> {
         self.settings.calibration.as_ref().and_then(|calibration| calibration.cosine_floor)
     }
+}
+
+/// Returns the mean of some vectors, `[vector, value]`, divided by its length.
+fn unit_mean(vectors: ArrayView2<f32>) -> Vec<f32> {
+    let Some(mean) = vectors.mean_axis(Axis(0)) else { return Vec::new() };
+    let length = mean.dot(&mean).sqrt().max(f32::MIN_POSITIVE);
+    (mean / length).to_vec()
 }
 
 /// Returns whether a question and its chunks are in one language, as far as it is recognised. Across languages, texts that belong together

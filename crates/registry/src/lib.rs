@@ -3,8 +3,8 @@
 // The only crate that uses `tantivy`. It does not know about models, requests or transports.
 //
 // `store` keeps the chunks on disk, with one `writer` thread; `directory` lists the chunks that exist. `warm`
-// has chunks read by the model ahead of requests, `search` finds chunks by words and by a `filter`, and
-// `follow` applies the `log` that sidecars share.
+// has chunks read by the model ahead of requests, `search` finds chunks by words and by a `filter`, `vectors` by
+// meaning, and `follow` applies the `log` that sidecars share.
 
 pub mod analyzer;
 mod change;
@@ -16,6 +16,7 @@ mod open;
 mod schema;
 mod search;
 mod store;
+mod vectors;
 pub mod warm;
 mod writer;
 
@@ -52,6 +53,9 @@ pub struct RegistrySettings {
     /// The largest number of registered chunks. Each takes about 100 bytes of memory, whether it is in use or
     /// not. Default: 1,000,000.
     pub chunk_count_max: usize,
+    /// Whether searches find chunks by the vectors of a model, too, which take about 400 bytes of memory for each of the first 100,000
+    /// chunks. Default: true.
+    pub dense: bool,
     /// The largest number of chunks in one call that registers or deletes chunks. Default: 10,000.
     #[serde(skip)]
     pub batch_count_max: usize,
@@ -92,6 +96,7 @@ impl Default for RegistrySettings {
         Self {
             dir: "data/registry".into(),
             chunk_count_max: 1_000_000,
+            dense: true,
             batch_count_max: 10_000,
             metadata_bytes_max: 16_384,
             cache_bytes_max: 256 * 1024 * 1024,
@@ -238,6 +243,11 @@ impl Registry {
         self.store.list(after, limit, bytes_max, filter)
     }
 
+    /// Returns whether chunks can be found by a vector.
+    pub fn has_vectors(&self) -> bool {
+        self.store.shared().has_vectors()
+    }
+
     /// Returns the `limit` best chunks for `query` by BM25 over titles and texts that pass `filter`, by
     /// descending score and then by id. Chunks without any word of the query are not returned.
     ///
@@ -253,6 +263,23 @@ impl Registry {
         bytes_max: usize,
     ) -> Result<Vec<Hit>, RegistryError> {
         self.store.search(query, filter, limit, bytes_max)
+    }
+
+    /// Returns the `limit` best chunks for `query` and its `vector`: those that [`Self::search`] finds and those whose vectors are nearest, in
+    /// the order of both ranks together (reciprocal rank fusion, Cormack et al., SIGIR 2009).
+    ///
+    /// # Errors
+    /// As [`Self::search`].
+    pub fn search_by_meaning(
+        &self,
+        query: &str,
+        vector: &[f32],
+        filter: Option<&Filter>,
+        limit: usize,
+        bytes_max: usize,
+    ) -> Result<Vec<Hit>, RegistryError> {
+        let hits = self.store.search(query, filter, limit, bytes_max)?;
+        self.store.with_nearest(hits, vector, filter, limit, bytes_max)
     }
 
     /// Returns the indexes in `ids` of the `keep` best chunks for `query` by BM25, ascending. Among chunks

@@ -25,7 +25,7 @@ use super::{RegistryError, analyzer};
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hit {
     pub chunk: Arc<Chunk>,
-    /// The chunk's BM25 score, greater than 0 and unbounded.
+    /// The chunk's BM25 score, unbounded; 0 if it was found by its vector alone.
     pub bm25: f32,
 }
 

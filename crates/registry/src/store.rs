@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use super::filter::Filter;
 use super::log::LogPosition;
 use super::schema::{self, Fields};
 use super::search::{Hit, IndexSearch};
+use super::vectors::Vectors;
 use super::writer::{Commit, Job, Writer};
 use super::{Page, RegistryError, RegistrySettings, open};
 
@@ -26,6 +27,9 @@ const WAITING_MAX: usize = 64;
 
 /// The number of ids that are copied from the directory under one lock.
 const ID_BATCH_COUNT: usize = 1_024;
+
+/// How little the first ranks count more than the next ones when two rankings are put together (Cormack et al., SIGIR 2009).
+const FUSION_RANKS: f32 = 60.0;
 
 /// The number of chunks that a page reads at a time.
 const PAGE_READ_COUNT: usize = 8;
@@ -45,6 +49,8 @@ pub struct Shared {
     pub reader: IndexReader,
     directory: Mutex<Directory>,
     pub cache: Mutex<Cache>,
+    /// `None` if searches use no vectors.
+    vectors: Option<RwLock<Vectors>>,
     /// Notified when the directory changes.
     updates: watch::Sender<()>,
     warmer_stopped: AtomicBool,
@@ -71,6 +77,7 @@ impl Store {
             reader,
             directory: Mutex::new(directory),
             cache: Mutex::new(Cache::new(settings.cache_bytes_max)),
+            vectors: settings.dense.then(RwLock::default),
             updates: watch::Sender::new(()),
             warmer_stopped: AtomicBool::new(false),
             log_position: Mutex::new(log_position),
@@ -213,6 +220,41 @@ impl Store {
         IndexSearch { searcher: &searcher, fields: &self.shared.fields }.best(query, filter, limit, bytes_max)
     }
 
+    /// Adds the chunks that are nearest to a vector to hits, and orders all by both ranks together. See [`super::Registry::search`].
+    pub fn with_nearest(
+        &self,
+        hits: Vec<Hit>,
+        vector: &[f32],
+        filter: Option<&Filter>,
+        limit: usize,
+        bytes_max: usize,
+    ) -> Result<Vec<Hit>, RegistryError> {
+        let searcher = self.shared.reader.searcher();
+        let search = IndexSearch { searcher: &searcher, fields: &self.shared.fields };
+        let passing = filter.map(|filter| search.matching(filter)).transpose()?;
+        let is_wanted = |id: &str| passing.as_ref().is_none_or(|passing| passing.contains(&id_hash(id)));
+        let Some(vectors) = &self.shared.vectors else { return Ok(hits) };
+        let nearest = read(vectors).nearest(vector, limit, is_wanted);
+        let mut scores: HashMap<Arc<str>, f32> = HashMap::new();
+        let by_words = hits.iter().map(|hit| Arc::from(&*hit.chunk.id)).enumerate();
+        for (rank, id) in by_words.chain(nearest.into_iter().enumerate()) {
+            *scores.entry(id).or_default() += 1.0 / (FUSION_RANKS + rank as f32);
+        }
+        let mut best: Vec<(Arc<str>, f32)> = scores.into_iter().collect();
+        best.sort_by(|a, b| b.1.total_cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        best.truncate(limit);
+        let mut by_id: HashMap<String, Hit> =
+            hits.into_iter().map(|hit| (hit.chunk.id.clone(), hit)).collect();
+        let others: Vec<&Arc<str>> =
+            best.iter().map(|(id, _)| id).filter(|id| !by_id.contains_key(&***id)).collect();
+        // One that was deleted meanwhile is not found any more.
+        let found = self.get(&others)?.into_iter().flatten();
+        by_id.extend(found.map(|chunk| (chunk.id.clone(), Hit { chunk, bm25: 0.0 })));
+        let hits: Vec<Hit> = best.iter().filter_map(|(id, _)| by_id.remove(&**id)).collect();
+        let bytes: usize = hits.iter().map(|hit| hit.chunk.text.len()).sum();
+        if bytes > bytes_max { Err(RegistryError::FoundTooLong { bytes_max }) } else { Ok(hits) }
+    }
+
     /// See [`super::Registry::prefilter`].
     pub fn prefilter(
         &self,
@@ -245,6 +287,16 @@ impl Shared {
     /// Locks the list of chunks.
     pub fn directory(&self) -> MutexGuard<'_, Directory> {
         lock(&self.directory)
+    }
+
+    /// Locks the vectors of chunks for a change; `None` if searches use none.
+    pub fn vectors_mut(&self) -> Option<RwLockWriteGuard<'_, Vectors>> {
+        Some(self.vectors.as_ref()?.write().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whether any chunk can be found by a vector.
+    pub fn has_vectors(&self) -> bool {
+        self.vectors.as_ref().is_some_and(|vectors| !read(vectors).is_empty())
     }
 
     /// Notifies the receivers of [`Store::updates`].
@@ -367,6 +419,10 @@ pub async fn run_blocking<T: Send + 'static>(
 /// Locks a mutex, ignoring poison: no thread that panics leaves shared data in an inconsistent state.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    lock.read().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The size of a chunk as JSON, in bytes. A control character takes six bytes.

@@ -1,6 +1,7 @@
 //! Has registered chunks read by the model ahead of the requests that will name them, in small batches, one
 //! at a time. Does not know about the model: it is given a [`Reader`].
 
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,14 +43,15 @@ pub struct ReadError {
 
 /// Reads chunks with the model, so that requests that name them later find them in the cache.
 pub trait Reader: Send + Sync + 'static {
-    /// Reads `chunks`. Chunks that are in the cache should cost almost nothing, because after a restart all
+    /// Reads `chunks`, and returns the vector of each, by which searches find it; empty for models that have none. Chunks that are in the
+    /// cache should cost almost nothing, because after a restart all
     /// chunks are passed again. Once `is_current` returns false, this should return soon; its result is
     /// ignored then.
     ///
     /// # Errors
     /// Returns a [`ReadError`] if a chunk could not be read. The chunks of the batch are then tried again one
     /// by one.
-    fn read(&self, chunks: &[Arc<Chunk>], is_current: IsCurrent) -> Result<(), ReadError>;
+    fn read(&self, chunks: &[Arc<Chunk>], is_current: IsCurrent) -> Result<Vec<Vec<f32>>, ReadError>;
 
     /// Returns whether requests are waiting, which take precedence over reading ahead.
     fn is_busy(&self) -> bool;
@@ -149,20 +151,36 @@ impl Worker {
             let chunks = self.shared.get(&ids, false);
             let chunks = chunks.map_err(|error| ReadError { reason: error.to_string() })?;
             let chunks: Vec<Arc<Chunk>> = chunks.into_iter().flatten().collect();
-            if chunks.is_empty() { Ok(()) } else { self.reader.read(&chunks, Arc::clone(&is_current)) }
+            if chunks.is_empty() {
+                return Ok(HashMap::new());
+            }
+            let vectors = self.reader.read(&chunks, Arc::clone(&is_current))?;
+            Ok(chunks
+                .iter()
+                .map(|chunk| chunk.id.clone())
+                .zip(vectors)
+                .collect::<HashMap<String, Vec<f32>>>())
         };
         // A chunk that makes the reader panic must not keep the other chunks from being read. Whatever state
         // the reader leaves behind, requests have to cope with it, too, because they survive a panic as well.
         let result = catch_unwind(AssertUnwindSafe(read_batch))
             .unwrap_or_else(|_| Err(ReadError { reason: "it panicked".to_owned() }));
         // A failure does not count if all chunks of the batch were deleted or changed meanwhile.
-        let result = if is_current() { result } else { Ok(()) };
+        let result = if is_current() { result } else { Ok(HashMap::new()) };
         let mut directory = self.shared.directory();
         if !self.is_running() && result.is_err() {
             batch.into_iter().rev().for_each(|cold| directory.give_back(cold));
             return true;
         }
         batch.iter().for_each(|cold| directory.finish_read(cold, result.is_ok()));
+        if let (Ok(read), Some(mut vectors)) = (&result, self.shared.vectors_mut()) {
+            let is_current = |cold: &&ColdChunk| directory.is_current(cold);
+            for (cold, vector) in
+                batch.iter().filter(is_current).filter_map(|cold| Some((cold, read.get(&*cold.id)?)))
+            {
+                vectors.put(&cold.id, vector);
+            }
+        }
         drop(directory);
         self.shared.notify_update();
         let outcome = if result.is_ok() { "ok" } else { "failed" };

@@ -303,9 +303,13 @@ impl Writer {
         let visible = self.make_visible();
         let mut directory = self.shared.directory();
         let mut cache = lock(&self.shared.cache);
+        let mut vectors = self.shared.vectors_mut();
         cache.advance();
         for id in self.order.drain(..) {
             let Some(pending) = self.pending.remove(&id) else { continue };
+            if let Some(vectors) = &mut vectors {
+                vectors.remove(&id);
+            }
             match pending {
                 Pending::Deleted => {
                     directory.remove(&id);
@@ -320,7 +324,7 @@ impl Writer {
                 }
             }
         }
-        drop((directory, cache));
+        drop((directory, cache, vectors));
         self.shared.notify_update();
         histogram!("registry_commit_seconds").record(started.elapsed());
         visible

@@ -14,14 +14,17 @@ struct RecordingReader {
 }
 
 impl Reader for RecordingReader {
-    fn read(&self, chunks: &[Arc<Chunk>], _: IsCurrent) -> Result<(), ReadError> {
+    fn read(&self, chunks: &[Arc<Chunk>], _: IsCurrent) -> Result<Vec<Vec<f32>>, ReadError> {
         self.batches.fetch_add(1, Ordering::SeqCst);
         if chunks.iter().any(|chunk| chunk.text.contains("bad")) {
             return Err(ReadError { reason: "a bad chunk".to_owned() });
         }
         assert!(chunks.iter().all(|chunk| !chunk.text.contains("worse")), "a panic of the reader");
         self.read.lock().expect("no panic").extend(chunks.iter().map(|chunk| chunk.id.clone()));
-        Ok(())
+        // "Harbour" and "Hafen" mean the same.
+        let vector =
+            |chunk: &Arc<Chunk>| vec![1.0, if chunk.text.to_lowercase().contains("ha") { 9.0 } else { 0.0 }];
+        Ok(chunks.iter().map(vector).collect())
     }
 
     fn is_busy(&self) -> bool {
@@ -89,7 +92,7 @@ fn assert_other_chunks_are_read(text: &str) {
 struct Endless(AtomicUsize);
 
 impl Reader for Endless {
-    fn read(&self, chunks: &[Arc<Chunk>], is_current: IsCurrent) -> Result<(), ReadError> {
+    fn read(&self, chunks: &[Arc<Chunk>], is_current: IsCurrent) -> Result<Vec<Vec<f32>>, ReadError> {
         self.0.fetch_add(1, Ordering::SeqCst);
         if chunks.iter().any(|chunk| chunk.text == "endless") {
             let until = soon();
@@ -98,7 +101,7 @@ impl Reader for Endless {
             }
             return Err(ReadError { reason: "stopped".to_owned() });
         }
-        Ok(())
+        Ok(Vec::new())
     }
 
     fn is_busy(&self) -> bool {
@@ -125,4 +128,41 @@ fn reading_stops_when_a_chunk_is_deleted_or_changed() {
         assert_eq!((progress.queued, progress.failed), (0, 0), "{name}");
         assert_eq!(progress.warm, progress.registered, "{name}");
     }
+}
+
+#[test]
+fn chunks_are_found_by_words_and_by_meaning() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let registry = Registry::open(&settings(folder.path())).expect("a new one");
+    let warmer = Warmer::start(&registry, Arc::new(RecordingReader::default())).expect("a thread");
+    write(
+        &registry,
+        vec![put("en", "the harbour"), put("de", "der Hafen"), put("other", "a tide, a harbour of words")],
+    );
+    let ids = ["en", "de", "other"];
+    block_on(registry.settled(&ids, soon()));
+    assert!(registry.has_vectors());
+    let found = |registry: &Registry, query: &str, limit: usize| -> Vec<(String, bool)> {
+        let hits = registry.search_by_meaning(query, &[1.0, 9.0], None, limit, usize::MAX).expect("an index");
+        hits.into_iter().map(|hit| (hit.chunk.id.clone(), hit.bm25 > 0.0)).collect()
+    };
+    let all = found(&registry, "harbour", 9);
+    assert_eq!(all.len(), 3);
+    assert!(all.contains(&("de".to_owned(), false)) && all.contains(&("en".to_owned(), true)), "{all:?}");
+    assert_eq!(found(&registry, "nothing", 2).len(), 2, "by meaning alone");
+    assert_eq!(registry.search("nothing", None, 9, usize::MAX).expect("an index"), []);
+
+    write(&registry, vec![Change::Delete("de".to_owned())]);
+    assert!(found(&registry, "nothing", 9).iter().all(|(id, _)| id != "de"), "it was deleted");
+    write(&registry, vec![put("en", "a new text")]);
+    block_on(registry.settled(&ids, soon()));
+    assert_eq!(found(&registry, "nothing", 1)[0].0, "other", "its vector is that of the new text");
+    drop((warmer, registry));
+
+    let without =
+        Registry::open(&RegistrySettings { dense: false, ..settings(folder.path()) }).expect("it is there");
+    let warmer = Warmer::start(&without, Arc::new(RecordingReader::default())).expect("a thread");
+    block_on(without.settled(&ids, soon()));
+    assert!(!without.has_vectors());
+    drop(warmer);
 }
