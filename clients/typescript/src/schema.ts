@@ -707,9 +707,11 @@ export interface components {
             verdict: components["schemas"]["Verdict"];
             /**
              * Format: float
-             * @description The probability that the chunks support it. With a decoder, which is not calibrated, only a number that ranks parts.
+             * @description The probability that the chunks support it. If the method is `words`, only a number that ranks parts.
              */
             support: number | null;
+            /** @description What verdict and support rest on; absent if the part makes no claim. */
+            method?: components["schemas"]["Method"];
             /** @description The words in it that no chunk supports. */
             unsupported: components["schemas"]["Unsupported"][];
             /** @description What the chunks say instead, if the verdict is `contradicted`. */
@@ -722,6 +724,11 @@ export interface components {
          * @enum {string}
          */
         Verdict: "supported" | "partly" | "contradicted" | "not_found" | "no_claim";
+        /**
+         * @description What a verdict rests on.
+         * @enum {string}
+         */
+        Method: "meaning" | "words";
         /** @description Words of a part that no source has. */
         Unsupported: {
             start: number;

@@ -84,6 +84,10 @@ class ListedModel(Extensible):
     """The name of the model."""
 
 
+Method: TypeAlias = Literal["meaning", "words"]
+"""What a verdict rests on."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Model(Extensible):
     """A model that is loaded."""
@@ -551,11 +555,13 @@ class Part(Extensible):
     verdict: Verdict
     """What the chunks say of it."""
     support: float | None
-    """The probability that the chunks support it. With a decoder, which is not calibrated, only a number that ranks parts."""
+    """The probability that the chunks support it. If the method is `words`, only a number that ranks parts."""
     unsupported: tuple[UnsupportedSpan, ...]
     """The words in it that no chunk supports."""
     sources: tuple[Source, ...]
     """The chunks that it came from, best first."""
+    method: Method | None = None
+    """What verdict and support rest on; absent if the part makes no claim."""
     conflicts: tuple[Conflict, ...] = ()
     """What the chunks say instead, if the verdict is `contradicted`."""
 
