@@ -16,6 +16,7 @@ use thresher_core::memory::MemoryPool;
 use thresher_core::model::ModelRuntime;
 use thresher_core::model::cross::CrossEncoder;
 use thresher_core::model::tokenizer::ModelTokenizer;
+use thresher_core::pipeline::calibration::Calibration;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{Pipeline, Settings};
 use thresher_core::{Engine, EngineBuilder};
@@ -75,14 +76,15 @@ pub fn pipeline(config: &Config) -> anyhow::Result<Arc<Pipeline>> {
     Ok(engine(config).build()?.into_pipeline())
 }
 
-/// A pipeline of parts that the caller has made, with the configuration's settings.
+/// A pipeline of parts that the caller has made, with the configuration's settings and the thresholds of the default model.
 pub fn wire(
     config: &Config,
     model: Arc<dyn ModelRuntime>,
     tokenizer: Arc<ModelTokenizer>,
     store: Arc<KvStore>,
 ) -> Arc<Pipeline> {
-    Arc::new(Pipeline::new(model, tokenizer, store, pipeline_settings(config)))
+    let settings = Settings { calibration: Calibration::shipped("minilm-l6"), ..pipeline_settings(config) };
+    Arc::new(Pipeline::new(model, tokenizer, store, settings))
 }
 
 fn pipeline_settings(config: &Config) -> Settings {

@@ -199,12 +199,15 @@ fn hash_of_questions(args: &Args) -> anyhow::Result<String> {
 /// model.
 fn encoder(config: &Config, contract: &Contract, args: &Args) -> anyhow::Result<ExitCode> {
     // What the model reads for one fit is there for the next.
-    let pipeline = app::engine(config).store(memory_store()?).build()?.into_pipeline();
-    let mut calibration = match Calibration::load(&config.model.dir, contract) {
-        Ok(found) => found.map_or_else(|| Calibration::empty(contract), |found| Calibration::clone(&found)),
-        Err(CalibrationError::OtherModel { .. }) => Calibration::empty(contract),
-        Err(error) => return Err(error.into()),
+    let pipeline = app::engine(config).uncalibrated().store(memory_store()?).build()?.into_pipeline();
+    let calibration = match Calibration::load(&config.model.dir, contract) {
+        Ok(found) => found,
+        Err(error @ CalibrationError::File { .. }) => return Err(error.into()),
+        // It is about to be replaced.
+        Err(_) => Calibration::of_contract(contract),
     };
+    let mut calibration =
+        calibration.map_or_else(|| Calibration::empty(contract), |found| Calibration::clone(&found));
     if !args.coverage {
         let mut observed = with_progress(&args.questions, |progress| {
             calibration::observe(&args.questions, &pipeline, progress)

@@ -122,8 +122,10 @@ fn check(config: Result<Config, ConfigError>, report: &mut Report) {
         format!("ONNX Runtime {version} from {}", lib.display())
     });
     let scores = model("model", &config.model.dir, scores_chunks, report);
-    if let Some(contract) = &scores {
-        report.line("calibration", calibration(&config.model.dir, contract));
+    let calibration = scores.as_ref().map(|contract| calibration(&config.model.dir, contract));
+    let is_calibrated = calibration.as_ref().is_none_or(Result::is_ok);
+    if let Some(calibration) = calibration {
+        report.line("calibration", calibration);
     }
     let scores = scores.is_some();
     let kv_dir = &config.model.kv_dir;
@@ -152,7 +154,7 @@ fn check(config: Result<Config, ConfigError>, report: &mut Report) {
     report.line("shared tier", shared(&config));
     report.line("file modes", Ok::<_, anyhow::Error>(modes(&config)));
     report.line("upstreams", app::check_upstreams(&config).map(|()| upstreams(&config)));
-    if runtime.is_none() || !scores || !exports || !judges {
+    if runtime.is_none() || !is_calibrated || !scores || !exports || !judges {
         return;
     }
     let engine = app::engine_with_exporter(&config).build();
@@ -185,7 +187,11 @@ fn model(
 /// What was fitted for a model.
 fn calibration(dir: &Path, contract: &Contract) -> anyhow::Result<Finding> {
     let found = match Calibration::load(dir, contract) {
-        Err(error @ CalibrationError::OtherModel { .. }) => return Ok(Warning(error.to_string())),
+        Err(error @ (CalibrationError::OtherModel { .. } | CalibrationError::OtherVersion { .. })) => {
+            let other = Calibration::of_contract(contract)
+                .map_or("", |_| ". The one that comes with thresher is used");
+            return Ok(Warning(format!("{error}{other}")));
+        }
         loaded => loaded?,
     };
     let is_fitted = |found: &Calibration| {

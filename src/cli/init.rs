@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
+use thresher_core::model::contract::Contract;
 use thresher_core::model::device::DeviceChoice;
 use thresher_provision::{Item, PUBLIC_INDEX, PackageSource, Pin, platform};
 
@@ -91,10 +92,20 @@ pub fn run(args: &Args, settings: Option<&Path>) -> anyhow::Result<ExitCode> {
     }
     let _lock = lock(&root)?;
     let model = args.model.clone().unwrap_or_else(|| ModelChoice::of_settings(older.as_ref()));
+    model.check()?;
     let text = settings_text(&root, &model, gpu)?;
 
     provide(runtime_item(gpu), &root.join("runtime"), &source)?;
-    model.install(&root, &source, args.weights, gpu)?;
+    // A plain `init` leaves a model of the user's own in use.
+    let own = older
+        .as_ref()
+        .map(|older| &older.model.dir)
+        .filter(|dir| args.model.is_none() && **dir != model.dir(&root) && Contract::load(dir).is_ok());
+    match own {
+        Some(dir) => super::print(format_args!("model: {}, as the settings name it", dir.display())),
+        None => model.install(&root, &source, args.weights, gpu)?,
+    }
+    let model_dir = own.map_or_else(|| model.dir(&root), Clone::clone);
     if older.is_none() {
         write_settings(&file, &text)?;
         super::print(format_args!("settings: written to {}", file.display()));
@@ -102,7 +113,7 @@ pub fn run(args: &Args, settings: Option<&Path>) -> anyhow::Result<ExitCode> {
         super::print(format_args!("settings: {} exists and was left as it is", file.display()));
     }
     let now = Config::load(Some(&file), super::environment())?;
-    for advice in differences(&now, &root, &model, args.gpu) {
+    for advice in differences(&now, &root, &model_dir, args.gpu) {
         super::print(format_args!("settings: {advice} in {}", file.display()));
     }
     if args.system {
@@ -165,12 +176,12 @@ fn runtime_item(gpu: bool) -> Item {
 }
 
 /// What to change in settings that do not use what was installed.
-fn differences(config: &Config, root: &Path, model: &ModelChoice, gpu: bool) -> Vec<String> {
+fn differences(config: &Config, root: &Path, model: &Path, gpu: bool) -> Vec<String> {
     let is_other =
         |found: &Path, installed: &Path| std::path::absolute(found).is_ok_and(|found| found != installed);
-    let (model, runtime) = (model.dir(root), root.join("runtime").join(RUNTIME_FILE));
+    let runtime = root.join("runtime").join(RUNTIME_FILE);
     let mut found = Vec::new();
-    if is_other(&config.model.dir, &model) {
+    if is_other(&config.model.dir, model) {
         found.push(format!("to use what was installed, set model.dir to {}", model.display()));
     }
     if is_other(&config.model.runtime_lib(), &runtime) {
@@ -227,7 +238,7 @@ fn settings_text(root: &Path, model: &ModelChoice, gpu: bool) -> anyhow::Result<
         (
             MODEL_SETTING,
             (*model != ModelChoice::Named(NamedModel::English))
-                .then(|| format!("dir = \"models/{}\"", model.name())),
+                .then(|| format!("dir = \"models/{}\"", model.folder())),
         ),
         ("runtime_lib = ", Some(format!("runtime_lib = {}", quoted(&format!("runtime/{RUNTIME_FILE}"))))),
         ("device = ", gpu.then(|| "device = \"auto\"".to_owned())),
@@ -255,11 +266,11 @@ mod tests {
         let [english, multilingual, of_hub] = ["english", "multilingual", "hf:acme/small"]
             .map(|text| text.parse::<ModelChoice>().expect("a model"));
         for (model, gpu) in [(&english, false), (&english, true), (&multilingual, false), (&of_hub, false)] {
-            let file = folder.path().join(format!("{}/{gpu}/thresher.toml", model.name()));
+            let file = folder.path().join(format!("{}/{gpu}/thresher.toml", model.folder()));
             let root = Path::new("/srv/a \"b\"");
             write_settings(&file, &settings_text(root, model, gpu).expect("a text")).expect("written");
             let found = Config::load(Some(&file), std::iter::empty()).expect("settings");
-            assert_eq!(found.model.dir, Path::new("/srv/a \"b\"/models").join(model.name()));
+            assert_eq!(found.model.dir, Path::new("/srv/a \"b\"/models").join(model.folder()));
             if matches!(model, ModelChoice::Named(_)) {
                 assert_eq!(ModelChoice::of_settings(Some(&found)), *model);
             }
@@ -269,8 +280,11 @@ mod tests {
                 found.model.runtime_lib
             );
             assert_eq!(found.model.device.to_string(), if gpu { "auto" } else { "cpu" });
-            assert!(differences(&found, root, model, gpu).is_empty());
-            assert_eq!(differences(&found, Path::new("/other"), model, true).len(), if gpu { 2 } else { 3 });
+            assert!(differences(&found, root, &model.dir(root), gpu).is_empty());
+            assert_eq!(
+                differences(&found, Path::new("/other"), &model.dir(Path::new("/other")), true).len(),
+                if gpu { 2 } else { 3 }
+            );
             assert_eq!(found.http, Config::default().http);
             assert_eq!(found.limits, Config::default().limits);
         }

@@ -170,7 +170,7 @@ async fn write(service: &Scope, changes: Vec<Change>, deadline: Instant) -> Resu
     service.executor().write(deadline, writing).await
 }
 
-/// `POST /v1/search`: finds candidates by BM25 and ranks them by RC.
+/// `POST /v1/search`: finds candidates by BM25 and by their vectors, and ranks them by RC.
 pub async fn search(service: Scope, headers: HeaderMap, body: Body) -> Result<Json<SearchAnswer>, ApiError> {
     let arrived = Instant::now();
     let limits = service.limits();
@@ -204,10 +204,13 @@ async fn found(service: Scope, request: SearchRequest, arrived: Instant) -> Resu
         cancel.check()?;
         let registry = scope.registry()?;
         let mut clock = Clock::start();
-        let vector = match request.rank {
-            Rank::Rc if registry.has_vectors() => scope.ready()?.mean_vector_of(&request.query)?,
-            Rank::Rc | Rank::Bm25 => Vec::new(),
+        let pipeline = match request.rank {
+            Rank::Rc if registry.has_vectors() => Some(scope.ready()?),
+            Rank::Rc | Rank::Bm25 => None,
         };
+        let vector = clock.stage("question", || {
+            pipeline.map_or(Ok(Vec::new()), |pipeline| pipeline.mean_vector_of(&request.query))
+        })?;
         let (query, filter) = (&request.query, request.filter.as_ref());
         let hits = clock.stage("search", || match &*vector {
             [] => registry.search(query, filter, request.candidates, bytes_max),

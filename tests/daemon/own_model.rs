@@ -86,7 +86,7 @@ fn a_model_of_a_hub_is_installed_calibrated_and_used() {
     let installed = run(&init, "");
     assert_eq!(installed.code, Some(0), "{}{}", installed.out, installed.err);
     assert!(installed.out.contains("`thresher calibrate` fits them on your questions"), "{}", installed.out);
-    let model = root.join("models/small");
+    let model = root.join("models/acme--small");
     let contract: toml::Table =
         fs::read_to_string(model.join("contract.toml")).expect("a contract").parse().expect("TOML");
     let source = &contract["source"];
@@ -100,6 +100,8 @@ fn a_model_of_a_hub_is_installed_calibrated_and_used() {
         "what was fetched is gone"
     );
     assert!(run(&init, "").out.contains("small: present"));
+    let plain = run(&["init", "--root", init[4]], "");
+    assert!(plain.out.contains("acme--small, as the settings name it"), "{}{}", plain.out, plain.err);
     let unknown = run(&["init", "--model", "hf:acme/none", "--root", init[4]], "");
     assert!(unknown.err.contains("no model acme/none@main (HTTP status 404)"), "{}", unknown.err);
 
@@ -138,6 +140,8 @@ fn a_model_of_a_hub_is_installed_calibrated_and_used() {
     let doctor = run(&["doctor"], "");
     assert!(doctor.out.contains("was made for another model or export"), "{}", doctor.out);
     fs::write(&calibration, "schema = 1").expect("written");
+    assert_eq!(related(), Value::Null, "it is of another version");
+    fs::write(&calibration, "schema = 2\nmodel = 3").expect("written");
     let refused = run(&["compress"], &request);
     assert!(
         refused.code != Some(0) && refused.err.contains("calibration.toml is no calibration"),

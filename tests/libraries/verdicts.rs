@@ -11,6 +11,7 @@ use thresher_core::kv::store::KvStore;
 use thresher_core::model::ort::LateRuntime;
 use thresher_core::model::tokenizer::ModelTokenizer;
 use thresher_core::pipeline::attribute::{QuoteVerdict, Verdict};
+use thresher_core::pipeline::calibration::Calibration;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{Pipeline, Settings};
 
@@ -32,7 +33,7 @@ fn pipeline() -> Pipeline {
         Arc::new(runtime),
         Arc::new(tokenizer),
         Arc::new(KvStore::without_tiers()),
-        Settings::default(),
+        Settings { calibration: Calibration::shipped("minilm-l6"), ..Settings::default() },
     )
 }
 

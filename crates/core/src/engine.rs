@@ -82,6 +82,7 @@ pub struct EngineBuilder {
     /// Used in place of a store over `cache`.
     store: Option<Arc<KvStore>>,
     kv_model_dir: Option<PathBuf>,
+    is_calibrated: bool,
     verdict_model_dir: Option<PathBuf>,
 }
 
@@ -128,6 +129,7 @@ impl EngineBuilder {
             cache: default_cache(),
             store: None,
             kv_model_dir: None,
+            is_calibrated: true,
             verdict_model_dir: None,
         }
     }
@@ -222,6 +224,12 @@ impl EngineBuilder {
         self
     }
 
+    /// Uses no calibration of the model, which is about to be made. The default is to use the one in its folder.
+    pub fn uncalibrated(mut self) -> Self {
+        self.is_calibrated = false;
+        self
+    }
+
     /// Sets the folder of a cross-encoder that gives a second opinion on the support of each part of an answer. By
     /// default, there is none.
     pub fn verdict_model_dir(mut self, dir: impl AsRef<Path>) -> Self {
@@ -252,10 +260,11 @@ impl EngineBuilder {
             runtime = Arc::new(WithFallback::new(runtime, move || Ok(LoadedModel::load(&on_cpu)?.runtime())));
         }
         self.settings.calibration = match Calibration::load(dir, &contract) {
-            // The model may have been exported anew since.
-            Err(error @ CalibrationError::OtherModel { .. }) => {
+            _ if !self.is_calibrated => None,
+            // The model may have been exported anew since, or the program replaced.
+            Err(error @ (CalibrationError::OtherModel { .. } | CalibrationError::OtherVersion { .. })) => {
                 tracing::warn!(%error, "the calibration is not used");
-                contract.source.weights.as_deref().and_then(Calibration::of_weights)
+                Calibration::of_contract(&contract)
             }
             loaded => loaded?,
         };
@@ -309,6 +318,7 @@ impl EngineBuilder {
             cache: self.cache,
             store: Some(store),
             kv_model_dir: None,
+            is_calibrated: true,
             verdict_model_dir: None,
         };
         let pipeline = builder.build()?.into_pipeline();

@@ -811,8 +811,10 @@ impl Pipeline {
 
     /// Returns the calibration of the model if its thresholds hold for a request.
     fn calibration_for(&self, query: &str, reading: &Reading) -> Option<&Calibration> {
-        let is_told = |found: &&Calibration| {
-            !found.one_language || are_in_one_language(query, reading.blocks.blocks.iter().map(Block::lang))
+        let langs = || reading.blocks.blocks.iter().map(Block::lang);
+        let is_told = |found: &&Calibration| match found.one_language {
+            true => are_in_one_language(query, langs()),
+            false => !are_in_two_languages(query, langs()),
         };
         self.settings.calibration.as_deref().filter(is_told)
     }
@@ -839,9 +841,17 @@ fn unit_mean(vectors: ArrayView2<f32>) -> Vec<f32> {
 /// Returns whether a question and its chunks are in one language, as far as it is recognised. Across languages, texts that belong together
 /// are as far apart as others are within one. The language of a question is the likeliest one: a question is too short for more.
 fn are_in_one_language(query: &str, of_chunks: impl IntoIterator<Item = Option<Lang>>) -> bool {
-    let likeliest = text::likely_lang_of(query).map(|found| found.lang);
+    let likeliest =
+        text::sentence_lang(query).or_else(|| text::likely_lang_of(query)).map(|found| found.lang);
     let mut recognised = of_chunks.into_iter().flatten().peekable();
     recognised.peek().is_some() && recognised.all(|of_chunk| Some(of_chunk) == likeliest)
+}
+
+/// Returns whether a question is certainly in another language than all chunks whose language is recognised.
+fn are_in_two_languages(query: &str, of_chunks: impl IntoIterator<Item = Option<Lang>>) -> bool {
+    let Some(lang) = text::sentence_lang(query).map(|found| found.lang) else { return false };
+    let mut recognised = of_chunks.into_iter().flatten().peekable();
+    recognised.peek().is_some() && recognised.all(|of_chunk| of_chunk != lang)
 }
 
 /// Returns one outcome per chunk, in the order of the result. `spans` `[chunk]` are the kept spans of each
@@ -880,5 +890,7 @@ mod tests {
         assert!(!are_in_one_language(german, [de, en]));
         assert!(!are_in_one_language(german, [en]));
         assert!(!are_in_one_language(german, [None]), "nothing is known of the texts");
+        assert!(are_in_two_languages(german, [en, None]) && !are_in_two_languages(german, [en, de]));
+        assert!(!are_in_two_languages("Price?", [de]) && !are_in_two_languages(german, [None]));
     }
 }

@@ -53,7 +53,7 @@ pub use grams::{Gram, GramWord, gram_words, is_compared_by_characters, script_of
 pub use hyphens::{Joined, joined_words};
 pub use lang::{LikelyLang, lang_of, likely_lang_of};
 pub use lines::is_item as is_list_item;
-pub use locale::Writing;
+pub use locale::{Writing, sentence_lang};
 pub use markers::markers;
 pub use mentions::Mentions;
 pub use names::Names;

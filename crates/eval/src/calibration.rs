@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use ndarray::{Array2, Axis};
 use thresher_core::domain::{Chunk, CompressRequest, Granularity};
 use thresher_core::pipeline::Pipeline;
@@ -40,6 +40,9 @@ const STRUCTURED_LOWER: f32 = 0.05;
 /// The shares of answerable questions for which a curve has the least probability.
 const MISSED: [f64; 6] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5];
 
+/// A curve that tells less than this tells nothing; 0.5 is chance.
+const AUROC_MIN: f64 = 0.7;
+
 /// The penalty of the regression, which has two parameters.
 const PENALTY: f64 = 1e-6;
 
@@ -62,18 +65,19 @@ pub struct Observed {
 /// Fails if the file cannot be read, if its rows are no questions, or if the model fails.
 pub fn observe(path: &Path, pipeline: &Pipeline, progress: &dyn Fn(usize, usize)) -> Result<Observed> {
     let mut observed = Observed::default();
+    let place = |at: usize| move || format!("{}, question {}", path.display(), at + 1);
     match data::read(path)? {
         Rows::Selection(rows, _) => {
             let texts: Vec<Vec<&str>> = rows.iter().map(gold_texts).collect();
             for (at, row) in rows.iter().enumerate() {
-                observed.add_question(&rows, &texts, at, pipeline)?;
+                observed.add_question(&rows, &texts, at, pipeline).with_context(place(at))?;
                 observed.count_language(&row.query);
                 progress(at + 1, rows.len());
             }
         }
         Rows::Answerable(rows) => {
             for (at, AnswerableRow { query, chunks, answerable }) in rows.iter().enumerate() {
-                let own = Look::at(query, chunks.iter(), pipeline)?;
+                let own = Look::at(query, chunks.iter(), pipeline).with_context(place(at))?;
                 observed.passages.extend(own.passage.map(|value| (value, *answerable)));
                 observed.count_language(query);
                 progress(at + 1, rows.len());
@@ -135,9 +139,8 @@ impl Observed {
     ) -> Result<()> {
         let row = &rows[at];
         let own = Look::at(&row.query, row.chunks.iter(), pipeline)?;
-        if own.is_prose {
-            self.related.extend(own.relevance);
-        }
+        // Chunks without text have none.
+        self.related.extend(own.relevance.filter(|relevance| own.is_prose && *relevance > 0.0));
         self.passages.extend(own.passage.map(|value| (value, true)));
         let needed = |chunk: usize| {
             row.gold.contains(&chunk) || row.gold_sets.iter().flatten().any(|&gold| gold == chunk)
@@ -163,15 +166,19 @@ impl Observed {
     }
 
     fn count_language(&mut self, query: &str) {
-        if let Some(lang) = text::lang_of(query) {
-            *self.languages.entry(lang.code().to_owned()).or_default() += 1;
+        if let Some(found) = text::likely_lang_of(query) {
+            *self.languages.entry(found.lang.code().to_owned()).or_default() += 1;
         }
     }
 
     /// Fits what there are enough rows for, and writes it into a calibration; returns what was measured, as text.
     pub fn fit(&mut self, calibration: &mut Calibration) -> String {
+        // A user may have changed it in a calibration that exists.
+        if calibration.related.is_none() && calibration.answerable.is_none() {
+            calibration.one_language = self.languages().len() > 1;
+        }
         let mut out = String::new();
-        if self.related.len() >= ROWS_MIN {
+        if self.related.len().min(self.unrelated.len()) >= ROWS_MIN {
             let floor = ((mean(&self.unrelated) - UNRELATED_MEAN) / (1.0 - UNRELATED_MEAN)).clamp(0.0, 0.95);
             self.related.sort_by(f32::total_cmp);
             let prose = self.related[(RELATED_MISSED * self.related.len() as f64) as usize];
@@ -187,9 +194,11 @@ impl Observed {
                 self.unrelated.len()
             );
             (calibration.cosine_floor, calibration.related) = (Some(floor), Some(limits));
-            calibration.one_language = true;
         } else {
-            let _ = writeln!(out, "related: at least {ROWS_MIN} questions over prose with gold are needed");
+            let _ = writeln!(
+                out,
+                "related: at least {ROWS_MIN} questions over prose with gold are needed, and others that need none of their chunks: it stays as it was"
+            );
         }
         let of = |truth: bool| -> Vec<f64> {
             self.passages
@@ -199,7 +208,7 @@ impl Observed {
                 .collect()
         };
         let (answerable, others) = (of(true), of(false));
-        if answerable.len().min(others.len()) >= ROWS_MIN {
+        if answerable.len().min(others.len()) >= ROWS_MIN && !self.languages().is_empty() {
             let curve = self.curve(&answerable);
             let found = auroc(&answerable, &others);
             let least =
@@ -214,15 +223,30 @@ impl Observed {
                 answerable.len(),
                 others.len()
             );
+            if found.mean < AUROC_MIN {
+                let _ = writeln!(
+                    out,
+                    "that is too near to chance (less than {AUROC_MIN}): answerable stays as it was"
+                );
+                return out;
+            }
             calibration.answerable = Some(curve);
-            calibration.one_language = true;
         } else {
             let _ = writeln!(
                 out,
-                "answerable: at least {ROWS_MIN} questions with and without an answer are needed"
+                "answerable: at least {ROWS_MIN} questions with an answer and as many without are needed: it stays as it was"
             );
         }
         out
+    }
+
+    /// The languages of enough questions.
+    fn languages(&self) -> Vec<String> {
+        self.languages
+            .iter()
+            .filter(|(_, rows)| **rows >= LANGUAGE_ROWS_MIN)
+            .map(|(code, _)| code.clone())
+            .collect()
     }
 
     fn curve(&self, answerable: &[f64]) -> AnswerableCurve {
@@ -239,12 +263,7 @@ impl Observed {
         let mut curve = AnswerableCurve {
             slope: slope as f32,
             bias: (found.bias - slope * centre[0]) as f32,
-            languages: self
-                .languages
-                .iter()
-                .filter(|(_, rows)| **rows >= LANGUAGE_ROWS_MIN)
-                .map(|(code, _)| code.clone())
-                .collect(),
+            languages: self.languages(),
             missed: Vec::new(),
         };
         let mut sorted: Vec<f32> =

@@ -107,7 +107,7 @@ pub fn rank(path: &Path, pipeline: &Pipeline, progress: &dyn Fn(usize, usize)) -
 /// Fails if the file cannot be read or has no row.
 pub fn has_needs(path: &Path) -> Result<bool> {
     let file = RowFile::read(path)?;
-    Ok(file.has_field("needed") || file.has_field("gold"))
+    Ok(!file.has_field("answerable") && (file.has_field("needed") || file.has_field("gold")))
 }
 
 fn read(path: &Path) -> Result<Vec<(String, Vec<LabelledChunk>, Need)>> {

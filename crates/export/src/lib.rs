@@ -195,7 +195,7 @@ pub fn export(
     };
     contract.save(staging.dir())?;
     // What was fitted for these weights belongs to every export of them.
-    if let Some(calibration) = contract.source.weights.as_deref().and_then(Calibration::of_weights) {
+    if let Some(calibration) = Calibration::of_contract(&contract) {
         calibration.save(staging.dir(), &contract)?;
     }
     staging.publish()?;

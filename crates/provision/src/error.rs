@@ -43,6 +43,8 @@ pub enum ProvisionError {
     NotModel(String),
     #[error("HF_ENDPOINT is {url:?}, which is not an http or https URL such as {}", crate::PUBLIC_HUB)]
     NotHub { url: String },
+    #[error("HF_TOKEN would be sent to {url} in clear; give HF_ENDPOINT an https URL")]
+    TokenInClear { url: String },
     #[error(
         "{hub} gives no model {model} (HTTP status {status}); check the name and the revision. For a private model, or one whose terms you \
          have accepted there, set HF_TOKEN"

@@ -5,6 +5,7 @@ use std::io::{Read as _, Write as _};
 use std::path::Path;
 use std::time::Duration;
 
+use ureq::config::RedirectAuthHeaders;
 use ureq::tls::{RootCerts, TlsConfig};
 use ureq::{Agent, Body};
 use url::Url;
@@ -27,6 +28,7 @@ pub fn agent() -> Agent {
     let tls = TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build();
     Agent::config_builder()
         .tls_config(tls)
+        .redirect_auth_headers(RedirectAuthHeaders::Never)
         .timeout_connect(Some(CONNECT_MAX))
         .timeout_recv_response(Some(ANSWER_MAX))
         .timeout_recv_body(Some(ANSWER_MAX))

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
-use url::Url;
+use url::{Host, Url};
 
 use crate::error::ProvisionError;
 use crate::http;
@@ -19,6 +19,13 @@ pub const PUBLIC_HUB: &str = "https://huggingface.co";
 
 /// The longest list of files that is read.
 const LIST_BYTES_MAX: u64 = 16 << 20;
+
+/// The largest file that is fetched. No model that can be exported has a larger one.
+const FILE_BYTES_MAX: u64 = 64 << 30;
+
+/// The weights in one file, and the list of their parts otherwise.
+const WEIGHTS: &str = "model.safetensors";
+const WEIGHTS_INDEX: &str = "model.safetensors.index.json";
 
 /// The list of the files in a folder, with their checksums.
 const SNAPSHOT_FILE: &str = "hub.json";
@@ -32,7 +39,7 @@ const DESCRIPTIONS: [&str; 8] = [
     "config_sentence_transformers.json",
     "chat_template.jinja",
     "README.md",
-    "model.safetensors.index.json",
+    WEIGHTS_INDEX,
 ];
 
 /// A model on a hub: `ORGANIZATION/NAME`, and its branch, tag or commit.
@@ -75,6 +82,13 @@ impl HubModel {
         &self.repo
     }
 
+    /// Its commit, if that is what was asked for.
+    pub fn commit(&self) -> Option<&str> {
+        let is_commit =
+            self.revision.len() == 40 && self.revision.bytes().all(|byte| byte.is_ascii_hexdigit());
+        is_commit.then_some(&*self.revision)
+    }
+
     /// The name of a folder for it.
     pub fn folder(&self) -> String {
         self.repo.replace('/', "--")
@@ -104,14 +118,35 @@ impl std::fmt::Debug for Hub {
 
 impl Hub {
     /// # Errors
-    /// Fails if the text is no http or https URL.
+    /// Fails if the text is no http or https URL, or if the token would be sent without encryption.
     pub fn new(url: &str, token: Option<String>) -> Result<Self, ProvisionError> {
-        let is_http = Url::parse(url).is_ok_and(|url| matches!(url.scheme(), "http" | "https"));
-        if !is_http {
+        let parsed = Url::parse(url).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
+        let Some(parsed) = parsed else {
             return Err(ProvisionError::NotHub { url: http::without_password(url) });
-        }
+        };
         let token = token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty());
+        let is_local = match parsed.host() {
+            Some(Host::Ipv4(address)) => address.is_loopback(),
+            Some(Host::Ipv6(address)) => address.is_loopback(),
+            Some(Host::Domain(name)) => name == "localhost",
+            None => false,
+        };
+        if token.is_some() && parsed.scheme() == "http" && !is_local {
+            return Err(ProvisionError::TokenInClear { url: http::without_password(url) });
+        }
         Ok(Self { url: url.trim_end_matches('/').to_owned(), token })
+    }
+
+    /// Returns the error of a request: the hub says no to it, or does not answer.
+    fn refusal(&self, repo: &str, revision: &str, url: &str, error: ureq::Error) -> ProvisionError {
+        match error {
+            ureq::Error::StatusCode(status @ (401 | 403 | 404)) => ProvisionError::NotOnHub {
+                hub: http::without_password(&self.url),
+                model: format!("{repo}@{revision}"),
+                status,
+            },
+            other => ProvisionError::network(url, &other),
+        }
     }
 
     fn get(&self, url: &str) -> ureq::RequestBuilder<ureq::typestate::WithoutBody> {
@@ -130,6 +165,8 @@ pub struct Snapshot {
     pub repo: String,
     /// The commit.
     pub revision: String,
+    /// The branch, tag or commit that was asked for.
+    requested: String,
     files: Vec<ListedFile>,
 }
 
@@ -187,7 +224,7 @@ impl Snapshot {
                 };
                 let text = fs::read(folder.join(SNAPSHOT_FILE)).map_err(|_| missing())?;
                 let found: Self = serde_json::from_slice(&text).map_err(|_| missing())?;
-                let is_wanted = model.revision == "main" || model.revision == found.revision;
+                let is_wanted = [&found.revision, &found.requested].contains(&&model.revision);
                 let are_files = found.files.iter().all(|file| is_needed(&file.name));
                 if found.repo == model.repo && is_wanted && are_files { Ok(found) } else { Err(missing()) }
             }
@@ -198,15 +235,7 @@ impl Snapshot {
         let HubModel { repo, revision } = model;
         let url =
             format!("{}/api/models/{repo}/revision/{}?blobs=true", hub.url, revision.replace('/', "%2F"));
-        let failed = |error: ureq::Error| match error {
-            ureq::Error::StatusCode(status @ (401 | 403 | 404)) => ProvisionError::NotOnHub {
-                hub: http::without_password(&hub.url),
-                model: format!("{repo}@{revision}"),
-                status,
-            },
-            other => ProvisionError::network(&url, &other),
-        };
-        let mut answer = hub.get(&url).call().map_err(failed)?;
+        let mut answer = hub.get(&url).call().map_err(|error| hub.refusal(repo, revision, &url, error))?;
         let text = answer.body_mut().with_config().limit(LIST_BYTES_MAX).read_to_vec();
         let text = text.map_err(|error| ProvisionError::network(&url, &error))?;
         let malformed = || ProvisionError::network(&url, &"the answer is not what a hub says of a model");
@@ -224,12 +253,21 @@ impl Snapshot {
         };
         let siblings = answer.siblings.into_iter().filter(|sibling| is_needed(&sibling.rfilename));
         let files: Option<Vec<ListedFile>> = siblings.map(file).collect();
-        let found = Self { repo: repo.clone(), revision: answer.sha, files: files.ok_or_else(malformed)? };
+        let mut files = files.ok_or_else(malformed)?;
+        // Some repositories have the weights twice: whole, and in parts.
+        if files.iter().any(|file| file.name == WEIGHTS) {
+            files.retain(|file| !is_weights(&file.name) || file.name == WEIGHTS);
+            files.retain(|file| file.name != WEIGHTS_INDEX);
+        }
+        if files.iter().any(|file| file.bytes > FILE_BYTES_MAX) {
+            return Err(malformed());
+        }
+        let found = Self { repo: repo.clone(), revision: answer.sha, requested: revision.clone(), files };
         let has = |is_it: &dyn Fn(&str) -> bool| found.files.iter().any(|file| is_it(&file.name));
         let missing = [
             ("config.json", has(&|name| name == "config.json")),
             ("tokenizer.json", has(&|name| name == "tokenizer.json")),
-            ("model.safetensors", has(&is_weights)),
+            (WEIGHTS, has(&is_weights)),
         ];
         match missing.into_iter().find(|(_, is_there)| !is_there) {
             Some((missing, _)) => {
@@ -288,14 +326,14 @@ impl Snapshot {
         let partial = target.join(format!("{}.partial", file.name));
         let cannot = |source| ProvisionError::file(&partial, source);
         let length = |path: &Path| fs::metadata(path).map_or(0, |found| found.len());
-        let mut begun = length(&partial);
-        if begun >= file.bytes {
-            // It has the right length and the wrong content, or there is nothing to fetch.
-            begun = 0;
+        if file.is_complete(&partial)? {
+            return fs::rename(&partial, target.join(&file.name)).map_err(cannot);
         }
+        // A longer one has another content.
+        let begun = Some(length(&partial)).filter(|&begun| begun < file.bytes).unwrap_or_default();
         let request = hub.get(&url).config().timeout_recv_body(Some(http::DOWNLOAD_MAX)).build();
         let request = if begun > 0 { request.header("range", format!("bytes={begun}-")) } else { request };
-        let answer = request.call().map_err(|error| ProvisionError::network(&url, &error))?;
+        let answer = request.call().map_err(|error| hub.refusal(&self.repo, &self.requested, &url, error))?;
         let goes_on = begun > 0 && answer.status() == 206;
         let begun = if goes_on { begun } else { 0 };
         let mut options = File::options();

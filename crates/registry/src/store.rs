@@ -28,7 +28,7 @@ const WAITING_MAX: usize = 64;
 /// The number of ids that are copied from the directory under one lock.
 const ID_BATCH_COUNT: usize = 1_024;
 
-/// How little the first ranks count more than the next ones when two rankings are put together (Cormack et al., SIGIR 2009).
+/// The constant k of reciprocal rank fusion: a rank r counts 1 / (k + r). 60 is that of Cormack et al., SIGIR 2009.
 const FUSION_RANKS: f32 = 60.0;
 
 /// The number of chunks that a page reads at a time.
@@ -245,14 +245,21 @@ impl Store {
         best.truncate(limit);
         let mut by_id: HashMap<String, Hit> =
             hits.into_iter().map(|hit| (hit.chunk.id.clone(), hit)).collect();
+        // What was found by words was within the limit, and comes first if not everything is.
+        let mut bytes: usize = by_id.values().map(|hit| hit.chunk.text.len()).sum();
         let others: Vec<&Arc<str>> =
             best.iter().map(|(id, _)| id).filter(|id| !by_id.contains_key(&***id)).collect();
-        // One that was deleted meanwhile is not found any more.
-        let found = self.get(&others)?.into_iter().flatten();
-        by_id.extend(found.map(|chunk| (chunk.id.clone(), Hit { chunk, bm25: 0.0 })));
-        let hits: Vec<Hit> = best.iter().filter_map(|(id, _)| by_id.remove(&**id)).collect();
-        let bytes: usize = hits.iter().map(|hit| hit.chunk.text.len()).sum();
-        if bytes > bytes_max { Err(RegistryError::FoundTooLong { bytes_max }) } else { Ok(hits) }
+        'read: for ids in others.chunks(PAGE_READ_COUNT) {
+            // One that was deleted meanwhile is not found any more.
+            for chunk in self.get(ids)?.into_iter().flatten() {
+                bytes += chunk.text.len();
+                if bytes > bytes_max {
+                    break 'read;
+                }
+                by_id.insert(chunk.id.clone(), Hit { chunk, bm25: 0.0 });
+            }
+        }
+        Ok(best.iter().filter_map(|(id, _)| by_id.remove(&**id)).collect())
     }
 
     /// See [`super::Registry::prefilter`].

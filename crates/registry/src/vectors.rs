@@ -4,9 +4,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The most chunks with a vector. A scan of so many takes about ten milliseconds, and they take about 40 MB of a vector of 384 values.
-/// Others are found by their words alone.
-pub const VECTORS_MAX: usize = 100_000;
+/// The most bytes of all vectors of a tenant: those of 100,000 chunks of a model with 384 values. A scan of so many takes about ten
+/// milliseconds. Other chunks are found by their words alone.
+const BYTES_MAX: usize = 40_000_000;
 
 /// The largest absolute code.
 const LARGEST: f32 = 127.0;
@@ -25,7 +25,7 @@ pub struct Vectors {
 }
 
 impl Vectors {
-    /// Sets the vector of a chunk. An empty one, one of another length than the others, and one beyond [`VECTORS_MAX`] are not kept.
+    /// Sets the vector of a chunk. An empty one, one of another length than the others, and one beyond [`BYTES_MAX`] are not kept.
     pub fn put(&mut self, id: &Arc<str>, vector: &[f32]) {
         self.remove(id);
         if self.ids.is_empty() {
@@ -33,7 +33,8 @@ impl Vectors {
         }
         let codes = codes(vector);
         let scale = 1.0 / length(&codes);
-        if self.dim == 0 || vector.len() != self.dim || self.ids.len() == VECTORS_MAX || !scale.is_finite() {
+        let is_full = self.codes.len() + self.dim > BYTES_MAX;
+        if self.dim == 0 || vector.len() != self.dim || is_full || !scale.is_finite() {
             return;
         }
         self.by_id.insert(Arc::clone(id), self.ids.len());

@@ -51,16 +51,16 @@ impl FromStr for ModelChoice {
 }
 
 impl ModelChoice {
-    /// The name of the model, which is also the name of its folder.
-    pub fn name(&self) -> &str {
-        match self {
-            Self::Named(named) => named.name(),
-            Self::Hub(model) => model.name(),
-        }
+    pub fn dir(&self, root: &Path) -> PathBuf {
+        root.join("models").join(self.folder())
     }
 
-    pub fn dir(&self, root: &Path) -> PathBuf {
-        root.join("models").join(self.name())
+    /// The name of its folder. Models of several organizations may have one name.
+    pub fn folder(&self) -> String {
+        match self {
+            Self::Named(named) => named.name().to_owned(),
+            Self::Hub(model) => model.folder(),
+        }
     }
 
     /// What to write after `--model`.
@@ -179,6 +179,14 @@ impl ModelChoice {
         }
     }
 
+    /// Fails if nothing can be fetched, before anything else is.
+    pub fn check(&self) -> anyhow::Result<()> {
+        match self {
+            Self::Named(_) => Ok(()),
+            Self::Hub(_) => hub().map(drop),
+        }
+    }
+
     /// Fetches what is exported to a folder, from which [`Self::install`] takes it.
     pub fn download(&self, folder: &Path, source: &PackageSource) -> anyhow::Result<()> {
         match self {
@@ -202,8 +210,8 @@ fn install_named(
     let (name, target) = (model.name(), root.join("models").join(model.name()));
     let weights = precision.weights(uses_gpu, multiplies_bytes_fast());
     let is_usable = |contract: Contract| {
-        let calibration = contract.source.weights.as_deref().and_then(Calibration::of_weights);
-        let is_of_model = calibration.is_some_and(|calibration| calibration.model == name);
+        let is_of_model =
+            Calibration::of_contract(&contract).is_some_and(|calibration| calibration.model == name);
         precision.accepts(contract.weights.dtype, uses_gpu)
             && is_of_model
             && contract.verify_files(&target).is_ok()
@@ -214,6 +222,10 @@ fn install_named(
     }
     let original = root.join("models").join(format!(".fetch-{name}"));
     provide(model.item(), &original, source)?;
+    // `export` replaces an export, once the new one is complete, and nothing else.
+    if target.exists() && Contract::load(&target).is_err() {
+        fs::remove_dir_all(&target).with_context(|| cannot("remove", &target))?;
+    }
     export_fetched(&original, model.source(), &target, &ExportOptions::named(name, weights))?;
     Ok(())
 }
@@ -235,22 +247,29 @@ fn install_from_hub(
         },
     );
     let source = folder.as_deref().map_or(HubSource::Hub(&hub), HubSource::Folder);
-    let snapshot = Snapshot::find(model, &source)?;
-    let target = models.join(name);
-    let is_usable = |contract: &Contract| {
-        let CheckpointInfo { name, revision, .. } = &contract.source;
-        let is_commit =
-            (name.as_ref(), revision.as_ref()) == (Some(&snapshot.repo), Some(&snapshot.revision));
-        is_commit
-            && precision.accepts(contract.weights.dtype, uses_gpu)
-            && contract.verify_files(&target).is_ok()
+    let target = models.join(model.folder());
+    let is_present = |commit: &str| {
+        Contract::load(&target).is_ok_and(|contract| {
+            let CheckpointInfo { name, revision, .. } = &contract.source;
+            let is_commit = (name.as_deref(), revision.as_deref()) == (Some(model.repo()), Some(commit));
+            is_commit
+                && precision.accepts(contract.weights.dtype, uses_gpu)
+                && contract.verify_files(&target).is_ok()
+        })
     };
-    if Contract::load(&target).is_ok_and(|contract| is_usable(&contract)) {
-        cli::print(format_args!("{name}: present, in {}", target.display()));
+    let present = || cli::print(format_args!("{name}: present, in {}", target.display()));
+    if model.commit().is_some_and(is_present) {
+        present();
+        return Ok(());
+    }
+    let snapshot = Snapshot::find(model, &source)?;
+    if is_present(&snapshot.revision) {
+        present();
         return Ok(());
     }
     // A download that is stopped goes on in it; another commit begins anew.
-    let original = models.join(format!(".hub-{}-{}", model.folder(), snapshot.revision));
+    let prefix = format!(".hub-{}-", model.folder());
+    let original = models.join(format!("{prefix}{}", snapshot.revision));
     fetch_snapshot(&snapshot, &source, &original)?;
     let weights = precision.weights(uses_gpu, multiplies_bytes_fast());
     let checkpoint = Some((snapshot.repo, snapshot.revision));
@@ -260,6 +279,12 @@ fn install_from_hub(
         &target,
         &ExportOptions { checkpoint, ..ExportOptions::named(name, weights) },
     )?;
+    // What was fetched of other commits and never finished.
+    for entry in fs::read_dir(&models).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(&prefix) {
+            fs::remove_dir_all(entry.path()).with_context(|| cannot("remove", &entry.path()))?;
+        }
+    }
     if Calibration::load(&target, &contract)?.is_none() {
         cli::print(
             "nothing is fitted for this model, so related, answerable and coverage are null: `thresher calibrate` fits them on your \
@@ -299,10 +324,6 @@ fn export_fetched(
     target: &Path,
     options: &ExportOptions,
 ) -> anyhow::Result<Contract> {
-    // `export` replaces an export, once the new one is complete, and nothing else.
-    if target.exists() && Contract::load(target).is_err() {
-        fs::remove_dir_all(target).with_context(|| cannot("remove", target))?;
-    }
     let contract = export(&original.join(source), target, options, &|_, _| {})?;
     fs::remove_dir_all(original).with_context(|| cannot("remove", original))?;
     let (name, weights) = (&contract.name, options.weights.as_str());

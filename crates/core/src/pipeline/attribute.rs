@@ -242,7 +242,7 @@ impl Pipeline {
         let tokens = self.tokenizer.encode(sentence)?;
         cancel.spend(tokens.ids.len());
         // A sentence that arrives in a stream is read as it would be in a whole answer.
-        let lang = text::likely_lang_of(sentence);
+        let lang = text::sentence_lang(sentence).map(|found| found.lang).or(candidates.lang);
         let sentence = AnswerSentence { text: sentence, start: bytes.start, tokens, cuts, lang };
         sentence_scores::score(candidates, sentence, &*self.model, &self.settings, cancel)
     }

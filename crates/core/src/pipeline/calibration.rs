@@ -81,6 +81,8 @@ pub struct AnswerableCurve {
 pub enum CalibrationError {
     #[error("cannot read or write the calibration {}: {cause}", file.display())]
     File { file: PathBuf, cause: io::Error },
+    #[error("{} is of another version of thresher; run `thresher calibrate` again, or remove the file", file.display())]
+    OtherVersion { file: PathBuf },
     #[error("{} is no calibration: {reason}; run `thresher calibrate` again, or remove the file", file.display())]
     Malformed { file: PathBuf, reason: String },
     #[error(
@@ -116,6 +118,11 @@ impl Calibration {
         Self::all_shipped().iter().find(|shipped| shipped.model == model).cloned()
     }
 
+    /// Returns the calibration that comes with Thresher for the weights of an export, if there is one.
+    pub fn of_contract(contract: &Contract) -> Option<Arc<Self>> {
+        contract.source.weights.as_deref().and_then(Self::of_weights)
+    }
+
     /// Returns the calibration that comes with Thresher for these weights, if there is one.
     pub fn of_weights(weights: &str) -> Option<Arc<Self>> {
         Self::all_shipped().iter().find(|shipped| shipped.weights.as_deref() == Some(weights)).cloned()
@@ -128,19 +135,27 @@ impl Calibration {
         &*PARSED
     }
 
-    /// Returns the calibration of the model in a folder: the file that lies there, else the one that comes with Thresher, if there is one.
+    /// Returns the calibration of the model in a folder: the file that lies there, else [`Self::of_contract`].
     ///
     /// # Errors
-    /// Fails if the file cannot be read, is no calibration, or was made for another model.
+    /// Fails if the file cannot be read, is no calibration, or was made for another model or by another version.
     pub fn load(dir: &Path, contract: &Contract) -> Result<Option<Arc<Self>>, CalibrationError> {
         let file = dir.join(CALIBRATION_FILE);
         let text = match fs::read_to_string(&file) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Ok(contract.source.weights.as_deref().and_then(Self::of_weights));
+                return Ok(Self::of_contract(contract));
             }
             Err(cause) => return Err(CalibrationError::File { file, cause }),
         };
+        // The version is read first: the keys of another one are unknown.
+        #[derive(Deserialize)]
+        struct Version {
+            schema: u32,
+        }
+        if toml::from_str(&text).is_ok_and(|Version { schema }| schema != SCHEMA) {
+            return Err(CalibrationError::OtherVersion { file });
+        }
         let found = match Self::parse(&text) {
             Ok(found) => found,
             Err(reason) => return Err(CalibrationError::Malformed { file, reason }),
@@ -161,17 +176,7 @@ impl Calibration {
     }
 
     fn parse(text: &str) -> Result<Self, String> {
-        // The version is read first: the keys of another one are unknown.
-        #[derive(Deserialize)]
-        struct Version {
-            schema: u32,
-        }
-        let reason = |error: toml::de::Error| error.message().to_owned();
-        let Version { schema } = toml::from_str(text).map_err(reason)?;
-        if schema != SCHEMA {
-            return Err(format!("its schema is {schema}, not {SCHEMA}"));
-        }
-        let found: Self = toml::from_str(text).map_err(reason)?;
+        let found: Self = toml::from_str(text).map_err(|error| error.message().to_owned())?;
         if found.weights.is_none() && found.fingerprint.is_none() {
             return Err("it names no model: weights or fingerprint".to_owned());
         }
@@ -179,12 +184,23 @@ impl Calibration {
         if !found.cosine_floor.is_none_or(is_share) {
             return Err("cosine_floor is from 0 to less than 1".to_owned());
         }
-        if let Some(AnswerableCurve { missed, slope, bias, .. }) = &found.answerable {
+        let is_cosine = |limit: f32| (-1.0..=1.0).contains(&limit);
+        if !found.related.is_none_or(|related| is_cosine(related.prose) && is_cosine(related.structured)) {
+            return Err("related.prose and related.structured are from -1 to 1".to_owned());
+        }
+        if let Some(AnswerableCurve { missed, slope, bias, languages }) = &found.answerable {
+            let is_code =
+                |code: &String| code.len() == 3 && code.bytes().all(|byte| byte.is_ascii_lowercase());
+            if !slope.is_finite() || !bias.is_finite() || !languages.iter().all(is_code) {
+                return Err(
+                    "answerable.slope and bias are numbers, and languages are ISO 639-3 codes such as \"eng\"".to_owned()
+                );
+            }
             let is_sorted = missed.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1);
             let are_shares = missed
                 .iter()
                 .all(|&(share, least)| 0.0 < share && share < 1.0 && (0.0..=1.0).contains(&least));
-            if missed.len() < 2 || !is_sorted || !are_shares || !slope.is_finite() || !bias.is_finite() {
+            if missed.len() < 2 || !is_sorted || !are_shares {
                 return Err("answerable.missed is two or more ascending pairs of shares".to_owned());
             }
         }
@@ -262,16 +278,22 @@ mod tests {
         other.window.tokens_max += 1;
         let refused = Calibration::load(dir.path(), &other).expect_err("another export").to_string();
         assert!(refused.contains("another model or export, own"), "{refused}");
+        fs::write(dir.path().join(CALIBRATION_FILE), "schema = 1\nlimits = [1.0]")
+            .expect("it can be written");
+        let refused = Calibration::load(dir.path(), &own).expect_err("another version").to_string();
+        assert!(refused.contains("another version"), "{refused}");
     }
 
     #[test]
     fn files_that_are_no_calibration_are_refused() {
         let refusal = |text: &str| Calibration::parse(text).expect_err(text);
         let head = "schema = 2\nmodel = \"m\"\nfingerprint = \"f\"\n";
-        assert!(refusal("schema = 1\nfingerprint = 3").contains("its schema is 1, not 2"));
         assert!(refusal("schema = 2\nmodel = \"m\"").contains("names no model"));
         assert!(refusal(&format!("{head}cosine_floor = 1.0")).contains("cosine_floor"));
         assert!(refusal(&format!("{head}cosine_floor = nan")).contains("cosine_floor"));
+        assert!(
+            refusal(&format!("{head}[related]\nprose = nan\nstructured = 0.5")).contains("related.prose")
+        );
         assert!(refusal(&format!("{head}limit = 1.0")).contains("unknown field"));
         let curve = |missed: &str| format!("{head}[answerable]\nslope = 1.0\nbias = 0.0\nmissed = {missed}");
         assert!(Calibration::parse(&curve("[[0.1, 0.2], [0.2, 0.2]]")).is_ok());

@@ -62,7 +62,8 @@ fn term(bytes: ByteRange, time: &Time) -> Term {
     Term { bytes, folded, amount: Some(amount), is_unit: false, is_prefix: false, is_translated: false }
 }
 
-/// Returns the minutes of a time such as `7 h 30` or `7点30分`, and how many terms it has. `7 h` may be a duration.
+/// Returns the minutes of a time such as `7 h 30` or `7点30分`, and how many terms it has. `7 h`, `7 h 30 min` and `3点` may be durations or
+/// points.
 fn after_hour_sign(text: &str, terms: &[Term]) -> Option<(u16, usize)> {
     let [hour, sign, rest @ ..] = terms else { return None };
     let gap = |before: &Term, after: &Term| &text[before.bytes.end..after.bytes.start];
@@ -70,12 +71,13 @@ fn after_hour_sign(text: &str, terms: &[Term]) -> Option<(u16, usize)> {
     if !(is_han || sign.folded == "h") || !SPACES.contains(&gap(hour, sign)) {
         return None;
     }
-    let minutes = rest.first().filter(|minutes| SPACES.contains(&gap(sign, minutes)));
-    match minutes.and_then(|minutes| digits(minutes.bytes.slice(text), 2..=2)) {
-        Some(minutes) => {
-            Some((minutes, 3 + usize::from(rest.get(1).is_some_and(|next| next.folded == "分"))))
-        }
-        None => is_han.then_some((0, 2)),
+    let found = rest.first().filter(|minutes| SPACES.contains(&gap(sign, minutes)))?;
+    let minutes = digits(found.bytes.slice(text), 2..=2)?;
+    let next = rest.get(1).filter(|next| SPACES.contains(&gap(found, next))).map_or("", |next| &next.folded);
+    match (is_han, next) {
+        (true, "分") => Some((minutes, 4)),
+        (false, next) if !next.starts_with('m') => Some((minutes, 3)),
+        _ => None,
     }
 }
 
@@ -173,8 +175,9 @@ mod tests {
             ("um 18.30 Uhr, um 9 Uhr", &["um", "18:30", "um", "9:00"]),
             ("12 am, 12 pm, noon, midnight", &["0:00", "12:00", "12:00", "0:00"]),
             ("à 20h30, à 7 h 30", &["à", "20:30", "à", "7:30"]),
-            ("早上7点30分出发，9時", &["早", "上", "7:30", "出", "发", "9:00"]),
+            ("早上7点30分出发，3点", &["早", "上", "7:30", "出", "发", "3", "点"]),
             ("il dure 24 h 5 fois", &["il", "dure", "24", "h", "5", "fois"]),
+            ("2 h 30 min, 1h 45m", &["2", "h", "30", "min", "1", "h", "45", "m"]),
             ("9:00-17:00, 9am–5pm", &["9:00", "17:00", "9:00", "17:00"]),
             ("2026-03-01 10:15:30.250 done", &["2026", "03", "01", "10:15:30.250", "done"]),
             ("09:05:07", &["9:05:07"]),

@@ -1,10 +1,11 @@
 //! Reads numbers, months and weekdays as other languages than English write them, so that `1,5 Mio.` and `1.5 million`, `3. August` and `3
 //! августа` and `8月3日` are the same. What they mean is said in English terms. `locales.txt` has the words.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::LazyLock;
 
 use text2num::Language;
+use unicode_segmentation::UnicodeSegmentation as _;
 
 use super::numbers::{self, Spelled};
 use super::{LikelyLang, Term};
@@ -31,6 +32,9 @@ const MONTHS: [&str; 12] = [
     "december",
 ];
 
+/// How many words may be between a month and its day or year: `3 de agosto de 2019`.
+const DATE_WORDS: usize = 2;
+
 /// What a word means.
 #[derive(Debug, Clone, Copy)]
 enum Meaning {
@@ -43,29 +47,52 @@ enum Meaning {
 /// How a language writes numbers and dates.
 struct Locale {
     has_decimal_comma: bool,
+    /// Whether months and weekdays are written with a capital, as other names are.
+    has_capital_months: bool,
     words: HashMap<&'static str, Meaning>,
+    /// The commonest words.
+    common: HashSet<&'static str>,
     /// The numbers in words, where the library for them knows the language.
     spelled: Option<Language>,
 }
 
-/// The locale of a text, and whether the language is certain: `1.200` is another number in German than in English.
+/// How a text in another language than English is written.
 #[derive(Clone, Copy)]
 pub struct Writing {
     locale: &'static Locale,
-    is_sure: bool,
 }
 
 impl Writing {
-    /// Returns how a text of this language is written; `None` for English and for languages that are not known here.
-    pub fn of(found: LikelyLang) -> Option<Self> {
-        Some(Self { is_sure: found.is_sure, ..Self::in_lang(found.lang)? })
-    }
-
     /// Returns how a text in a language is written; `None` for English and for languages that are not known here.
     pub fn in_lang(lang: Lang) -> Option<Self> {
-        Some(Self { locale: LOCALES.get(lang.code())?, is_sure: true })
+        Some(Self { locale: LOCALES.get(lang.code())? })
     }
 }
+
+/// The fewest common words of a language by which a sentence is known.
+const COMMON_WORDS_MIN: usize = 2;
+
+/// Returns the language of a sentence: the one that is certain, else that of its script, else the one of which it has the most common words, if
+/// it has two, and more than of English. Statistics of letters take one short English sentence in eight for another language.
+pub fn sentence_lang(text: &str) -> Option<LikelyLang> {
+    let likely = super::likely_lang_of(text)?;
+    if likely.is_sure {
+        return Some(likely);
+    }
+    if !text.chars().any(|c| c.is_alphabetic() && (c as u32) < LATIN_END) {
+        return Some(LikelyLang { is_sure: true, ..likely });
+    }
+    let words: Vec<String> = text.unicode_words().map(str::to_lowercase).collect();
+    let english = super::terms(text, &[]).iter().filter(|term| term.is_function_word()).count();
+    let hits = |locale: &Locale| words.iter().filter(|word| locale.common.contains(&***word)).count();
+    let best = LOCALES.iter().map(|(code, locale)| (hits(locale), *code)).max()?;
+    let (count, code) = best;
+    let lang = Lang::from_bytes(code.as_bytes().try_into().ok()?)?;
+    (count >= COMMON_WORDS_MIN && count > english).then_some(LikelyLang { lang, is_sure: true })
+}
+
+/// The first code point after the letters of Latin scripts.
+const LATIN_END: u32 = 0x250;
 
 static LOCALES: LazyLock<HashMap<&str, Locale>> = LazyLock::new(|| {
     let sections = include_str!("locales.txt").split("\n[").skip(1);
@@ -75,8 +102,12 @@ static LOCALES: LazyLock<HashMap<&str, Locale>> = LazyLock::new(|| {
 fn locale(section: &'static str) -> (&'static str, Locale) {
     let (head, lines) = section.split_once('\n').expect("a line after the code");
     let (code, style) = head.split_once(']').expect("a code in brackets");
-    let mut words = HashMap::new();
+    let (mut words, mut common) = (HashMap::new(), HashSet::new());
     for (name, forms) in lines.lines().filter_map(|line| line.split_once(": ")) {
+        if name == "words" {
+            common.extend(forms.split(' '));
+            continue;
+        }
         let meaning = match name.strip_prefix("scale ") {
             Some(power) => Meaning::Scale(power.parse().expect("a power of ten")),
             None => Meaning::Calendar(name),
@@ -91,7 +122,16 @@ fn locale(section: &'static str) -> (&'static str, Locale) {
         "nld" => Some(Language::dutch()),
         _ => None,
     };
-    (code, Locale { has_decimal_comma: style == " comma", words, spelled })
+    (
+        code,
+        Locale {
+            has_decimal_comma: style.contains("comma"),
+            has_capital_months: style.contains("capital"),
+            words,
+            common,
+            spelled,
+        },
+    )
 }
 
 /// Says in English terms what the words of a text mean. `terms` are its words in order; none is joined across one of the byte offsets `cuts`
@@ -115,11 +155,13 @@ pub(super) fn translate(text: &str, cuts: &[usize], terms: Vec<Term>, writing: W
                 (before.folded, before.is_translated) = (folded, is_translated);
             }
             _ => {
-                if let Some(Meaning::Calendar(name)) = writing.locale.words.get(&*term.folded) {
-                    (term.folded, term.is_translated) = ((*name).to_owned(), true);
-                }
                 found.push(term);
             }
+        }
+    }
+    for at in 0..found.len() {
+        if let Some(name) = writing.calendar(text, &found, at) {
+            (found[at].folded, found[at].is_translated) = (name.to_owned(), true);
         }
     }
     found
@@ -146,6 +188,7 @@ impl Writing {
         if !self.locale.has_decimal_comma {
             return None;
         }
+        let word = &*word.replace('\u{202f}', "");
         let (sign, number) = word.strip_prefix(['-', '\u{2212}']).map_or(("", word), |number| ("-", number));
         let (whole, decimals) =
             number.split_once(',').map_or((number, None), |(whole, rest)| (whole, Some(rest)));
@@ -159,17 +202,22 @@ impl Writing {
         {
             return None;
         }
-        // In English, "1.200" is a little more than one, and "1,200" is many.
-        let is_ambiguous = match decimals {
-            None => groups.len() == 2,
-            Some(decimals) => groups.len() == 1 && decimals.len() == 3 && groups[0].len() <= 3,
-        };
-        if is_ambiguous && !self.is_sure || groups.len() == 1 && decimals.is_none() {
+        if groups.len() == 1 && decimals.is_none() {
             return None;
         }
         let decimals = decimals.unwrap_or_default().trim_end_matches('0');
         let point = if decimals.is_empty() { "" } else { "." };
         Some(format!("{sign}{}{point}{decimals}", groups.concat()))
+    }
+
+    /// Returns the English name of the month or weekday at an index. A month stands near a number, and where such names are written small, a
+    /// capital is that of something else: `mars` and `Mars`, `julio` and `Julio`.
+    fn calendar(self, text: &str, terms: &[Term], at: usize) -> Option<&'static str> {
+        let Some(Meaning::Calendar(name)) = self.locale.words.get(&*terms[at].folded) else { return None };
+        let near = at.saturating_sub(DATE_WORDS)..terms.len().min(at + DATE_WORDS + 1);
+        let is_date = !MONTHS.contains(name) || terms[near].iter().any(Term::is_number);
+        let is_capital = terms[at].bytes.slice(text).starts_with(char::is_uppercase);
+        (is_date && (self.locale.has_capital_months || !is_capital)).then_some(*name)
     }
 
     /// Returns what a number and the word after it mean together, and whether that is the name of a month.
@@ -195,8 +243,18 @@ impl Writing {
             && group.len() == 3
             && [group, decimals].concat().bytes().all(|byte| byte.is_ascii_digit());
         let written = before.bytes.slice(text);
-        let last = written.rsplit(SPACES_CHARS).next().unwrap_or(written);
-        let can_go_on = last.bytes().all(|byte| byte.is_ascii_digit())
+        let last = written
+            .rsplit(|c| matches!(c, ' ' | '\u{a0}' | '\u{202f}' | '\u{2009}'))
+            .next()
+            .unwrap_or(written);
+        // With plain spaces, three groups may be the cells of a table.
+        let is_cell = |neighbour: Option<char>| gap == " " && neighbour.is_some_and(|c| c.is_ascii_digit());
+        let after = text[term.bytes.end..].strip_prefix(' ').and_then(|rest| rest.chars().next());
+        let before_it =
+            text[..before.bytes.start].strip_suffix(' ').and_then(|rest| rest.chars().next_back());
+        let can_go_on = !is_cell(after)
+            && !is_cell(before_it)
+            && last.bytes().all(|byte| byte.is_ascii_digit())
             && (1..=3).contains(&last.len())
             && (last.len() == 3 || last.len() == written.len())
             && before.folded.len() + 3 <= numbers::DIGITS_MAX;
@@ -208,8 +266,6 @@ impl Writing {
         Some((format!("{}{group}{point}{decimals}", before.folded), false))
     }
 }
-
-const SPACES_CHARS: [char; 4] = [' ', '\u{a0}', '\u{202f}', '\u{2009}'];
 
 /// Returns the ASCII digit of a decimal digit of another script.
 fn decimal_digit(c: char) -> Option<char> {
@@ -241,7 +297,7 @@ mod tests {
             ("deu", "vierzig", "40"),
             ("deu", "zweiundzwanzig", "22"),
             ("fra", "2 400", "2400"),
-            ("fra", "1 234 567,5", "1234567.5"),
+            ("fra", "1\u{202f}234\u{202f}567,5", "1234567.5"),
             ("fra", "3,2 millions", "3200000"),
             ("spa", "cuarenta", "40"),
             ("rus", "12,5 тыс", "12500"),
@@ -254,31 +310,42 @@ mod tests {
         }
         assert_eq!(folded("deu", "ein Haus"), ["ein", "haus"], "an article");
         assert_eq!(folded("fra", "en 2021 400 vélos"), ["en", "2021", "400", "vélos"], "a year is no group");
-        assert_eq!(folded("fra", "12 34 567"), ["12", "34567"]);
+        assert_eq!(folded("fra", "12 34 567"), ["12", "34", "567"]);
+        assert_eq!(folded("fra", "120 340 560"), ["120", "340", "560"], "cells of a table");
+        assert_eq!(folded("ita", "tu sei qui"), ["tu", "sei", "qui"], "you are");
     }
 
     #[test]
     fn months_and_weekdays_have_their_english_names() {
         assert_eq!(folded("deu", "am 3. März, montags"), ["am", "3", "march", "monday"]);
+        assert_eq!(
+            folded("fra", "la planète Mars, en mars 2019"),
+            ["la", "planète", "mars", "en", "march", "2019"]
+        );
+        assert_eq!(folded("spa", "Julio vino el 3 de julio"), ["julio", "vino", "el", "3", "de", "july"]);
         assert_eq!(folded("rus", "3 августа"), ["3", "august"]);
-        assert_eq!(folded("fra", "août"), ["august"]);
+        assert_eq!(folded("fra", "le 3 août"), ["le", "3", "august"]);
         assert_eq!(folded("cmn", "1912年8月3日"), ["1912", "年", "august", "3", "日"]);
         assert_eq!(folded("cmn", "13月"), ["13", "月"], "there is no such month");
         assert_eq!(folded("ara", "3 أغسطس 1912"), ["3", "august", "1912"]);
     }
 
     #[test]
-    fn numbers_that_english_reads_otherwise_need_a_language_that_is_certain() {
-        let german = Writing {
-            is_sure: false,
-            ..Writing::in_lang(Lang::from_bytes(*b"deu").expect("a code")).expect("known")
-        };
-        let folded = |text: &str| terms_in(text, &[], Some(german))[0].folded.clone();
-        assert_eq!(folded("1.200"), "1.2");
-        assert_eq!(folded("1,200"), "1200");
-        assert_eq!(folded("1,5"), "1.5");
-        let english = crate::text::likely_lang_of("The mayor opened the bridge over the river on Monday.")
-            .expect("known");
-        assert!(Writing::of(english).is_none());
+    fn short_sentences_have_the_language_of_their_common_words() {
+        for (text, expect) in [
+            ("Der Preis liegt bei 1.200 Euro pro Monat.", Some("deu")),
+            ("De huur is 1.200 euro en het huis is van hout.", Some("nld")),
+            ("Le prix est de 2 400 euros par mois.", Some("fra")),
+            ("Мост открыли в августе.", Some("rus")),
+            ("Tesla delivered two million cars.", None),
+            ("Nine people died.", None),
+            ("Lunch costs ten euros.", None),
+            ("Parking costs 3,500 yen a month.", None),
+            ("He was in the house on a hill.", None),
+        ] {
+            let found =
+                sentence_lang(text).filter(|found| found.is_sure && Writing::in_lang(found.lang).is_some());
+            assert_eq!(found.as_ref().map(|found| found.lang.code()), expect, "{text}");
+        }
     }
 }

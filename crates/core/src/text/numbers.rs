@@ -1,5 +1,5 @@
 //! Reads numbers by their value, so that `1,200`, `1200.0`, `1.2 thousand` and `twelve hundred` are the same
-//! number. Knows English words only.
+//! number. `locale` knows how other languages write them.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -108,8 +108,12 @@ pub(super) fn spelled_in<'a>(
             Word { text: Cow::Owned(word.to_lowercase()), is_apart, is_other }
         })
         .collect();
+    let texts: Vec<String> = words.iter().map(|word| word.text.to_string()).collect();
+    let is_word =
+        |found: &Spelled| found.end - found.start == 1 && FOREIGN_AMBIGUOUS.contains(&&*texts[found.start]);
     let is_clear = |found: &Spelled| {
-        found.value.bytes().all(|byte| byte.is_ascii_digit()) && !["0", "1"].contains(&&*found.value)
+        let is_cardinal = found.value.bytes().all(|byte| byte.is_ascii_digit());
+        is_cardinal && !["0", "1"].contains(&&*found.value) && !is_word(found)
     };
     find_numbers(words.into_iter(), language, 0.0)
         .into_iter()
@@ -117,6 +121,9 @@ pub(super) fn spelled_in<'a>(
         .filter(is_clear)
         .collect()
 }
+
+/// Words of other languages that name a number in one place and something else in the next.
+const FOREIGN_AMBIGUOUS: [&str; 3] = ["acht", "neuf", "sei"];
 
 /// The longest word of a number in another language, in bytes: German writes a number as one word.
 const FOREIGN_WORD_BYTES_MAX: usize = 60;
@@ -127,6 +134,8 @@ pub(super) fn value(word: &str) -> Option<String> {
     if let Some((_, digits)) = [("twice", "2"), ("thrice", "3")].iter().find(|(name, _)| *name == word) {
         return Some((*digits).to_owned());
     }
+    // A narrow space between groups is no part of a word by itself, so it cannot be meant for anything else.
+    let word = &*word.replace('\u{202f}', "");
     let (sign, number) = word.strip_prefix('-').map_or(("", word), |number| ("-", number));
     let (whole, decimals) = number.split_once('.').unwrap_or((number, "0"));
     let is_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -197,6 +206,7 @@ mod tests {
             ("-5", Some("-5")),
             ("seven", None),
             ("007", Some("007")),
+            ("1\u{202f}200", Some("1200")),
             ("1,2", None),
             ("1234,567", None),
             ("1.2.3", None),

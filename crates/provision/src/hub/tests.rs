@@ -157,6 +157,7 @@ fn a_model_is_fetched_once_and_taken_from_a_folder() {
     let again = Snapshot::find(&model(&format!("acme/small@{COMMIT}")), &source).expect("it is there");
     again.fetch(&source, copy.path(), &|_, _| {}).expect("copied");
     assert_eq!(again, found);
+    assert!(Snapshot::find(&model("acme/small@main"), &source).is_ok(), "the branch that was asked for");
     for other in ["acme/other", "acme/small@v2"] {
         let refused = Snapshot::find(&model(other), &source).expect_err("another model").to_string();
         assert!(refused.contains("--download-to"), "{refused}");
@@ -253,4 +254,11 @@ fn names_of_models_and_files_lead_nowhere_else() {
     for url in ["", "huggingface.co", "file:///etc"] {
         assert!(Hub::new(url, None).is_err(), "{url}");
     }
+    let in_clear =
+        Hub::new("http://hub.example", Some("secret".to_owned())).expect_err("in clear").to_string();
+    assert!(in_clear.contains("in clear") && !in_clear.contains("secret"), "{in_clear}");
+    assert!(
+        Hub::new("http://hub.example", None).is_ok()
+            && Hub::new("http://[::1]:1", Some("a".to_owned())).is_ok()
+    );
 }

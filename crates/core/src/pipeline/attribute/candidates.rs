@@ -7,7 +7,8 @@ use std::sync::{Arc, OnceLock};
 
 use rayon::prelude::*;
 
-use crate::domain::{ByteRange, Chunk, TokenSpan};
+use crate::domain::{ByteRange, Chunk, Lang, TokenSpan};
+use crate::kv::block::Block;
 use crate::kv::store;
 use crate::pipeline::blocks::Blocks;
 use crate::pipeline::tokenize::tokens_under;
@@ -30,6 +31,10 @@ pub struct Candidates {
     /// `[chunk]`: the first chunk with the same title, text and visible ranges, which is the chunk itself if
     /// it has no duplicate before it. Duplicates are not rivals of each other.
     pub(super) duplicate_of: Vec<usize>,
+    /// `[chunk]`: the language of its text, as far as it can be told.
+    pub(super) langs: Vec<Option<Lang>>,
+    /// The language of all chunks of which it can be told, if it is one: a sentence that may be of any language is read as they are.
+    pub(super) lang: Option<Lang>,
     vocabulary: HashMap<String, u32>,
     /// The number of chunks with visible text, duplicates counted once.
     distinct_chunks: usize,
@@ -80,14 +85,23 @@ impl Candidates {
             sentences.into_iter().for_each(|(bytes, tokens)| push(bytes, tokens));
             units_of_chunk.push(first_unit..units.len());
         }
+        let lang_of = |(chunk, block): (&Arc<Chunk>, &Block)| {
+            block.lang().or_else(|| text::sentence_lang(&chunk.text).map(|found| found.lang))
+        };
+        let langs: Vec<Option<Lang>> = chunks.iter().zip(&blocks.blocks).map(lang_of).collect();
+        let mut recognised = langs.iter().flatten();
+        let first = recognised.next().copied();
+        let lang = first.filter(|first| recognised.all(|other| other == first));
         let terms: Vec<Vec<Term>> =
-            units.par_iter().with_min_len(64).map(|unit| terms_of(unit, chunks, &blocks)).collect();
+            units.par_iter().with_min_len(64).map(|unit| terms_of(unit, chunks, &langs)).collect();
         let mut candidates = Self {
             chunks: chunks.to_vec(),
             blocks,
             duplicate_of: find_duplicates(chunks, &units, &units_of_chunk),
             units: units.into(),
             units_of_chunk,
+            langs,
+            lang,
             vocabulary: HashMap::new(),
             distinct_chunks: 0,
             chunk_frequency: Vec::new(),
@@ -171,7 +185,7 @@ impl Candidates {
     pub(super) fn words(&self, unit: usize) -> &[Term] {
         let index = unit;
         let unit = &self.units[index];
-        self.words[index].get_or_init(|| terms_of(unit, &self.chunks, &self.blocks))
+        self.words[index].get_or_init(|| terms_of(unit, &self.chunks, &self.langs))
     }
 
     /// Returns `[token of the unit]`, the index of the unit's word that has the token.
@@ -217,9 +231,9 @@ impl Candidates {
 }
 
 /// Returns the terms of a unit; those of its chunk's title if the unit is the title.
-fn terms_of(unit: &Unit, chunks: &[Arc<Chunk>], blocks: &Blocks) -> Vec<Term> {
+fn terms_of(unit: &Unit, chunks: &[Arc<Chunk>], langs: &[Option<Lang>]) -> Vec<Term> {
     let chunk = &chunks[unit.chunk];
-    let writing = blocks.blocks[unit.chunk].lang().and_then(Writing::in_lang);
+    let writing = langs[unit.chunk].and_then(Writing::in_lang);
     let text = match unit.bytes.is_empty() {
         true => chunk.title.as_deref().unwrap_or_default(),
         false => unit.bytes.slice(&chunk.text),

@@ -9,8 +9,7 @@ use super::evidence::{Conflict, ConflictKind};
 use super::sentence_scores::{AnswerTerm, SentenceScores};
 use super::trace::{IN_CHUNK_EVIDENCE, Trace};
 use crate::domain::ByteRange;
-use crate::pipeline::units::Unit;
-use crate::text::{self, LikelyLang, Term};
+use crate::text::Term;
 
 /// The most units with which a part is compared.
 const UNITS_MAX: usize = 4;
@@ -111,13 +110,8 @@ impl<'a> Part<'a> {
         if 2 * in_units >= all {
             return false;
         }
-        let Unit { chunk, bytes, .. } = self.candidates.units[unit];
-        let of_chunk =
-            self.candidates.blocks.blocks[chunk].lang().map(|lang| LikelyLang { lang, is_sure: true });
-        let of_unit = || text::likely_lang_of(bytes.slice(&self.candidates.chunks[chunk].text));
-        of_chunk
-            .or_else(of_unit)
-            .is_some_and(|other| other.lang != own.lang && (own.is_sure || other.is_sure))
+        let other = self.candidates.langs[self.candidates.units[unit].chunk];
+        other.is_some_and(|other| other != own)
     }
 
     /// Returns whether similar words mean something: the model is calibrated and, if the part is in another language than its sources,

@@ -10,7 +10,7 @@ use ndarray::{Array2, Array3, ArrayView1, Axis, s};
 
 use super::candidates::Candidates;
 use super::trace::{self, Trace};
-use crate::domain::{ByteRange, Granularity, TokenSpan};
+use crate::domain::{ByteRange, Granularity, Lang, TokenSpan};
 use crate::model::ModelRuntime;
 use crate::model::contract::QuestionTokens;
 use crate::model::tokenizer::Tokens;
@@ -24,7 +24,7 @@ use crate::pipeline::units::Unit;
 use crate::pipeline::validate::InvalidRequest;
 use crate::pipeline::{PipelineError, Reading, Settings};
 use crate::rc::{self, HeadMean};
-use crate::text::{self, Contrast, LikelyLang, Term, Writing};
+use crate::text::{self, Contrast, Term, Writing};
 
 /// The weight of a token that belongs to no word, such as punctuation. A word that no chunk contains has the
 /// weight 1.
@@ -46,7 +46,7 @@ pub(super) struct AnswerSentence<'a> {
     /// The byte offsets in the answer at which words are divided.
     pub cuts: &'a [usize],
     /// The language of the sentence, as far as it can be told.
-    pub lang: Option<LikelyLang>,
+    pub lang: Option<Lang>,
 }
 
 /// `[word]`: the similarity of the most similar word of a unit, and the index of that word in the unit.
@@ -74,7 +74,7 @@ pub struct SentenceScores {
     pub(super) similarity: Option<Array2<f32>>,
     cosine_floor: Option<f32>,
     /// The language of the sentence, as far as it can be told.
-    pub(super) lang: Option<LikelyLang>,
+    pub(super) lang: Option<Lang>,
     /// Whether the similarity of words of different languages means something.
     pub(super) compares_languages: bool,
     reading: Reading,
@@ -136,7 +136,7 @@ pub(super) fn score(
 ) -> Result<SentenceScores, PipelineError> {
     let (limits, info) = (&settings.limits, model.info());
     let AnswerSentence { text, start, tokens, cuts, lang } = sentence;
-    let writing = lang.and_then(Writing::of);
+    let writing = lang.and_then(Writing::in_lang);
     let found = tokens.ids.len();
     if let Some(max) = question::tokens_max(info).filter(|&max| found > max) {
         return Err(InvalidRequest::SentenceBeyondModel { at: start, found, max }.into());
@@ -311,7 +311,9 @@ fn answer_terms(
         for term_of_token in &mut term_of_token[span.range()] {
             term_of_token.get_or_insert(terms.len());
         }
-        let id = candidates.term(&term.folded);
+        // "Montags" is "on Mondays".
+        let plural = || candidates.term(&format!("{}s", term.folded)).filter(|_| term.is_translated);
+        let id = candidates.term(&term.folded).or_else(plural);
         let is_capitalized = term.bytes.slice(sentence).starts_with(char::is_uppercase);
         let factor = if term.is_function_word() { FUNCTION_WORD_FACTOR } else { 1.0 };
         terms.push(AnswerTerm {
