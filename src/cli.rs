@@ -62,7 +62,8 @@ enum Command {
     Tenant(tenant::Args),
     /// Convert a Hugging Face model or a GGUF file to ONNX graphs and a contract.
     Export(export::Args),
-    /// Choose the attention heads of a decoder over which RC is computed, by questions of your own.
+    /// Fit what a model's scores mean, by questions of your own: for an encoder, `related`, `answerable` and the limits of coverage; for a
+    /// decoder, the attention heads over which RC is computed.
     Calibrate(calibrate::Args),
     /// Measure selection, compression and attribution on your own labelled data, beside BM25.
     Eval(eval::Args),

@@ -29,7 +29,7 @@ pub struct SearchBody {
     #[serde(default)]
     #[schemars(range(min = 1))]
     limit: Option<usize>,
-    /// The number of chunks that BM25 finds and the model ranks; at least `limit`.
+    /// The number of chunks that are found by words and by meaning, and that the model ranks; at least `limit`.
     #[serde(default)]
     #[schemars(range(min = 1))]
     candidates: Option<usize>,
@@ -78,7 +78,7 @@ impl JsonSchema for FilterBody {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Rank {
-    /// The RC of the candidates that BM25 finds.
+    /// The RC of the candidates.
     #[default]
     Rc,
     /// BM25.
@@ -105,7 +105,7 @@ pub struct SearchAnswer {
     results: Vec<ResultAnswer>,
     /// The score by which they are ordered.
     rank: Rank,
-    /// The number of chunks that BM25 found and the model ranked.
+    /// The number of chunks that were found and that the model ranked.
     candidates: usize,
     /// Whether any of the candidates has to do with the question; `null` if nothing was found, or BM25 alone ordered the results.
     related: Option<bool>,

@@ -37,7 +37,8 @@ const CALIBRATION_MEMORY_BYTES: u64 = 1 << 30;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Questions with their chunks, one JSON object per line: query, chunks, and optionally gold, the chunks that the answer needs. Or
+    /// Questions with their chunks, one JSON object per line: query, chunks, and gold, the chunks that the answer needs (optional for
+    /// decoders). For an encoder also rows with answerable, true or false. Or
     /// answers with the chunk that each span came from (docs/evaluation.md), to choose heads for attribution.
     #[arg(value_name = "FILE.jsonl")]
     questions: PathBuf,

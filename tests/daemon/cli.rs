@@ -923,4 +923,20 @@ fn init_installs_the_multilingual_model_which_answers_across_languages() {
         (&Value::Bool(true), &Value::Bool(true)),
         "{found}"
     );
+    let judged = |answer: &str| {
+        let chunks =
+            ["The boat to the island departs at 7:30 in the morning, and the crossing takes one hour."];
+        let request = json!({"answer": answer, "chunks": chunks}).to_string();
+        run(thresher(&["attribute", "--config", file]), &request).json()["parts"][0].clone()
+    };
+    let (same, other) = (
+        judged("Das Schiff zur Insel fährt um 7:30 Uhr ab."),
+        judged("Das Schiff zur Insel fährt um 9:30 Uhr ab."),
+    );
+    assert_eq!(same["method"], "meaning", "{same}");
+    assert!(
+        same["support"].as_f64() > other["support"].as_f64().map(|support| 2.0 * support),
+        "{same} {other}"
+    );
+    assert_ne!(other["verdict"], "supported", "{other}");
 }

@@ -347,7 +347,7 @@ export interface components {
             query: string;
             /** @description The most results. */
             limit?: number | null;
-            /** @description The number of chunks that BM25 finds and the model ranks; at least `limit`. */
+            /** @description The number of chunks that are found by words and by meaning, and that the model ranks; at least `limit`. */
             candidates?: number | null;
             /** @description A filter of the metadata of the chunks. */
             filter?: components["schemas"]["Filter"] | null;
@@ -1238,7 +1238,7 @@ export interface components {
             results: components["schemas"]["SearchResult"][];
             /** @description The score by which they are ordered. */
             rank: components["schemas"]["Rank"];
-            /** @description The number of chunks that BM25 found and the model ranked. */
+            /** @description The number of chunks that were found and that the model ranked. */
             candidates: number;
             /** @description Whether any of the candidates has to do with the question; `null` if nothing was found, or BM25 alone ordered the results. */
             related: boolean | null;

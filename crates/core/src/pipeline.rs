@@ -812,9 +812,9 @@ impl Pipeline {
     /// Returns the calibration of the model if its thresholds hold for a request.
     fn calibration_for(&self, query: &str, reading: &Reading) -> Option<&Calibration> {
         let langs = || reading.blocks.blocks.iter().map(Block::lang);
-        let is_told = |found: &&Calibration| match found.one_language {
-            true => are_in_one_language(query, langs()),
-            false => !are_in_two_languages(query, langs()),
+        let is_told = |found: &&Calibration| {
+            let in_one = || are_in_one_language(query, langs());
+            if found.one_language { in_one() } else { !are_in_two_languages(query, langs()) }
         };
         self.settings.calibration.as_deref().filter(is_told)
     }

@@ -53,8 +53,7 @@ pub struct RegistrySettings {
     /// The largest number of registered chunks. Each takes about 100 bytes of memory, whether it is in use or
     /// not. Default: 1,000,000.
     pub chunk_count_max: usize,
-    /// Whether searches find chunks by the vectors of a model, too, which take about 400 bytes of memory for each of the first 100,000
-    /// chunks. Default: true.
+    /// Whether searches find chunks by the vectors of a model, too, which take at most 40 MB of memory for each tenant. Default: true.
     pub dense: bool,
     /// The largest number of chunks in one call that registers or deletes chunks. Default: 10,000.
     #[serde(skip)]

@@ -474,7 +474,7 @@ class SearchResults(Extensible):
     rank: Rank
     """The score by which they are ordered."""
     candidates: int
-    """The number of chunks that BM25 found and the model ranked."""
+    """The number of chunks that were found and that the model ranked."""
     related: bool | None
     """Whether any of the candidates has to do with the question; `null` if nothing was found, or BM25 alone ordered the results."""
     timing_ms: TimingMs

@@ -112,7 +112,7 @@ class SearchOptions(TypedDict, total=False):
     limit: int | None
     """The most results."""
     candidates: int | None
-    """The number of chunks that BM25 finds and the model ranks; at least `limit`."""
+    """The number of chunks that are found by words and by meaning, and that the model ranks; at least `limit`."""
     filter: Mapping[str, Any] | None
     """A filter of the metadata of the chunks."""
     rank: Rank | None

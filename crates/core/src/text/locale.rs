@@ -96,7 +96,7 @@ const LATIN_END: u32 = 0x250;
 
 static LOCALES: LazyLock<HashMap<&str, Locale>> = LazyLock::new(|| {
     let sections = include_str!("locales.txt").split("\n[").skip(1);
-    sections.map(|section| locale(section)).collect()
+    sections.map(locale).collect()
 });
 
 fn locale(section: &'static str) -> (&'static str, Locale) {
@@ -243,10 +243,7 @@ impl Writing {
             && group.len() == 3
             && [group, decimals].concat().bytes().all(|byte| byte.is_ascii_digit());
         let written = before.bytes.slice(text);
-        let last = written
-            .rsplit(|c| matches!(c, ' ' | '\u{a0}' | '\u{202f}' | '\u{2009}'))
-            .next()
-            .unwrap_or(written);
+        let last = written.rsplit([' ', '\u{a0}', '\u{202f}', '\u{2009}']).next().unwrap_or(written);
         // With plain spaces, three groups may be the cells of a table.
         let is_cell = |neighbour: Option<char>| gap == " " && neighbour.is_some_and(|c| c.is_ascii_digit());
         let after = text[term.bytes.end..].strip_prefix(' ').and_then(|rest| rest.chars().next());

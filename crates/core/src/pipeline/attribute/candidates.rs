@@ -234,10 +234,9 @@ impl Candidates {
 fn terms_of(unit: &Unit, chunks: &[Arc<Chunk>], langs: &[Option<Lang>]) -> Vec<Term> {
     let chunk = &chunks[unit.chunk];
     let writing = langs[unit.chunk].and_then(Writing::in_lang);
-    let text = match unit.bytes.is_empty() {
-        true => chunk.title.as_deref().unwrap_or_default(),
-        false => unit.bytes.slice(&chunk.text),
-    };
+    let is_title = unit.bytes.is_empty();
+    let text =
+        if is_title { chunk.title.as_deref().unwrap_or_default() } else { unit.bytes.slice(&chunk.text) };
     text::terms_in(text, &[], writing)
 }
 

@@ -118,14 +118,9 @@ pub(super) fn measure_support(evidence: &Evidence) -> f32 {
     let (copied, paraphrased) =
         (log_odds_if_copied(evidence), log_odds_if_paraphrased(evidence, similarity_mean));
     if evidence.is_foreign {
-        let factor = match evidence.is_citable {
-            false => 0.0,
-            true if lacks_number(evidence) || evidence.has_other_number || evidence.negation_differs => {
-                FOREIGN_FACTOR
-            }
-            true => 1.0,
-        };
-        return factor * sigmoid(paraphrased - FOREIGN_LOG_ODDS);
+        let is_lacking = lacks_number(evidence) || evidence.has_other_number || evidence.negation_differs;
+        let factor = if is_lacking { FOREIGN_FACTOR } else { 1.0 };
+        return if evidence.is_citable { factor * sigmoid(paraphrased - FOREIGN_LOG_ODDS) } else { 0.0 };
     }
     let log_odds = if is_copied {
         copied
