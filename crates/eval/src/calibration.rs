@@ -213,7 +213,7 @@ impl Observed {
             let found = auroc(&answerable, &others);
             let least =
                 curve.missed.iter().find(|(share, _)| *share == 0.05).map_or(0.0, |(_, least)| *least);
-            let passes = others.iter().filter(|value| probability(&curve, **value as f32) >= least).count();
+            let passes = others.iter().filter(|value| curve.probability(**value as f32) >= least).count();
             let _ = writeln!(
                 out,
                 "answerable: AUROC {:.3} [{:.3}, {:.3}] on {} questions with and {} without an answer; where 5 % are missed, {passes} pass without one",
@@ -266,16 +266,11 @@ impl Observed {
             languages: self.languages(),
             missed: Vec::new(),
         };
-        let mut sorted: Vec<f32> =
-            answerable.iter().map(|&value| probability(&curve, value as f32)).collect();
+        let mut sorted: Vec<f32> = answerable.iter().map(|&value| curve.probability(value as f32)).collect();
         sorted.sort_by(f32::total_cmp);
         curve.missed = MISSED.map(|share| (share, sorted[(share * sorted.len() as f64) as usize])).to_vec();
         curve
     }
-}
-
-fn probability(curve: &AnswerableCurve, value: f32) -> f32 {
-    1.0 / (1.0 + (-(curve.slope * value + curve.bias)).exp())
 }
 
 fn mean(values: &[f32]) -> f32 {

@@ -70,7 +70,7 @@ async fn listed(sidecar: &Sidecar) -> Vec<String> {
 
 /// The ids that a search returns.
 async fn search(sidecar: &Sidecar, words: &str) -> Vec<String> {
-    let answer = sidecar.post("/v1/search", json!({"query": words})).await;
+    let answer = sidecar.post("/v1/search", json!({"query": words, "rank": "bm25"})).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
     let results = answer.json()["results"].as_array().expect("results").clone();
     results.iter().map(|result| result["id"].as_str().expect("an id").to_owned()).collect()

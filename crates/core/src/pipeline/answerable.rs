@@ -85,7 +85,7 @@ pub fn measure_answerable(
         !is_other(text::lang_of(&request.query)) && !is_other(reading.blocks.blocks[best.chunk].lang())
     });
     Ok(best.map(|BestPassage { value, chunk, bytes }| {
-        let probability = 1.0 / (1.0 + (-(curve.slope * value + curve.bias)).exp());
+        let probability = curve.probability(value);
         let least = least(&curve.missed, missed_max);
         Answerable { probability, answerable: probability >= least, least, chunk, bytes }
     }))

@@ -76,6 +76,13 @@ pub struct AnswerableCurve {
     pub missed: Vec<(f64, f32)>,
 }
 
+impl AnswerableCurve {
+    /// Returns the probability of the best passage's value.
+    pub fn probability(&self, value: f32) -> f32 {
+        1.0 / (1.0 + (-(self.slope * value + self.bias)).exp())
+    }
+}
+
 /// The error of a calibration that cannot be used.
 #[derive(Debug, Error)]
 pub enum CalibrationError {
