@@ -168,9 +168,9 @@ impl SearchAnswer {
     pub fn to_plain_text(&self) -> String {
         let results: Vec<String> = self.results.iter().map(|result| result.chunk.to_plain_text()).collect();
         let warning = match (results.is_empty(), self.related) {
-            (true, _) => Some("No registered chunk has a word of the question."),
+            (true, _) => Some("No registered chunk was found."),
             (_, Some(false)) => {
-                Some("None of the registered chunks seems to answer the question. These have words of it:")
+                Some("None of the registered chunks seems to answer the question. These come closest:")
             }
             _ => None,
         };
@@ -219,6 +219,6 @@ mod tests {
         assert_eq!(text(&[&chunk], None), fits);
         let warned = text(&[&chunk], Some(false));
         assert!(warned.starts_with("None of the registered chunks") && warned.ends_with(&fits), "{warned}");
-        assert_eq!(text(&[], None), "No registered chunk has a word of the question.");
+        assert_eq!(text(&[], None), "No registered chunk was found.");
     }
 }

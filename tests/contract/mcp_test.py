@@ -231,7 +231,9 @@ class Http(Tools, unittest.TestCase):
         result = self.call("search", {"query": "When was Cape Orrin Light completed?", "limit": 1})
         self.assertFalse(result.is_error, result)
         self.assertEqual(result.content[0].text, f"[mcp-history] Cape Orrin Light\n{CHUNKS[0]['text']}")
-        self.assertEqual(self.call("search", {"query": "xylophone"}).content[0].text, "No registered chunk has a word of the question.")
+        none = self.call("search", {"query": "xylophone"}).content[0].text
+        # The chunks have vectors once they have been read.
+        self.assertTrue(none.startswith(("None of the registered chunks seems to answer", "No registered chunk was found")), none)
         self.assertTrue(self.call("search", {"query": " "}).is_error)
 
     def test_an_answer_can_be_attributed_to_an_earlier_compression(self):

@@ -849,7 +849,8 @@ fn are_in_one_language(query: &str, of_chunks: impl IntoIterator<Item = Option<L
 
 /// Returns whether a question is certainly in another language than all chunks whose language is recognised.
 fn are_in_two_languages(query: &str, of_chunks: impl IntoIterator<Item = Option<Lang>>) -> bool {
-    let Some(lang) = text::sentence_lang(query).map(|found| found.lang) else { return false };
+    let certain = text::sentence_lang(query).filter(|found| found.is_sure);
+    let Some(lang) = certain.map(|found| found.lang) else { return false };
     let mut recognised = of_chunks.into_iter().flatten().peekable();
     recognised.peek().is_some() && recognised.all(|of_chunk| of_chunk != lang)
 }

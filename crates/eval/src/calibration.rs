@@ -242,9 +242,11 @@ impl Observed {
 
     /// The languages of enough questions.
     fn languages(&self) -> Vec<String> {
+        let all: usize = self.languages.values().sum();
         self.languages
             .iter()
-            .filter(|(_, rows)| **rows >= LANGUAGE_ROWS_MIN)
+            // A few questions of every language are taken for another one.
+            .filter(|(_, rows)| **rows >= LANGUAGE_ROWS_MIN.max(all / 10))
             .map(|(code, _)| code.clone())
             .collect()
     }

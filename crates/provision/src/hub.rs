@@ -17,6 +17,9 @@ use crate::http;
 /// The public hub.
 pub const PUBLIC_HUB: &str = "https://huggingface.co";
 
+/// The branch if none is named.
+const MAIN: &str = "main";
+
 /// The longest list of files that is read.
 const LIST_BYTES_MAX: u64 = 16 << 20;
 
@@ -54,7 +57,7 @@ impl FromStr for HubModel {
 
     /// Reads `ORGANIZATION/NAME` or `ORGANIZATION/NAME@REVISION`.
     fn from_str(text: &str) -> Result<Self, ProvisionError> {
-        let (repo, revision) = text.split_once('@').unwrap_or((text, "main"));
+        let (repo, revision) = text.split_once('@').unwrap_or((text, MAIN));
         // They become parts of a URL and of a path.
         let is_part = |part: &str| {
             let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
@@ -68,6 +71,13 @@ impl FromStr for HubModel {
             }
             _ => Err(ProvisionError::NotModel(text.to_owned())),
         }
+    }
+}
+
+impl std::fmt::Display for HubModel {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.write_str(&self.repo)?;
+        if self.revision == MAIN { Ok(()) } else { write!(f, "@{}", self.revision) }
     }
 }
 

@@ -246,7 +246,8 @@ impl Store {
         let mut by_id: HashMap<String, Hit> =
             hits.into_iter().map(|hit| (hit.chunk.id.clone(), hit)).collect();
         // What was found by words was within the limit, and comes first if not everything is.
-        let mut bytes: usize = by_id.values().map(|hit| hit.chunk.text.len()).sum();
+        let in_best = |id: &Arc<str>| by_id.get(&**id).map_or(0, |hit| hit.chunk.text.len());
+        let mut bytes: usize = best.iter().map(|(id, _)| in_best(id)).sum();
         let others: Vec<&Arc<str>> =
             best.iter().map(|(id, _)| id).filter(|id| !by_id.contains_key(&***id)).collect();
         'read: for ids in others.chunks(PAGE_READ_COUNT) {

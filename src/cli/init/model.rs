@@ -68,7 +68,7 @@ impl ModelChoice {
         match self {
             Self::Named(NamedModel::English) => "english".to_owned(),
             Self::Named(NamedModel::Multilingual) => "multilingual".to_owned(),
-            Self::Hub(model) => format!("hf:{}", model.repo()),
+            Self::Hub(model) => format!("hf:{model}"),
         }
     }
 
@@ -281,7 +281,9 @@ fn install_from_hub(
     )?;
     // What was fetched of other commits and never finished.
     for entry in fs::read_dir(&models).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with(&prefix) {
+        let name = entry.file_name();
+        let commit = name.to_str().and_then(|name| name.strip_prefix(&prefix)).unwrap_or_default();
+        if !commit.is_empty() && commit.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             fs::remove_dir_all(entry.path()).with_context(|| cannot("remove", &entry.path()))?;
         }
     }

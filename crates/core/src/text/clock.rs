@@ -62,6 +62,9 @@ fn term(bytes: ByteRange, time: &Time) -> Term {
     Term { bytes, folded, amount: Some(amount), is_unit: false, is_prefix: false, is_translated: false }
 }
 
+/// What makes a duration of hours and minutes.
+const MINUTES: [&str; 6] = ["m", "mn", "min", "mins", "minute", "minutes"];
+
 /// Returns the minutes of a time such as `7 h 30` or `7点30分`, and how many terms it has. `7 h`, `7 h 30 min` and `3点` may be durations or
 /// points.
 fn after_hour_sign(text: &str, terms: &[Term]) -> Option<(u16, usize)> {
@@ -76,7 +79,7 @@ fn after_hour_sign(text: &str, terms: &[Term]) -> Option<(u16, usize)> {
     let next = rest.get(1).filter(|next| SPACES.contains(&gap(found, next))).map_or("", |next| &next.folded);
     match (is_han, next) {
         (true, "分") => Some((minutes, 4)),
-        (false, next) if !next.starts_with('m') => Some((minutes, 3)),
+        (false, next) if !MINUTES.contains(&next) => Some((minutes, 3)),
         _ => None,
     }
 }

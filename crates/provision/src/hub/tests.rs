@@ -239,6 +239,10 @@ fn what_is_missing_is_named() {
 #[test]
 fn names_of_models_and_files_lead_nowhere_else() {
     assert_eq!(model("acme/small.v2@refs/pr/1").folder(), "acme--small.v2");
+    assert_eq!(
+        model("acme/small@v2").to_string() + &model("acme/small@main").to_string(),
+        "acme/small@v2acme/small"
+    );
     for wrong in ["", "small", "a/b/c", "../b", "a/..", "a/b@", "a/b@../c", "a/b?x", "a/b@v 1", "/b", "a/"] {
         assert!(wrong.parse::<HubModel>().is_err(), "{wrong}");
     }
