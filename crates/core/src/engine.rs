@@ -259,8 +259,8 @@ impl EngineBuilder {
             let on_cpu = OrtSettings { device: DeviceChoice::Cpu, forward: false, ..self.load.clone() };
             runtime = Arc::new(WithFallback::new(runtime, move || Ok(LoadedModel::load(&on_cpu)?.runtime())));
         }
-        self.settings.calibration = match Calibration::load(dir, &contract) {
-            _ if !self.is_calibrated => None,
+        let loaded = if self.is_calibrated { Calibration::load(dir, &contract) } else { Ok(None) };
+        self.settings.calibration = match loaded {
             // The model may have been exported anew since, or the program replaced.
             Err(error @ (CalibrationError::OtherModel { .. } | CalibrationError::OtherVersion { .. })) => {
                 tracing::warn!(%error, "the calibration is not used");

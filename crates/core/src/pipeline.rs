@@ -79,9 +79,7 @@ use self::select::Auto;
 use self::tokenize::QuestionText;
 use self::units::{Layouts, Unit};
 use self::validate::{InvalidRequest, RequestLimits};
-use crate::domain::{
-    Budget, Chunk, CompressRequest, Granularity, KeptSpan, Kind, Lang, Tenant, TokenizerName,
-};
+use crate::domain::{Budget, Chunk, CompressRequest, Granularity, KeptSpan, Kind, Tenant, TokenizerName};
 use crate::kv::block::Block;
 pub use crate::kv::codec::Codec;
 pub use crate::kv::store::BlockOrigins;
@@ -492,7 +490,7 @@ impl Pipeline {
         scores: &Scores,
         cancel: &Cancel,
     ) -> Result<Option<Answerable>, PipelineError> {
-        let calibration = self.calibration_for(&request.query, reading);
+        let calibration = self.calibration_for(reading);
         let Some(curve) = calibration.and_then(|calibration| calibration.answerable.as_ref()) else {
             return Ok(None);
         };
@@ -590,6 +588,9 @@ impl Pipeline {
         };
         let mentions =
             if decoder.is_none() { clock.stage("mentions", mentions) } else { Mentions::default() };
+        let is_calibrated = self.settings.calibration.as_ref().is_some_and(|calibration| {
+            calibration.holds_for(&request.query, blocks.blocks.iter().map(Block::lang))
+        });
         let neighbours = || Neighbours::find(&request.chunks);
         let neighbours =
             if decoder.is_none() { clock.stage("neighbours", neighbours) } else { Neighbours::default() };
@@ -606,6 +607,7 @@ impl Pipeline {
             mentions: Arc::new(mentions),
             neighbours: Arc::new(neighbours),
             logits_have_fixed_scale: decoder.is_none(),
+            is_calibrated,
             question_tokens: decoder.map_or(QuestionTokens::All, |decoder| decoder.question_tokens),
             lexical,
             scorer,
@@ -697,7 +699,7 @@ impl Pipeline {
             &reading.outlines,
             &scores,
             answerable.as_ref(),
-            self.calibration_for(&request.query, &reading),
+            self.calibration_for(&reading),
         );
         let Scores { chunks, are_probabilities, .. } = scores;
         Ok(Ranked { chunks, relevance, answerable, are_probabilities, sentences, tokens })
@@ -801,7 +803,7 @@ impl Pipeline {
             counter: &counter,
             text_costs: &self.text_costs,
             auto: self.settings.auto,
-            calibration: self.calibration_for(&request.query, reading),
+            calibration: self.calibration_for(reading),
             coverage: self.coverage_limits(),
             answerable,
             cancel,
@@ -810,24 +812,14 @@ impl Pipeline {
     }
 
     /// Returns the calibration of the model if its thresholds hold for a request.
-    fn calibration_for(&self, query: &str, reading: &Reading) -> Option<&Calibration> {
-        let langs = || reading.blocks.blocks.iter().map(Block::lang);
-        let is_told = |found: &&Calibration| {
-            let in_one = || are_in_one_language(query, langs());
-            if found.one_language { in_one() } else { !are_in_two_languages(query, langs()) }
-        };
-        self.settings.calibration.as_deref().filter(is_told)
+    fn calibration_for(&self, reading: &Reading) -> Option<&Calibration> {
+        self.settings.calibration.as_deref().filter(|_| reading.is_calibrated)
     }
 
     /// Returns the limits of budgets that promise a coverage; `None` if there are none for this model and its way of scoring.
-    pub fn coverage_limits(&self) -> Option<&CoverageLimits> {
+    fn coverage_limits(&self) -> Option<&CoverageLimits> {
         let limits = self.settings.calibration.as_ref()?.coverage.as_ref()?;
         (limits.estimator == self.estimator()).then_some(limits)
-    }
-
-    /// Returns the cosine that has the place of 0 in similarities; `None` if that was not fitted.
-    pub fn cosine_floor(&self) -> Option<f32> {
-        self.settings.calibration.as_ref().and_then(|calibration| calibration.cosine_floor)
     }
 }
 
@@ -836,23 +828,6 @@ fn unit_mean(vectors: ArrayView2<f32>) -> Vec<f32> {
     let Some(mean) = vectors.mean_axis(Axis(0)) else { return Vec::new() };
     let length = mean.dot(&mean).sqrt().max(f32::MIN_POSITIVE);
     (mean / length).to_vec()
-}
-
-/// Returns whether a question and its chunks are in one language, as far as it is recognised. Across languages, texts that belong together
-/// are as far apart as others are within one. The language of a question is the likeliest one: a question is too short for more.
-fn are_in_one_language(query: &str, of_chunks: impl IntoIterator<Item = Option<Lang>>) -> bool {
-    let likeliest =
-        text::sentence_lang(query).or_else(|| text::likely_lang_of(query)).map(|found| found.lang);
-    let mut recognised = of_chunks.into_iter().flatten().peekable();
-    recognised.peek().is_some() && recognised.all(|of_chunk| Some(of_chunk) == likeliest)
-}
-
-/// Returns whether a question is certainly in another language than all chunks whose language is recognised.
-fn are_in_two_languages(query: &str, of_chunks: impl IntoIterator<Item = Option<Lang>>) -> bool {
-    let certain = text::sentence_lang(query).filter(|found| found.is_sure);
-    let Some(lang) = certain.map(|found| found.lang) else { return false };
-    let mut recognised = of_chunks.into_iter().flatten().peekable();
-    recognised.peek().is_some() && recognised.all(|of_chunk| of_chunk != lang)
 }
 
 /// Returns one outcome per chunk, in the order of the result. `spans` `[chunk]` are the kept spans of each
@@ -875,23 +850,4 @@ fn chunk_outcomes(
         ChunkOutcome { index, kept, empty, unread: false, kind, lang, score, spans, repeats }
     };
     order.iter().map(outcome).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn languages_are_compared_as_far_as_they_are_recognised() {
-        let german = "Welche Behörde erteilt die Genehmigung für den Umbau des alten Hafengebäudes?";
-        let [de, en] = [b"deu", b"eng"].map(|code| Lang::from_bytes(*code));
-        assert!(are_in_one_language(german, [de, de]));
-        assert!(are_in_one_language(german, [de, None]), "a short text");
-        assert!(are_in_one_language("Wer hat das Haus gebaut?", [de]), "a short question");
-        assert!(!are_in_one_language(german, [de, en]));
-        assert!(!are_in_one_language(german, [en]));
-        assert!(!are_in_one_language(german, [None]), "nothing is known of the texts");
-        assert!(are_in_two_languages(german, [en, None]) && !are_in_two_languages(german, [en, de]));
-        assert!(!are_in_two_languages("Price?", [de]) && !are_in_two_languages(german, [None]));
-    }
 }

@@ -10,7 +10,9 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::conformal::CoverageLimits;
+use crate::domain::Lang;
 use crate::model::contract::Contract;
+use crate::text;
 
 /// The calibration of a model, in its folder.
 pub const CALIBRATION_FILE: &str = "calibration.toml";
@@ -217,6 +219,15 @@ impl Calibration {
         Ok(found)
     }
 
+    /// Returns whether the thresholds hold for a question over chunks of these languages; `None` is one that is not recognised.
+    pub fn holds_for(&self, query: &str, of_chunks: impl IntoIterator<Item = Option<Lang>>) -> bool {
+        if self.one_language {
+            are_in_one_language(query, of_chunks)
+        } else {
+            !are_in_two_languages(query, of_chunks)
+        }
+    }
+
     /// Returns what a cosine is on a scale on which texts that have nothing in common are near 0.3 and the same text is 1: the scale of
     /// all-MiniLM-L6-v2, for which the evidence of verdicts is weighed.
     pub fn similarity(cosine: f32, floor: f32) -> f32 {
@@ -239,6 +250,23 @@ impl Calibration {
             Err(cause) => Err(CalibrationError::File { file, cause }),
         }
     }
+}
+
+/// Returns whether a question and its chunks are in one language, as far as it is recognised. Across languages, texts that belong together
+/// are as far apart as others are within one. The language of a question is the likeliest one: a question is too short for more.
+fn are_in_one_language(query: &str, of_chunks: impl IntoIterator<Item = Option<Lang>>) -> bool {
+    let likeliest =
+        text::sentence_lang(query).or_else(|| text::likely_lang_of(query)).map(|found| found.lang);
+    let mut recognised = of_chunks.into_iter().flatten().peekable();
+    recognised.peek().is_some() && recognised.all(|of_chunk| Some(of_chunk) == likeliest)
+}
+
+/// Returns whether a question is certainly in another language than all chunks whose language is recognised.
+fn are_in_two_languages(query: &str, of_chunks: impl IntoIterator<Item = Option<Lang>>) -> bool {
+    let certain = text::sentence_lang(query).filter(|found| found.is_sure);
+    let Some(lang) = certain.map(|found| found.lang) else { return false };
+    let mut recognised = of_chunks.into_iter().flatten().peekable();
+    recognised.peek().is_some() && recognised.all(|of_chunk| of_chunk != lang)
 }
 
 #[cfg(test)]
@@ -315,5 +343,18 @@ mod tests {
         }
         let coverage = format!("{head}[coverage]\nestimator = \"e\"\nrows = 2\nlimits = [2.0, 1.0]");
         assert!(refusal(&coverage).contains("coverage.limits"));
+    }
+    #[test]
+    fn languages_are_compared_as_far_as_they_are_recognised() {
+        let german = "Welche Behörde erteilt die Genehmigung für den Umbau des alten Hafengebäudes?";
+        let [de, en] = [b"deu", b"eng"].map(|code| Lang::from_bytes(*code));
+        assert!(are_in_one_language(german, [de, de]));
+        assert!(are_in_one_language(german, [de, None]), "a short text");
+        assert!(are_in_one_language("Wer hat das Haus gebaut?", [de]), "a short question");
+        assert!(!are_in_one_language(german, [de, en]));
+        assert!(!are_in_one_language(german, [en]));
+        assert!(!are_in_one_language(german, [None]), "nothing is known of the texts");
+        assert!(are_in_two_languages(german, [en, None]) && !are_in_two_languages(german, [en, de]));
+        assert!(!are_in_two_languages("Price?", [de]) && !are_in_two_languages(german, [None]));
     }
 }

@@ -52,6 +52,8 @@ pub struct Reading {
     /// Whether raw logits have a fixed scale, so that one logit alone says how similar two tokens are. True
     /// for encoders, whose logits are cosines; false for decoders.
     pub logits_have_fixed_scale: bool,
+    /// Whether the thresholds of the model's calibration hold for the languages of question and chunks. False for the sentences of an answer.
+    pub is_calibrated: bool,
     /// The tokens of the question whose RC ranks chunks and units. For a sentence of an answer these are all.
     pub question_tokens: QuestionTokens,
     /// The RC of the lexical head. `None` if it scores no word of the question, and for decoders.

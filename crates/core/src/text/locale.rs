@@ -8,29 +8,15 @@ use text2num::Language;
 use unicode_segmentation::UnicodeSegmentation as _;
 
 use super::numbers::{self, Spelled};
+use super::terms::MONTHS;
 use super::{LikelyLang, Term};
 use crate::domain::{ByteRange, Lang};
 
 /// What may be between the groups of a number, or between a number and a scale.
-const SPACES: [&str; 4] = [" ", "\u{a0}", "\u{202f}", "\u{2009}"];
+const SPACES: [char; 4] = [' ', '\u{a0}', '\u{202f}', '\u{2009}'];
 
 /// The sign of months after their number, in Chinese and Japanese.
 const MONTH_SIGN: &str = "月";
-
-const MONTHS: [&str; 12] = [
-    "january",
-    "february",
-    "march",
-    "april",
-    "may",
-    "june",
-    "july",
-    "august",
-    "september",
-    "october",
-    "november",
-    "december",
-];
 
 /// How many words may be between a month and its day or year: `3 de agosto de 2019`.
 const DATE_WORDS: usize = 2;
@@ -197,26 +183,13 @@ impl Writing {
         if !self.locale.has_decimal_comma {
             return None;
         }
-        let word = &*word.replace('\u{202f}', "");
-        let (sign, number) = word.strip_prefix(['-', '\u{2212}']).map_or(("", word), |number| ("-", number));
-        let (whole, decimals) =
-            number.split_once(',').map_or((number, None), |(whole, rest)| (whole, Some(rest)));
-        let is_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-        let groups: Vec<&str> = whole.split('.').collect();
-        let is_grouped =
-            groups.len() > 1 && groups[0].len() <= 3 && groups[1..].iter().all(|group| group.len() == 3);
-        if !groups.iter().copied().all(is_digits)
-            || (groups.len() > 1 && !is_grouped)
-            || !decimals.is_none_or(is_digits)
-        {
-            return None;
-        }
-        if groups.len() == 1 && decimals.is_none() {
-            return None;
-        }
-        let decimals = decimals.unwrap_or_default().trim_end_matches('0');
-        let point = if decimals.is_empty() { "" } else { "." };
-        Some(format!("{sign}{}{point}{decimals}", groups.concat()))
+        let in_english = |c: char| match c {
+            '.' => ',',
+            ',' => '.',
+            '\u{2212}' => '-',
+            c => c,
+        };
+        numbers::value(&word.chars().map(in_english).collect::<String>())
     }
 
     /// Returns the English name of the month or weekday at an index. A month stands near a number, and where such names are written small, a
@@ -241,18 +214,20 @@ impl Writing {
             let month: usize = before.folded.parse().ok()?;
             return Some(((*MONTHS.get(month.checked_sub(1)?)?).to_owned(), true));
         }
-        let is_near = gap.is_empty() || SPACES.contains(&gap);
-        if let (true, Some(Meaning::Scale(power))) = (is_near, self.locale.words.get(&*term.folded)) {
+        let is_space = gap.strip_prefix(SPACES) == Some("");
+        if let (true, Some(Meaning::Scale(power))) =
+            (is_space || gap.is_empty(), self.locale.words.get(&*term.folded))
+        {
             return numbers::times_power(&before.folded, *power).map(|value| (value, false));
         }
         // "2 400": a group has three digits, and the one before it at most three.
         let (group, decimals) = word.split_once(',').unwrap_or((word, ""));
         let is_group = self.locale.has_decimal_comma
-            && SPACES.contains(&gap)
+            && is_space
             && group.len() == 3
             && [group, decimals].concat().bytes().all(|byte| byte.is_ascii_digit());
         let written = before.bytes.slice(text);
-        let last = written.rsplit([' ', '\u{a0}', '\u{202f}', '\u{2009}']).next().unwrap_or(written);
+        let last = written.rsplit(SPACES).next().unwrap_or(written);
         // With plain spaces, three groups may be the cells of a table.
         let is_cell = |neighbour: Option<char>| gap == " " && neighbour.is_some_and(|c| c.is_ascii_digit());
         let after = text[term.bytes.end..].strip_prefix(' ').and_then(|rest| rest.chars().next());
@@ -267,9 +242,8 @@ impl Writing {
         if !(is_group && can_go_on) {
             return None;
         }
-        let decimals = decimals.trim_end_matches('0');
-        let point = if decimals.is_empty() { "" } else { "." };
-        Some((format!("{}{group}{point}{decimals}", before.folded), false))
+        let both = format!("{}{}", before.folded, word.replace(',', "."));
+        numbers::value(&both).map(|value| (value, false))
     }
 }
 

@@ -12,6 +12,24 @@ use super::numbers::{self, Spelled};
 use super::{clock, hyphens, locale};
 use crate::domain::ByteRange;
 
+const WEEKDAYS: [&str; 7] = ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"];
+
+/// The names of the months, in their order.
+pub(super) const MONTHS: [&str; 12] = [
+    "january",
+    "february",
+    "march",
+    "april",
+    "may",
+    "june",
+    "july",
+    "august",
+    "september",
+    "october",
+    "november",
+    "december",
+];
+
 /// A word of a text in normalized form.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Term {
@@ -274,28 +292,7 @@ impl Term {
 
     /// Returns whether the term is the name of a weekday or a month. `may` and `march` are words, too.
     pub fn is_calendar(&self) -> bool {
-        const NAMES: [&str; 19] = [
-            "monday",
-            "tuesday",
-            "wednesday",
-            "thursday",
-            "friday",
-            "saturday",
-            "sunday",
-            "january",
-            "february",
-            "march",
-            "april",
-            "may",
-            "june",
-            "july",
-            "august",
-            "september",
-            "october",
-            "november",
-            "december",
-        ];
-        NAMES.contains(&&*self.folded)
+        WEEKDAYS.contains(&&*self.folded) || MONTHS.contains(&&*self.folded)
     }
 
     /// Returns whether the term contains a digit.

@@ -168,6 +168,7 @@ pub(super) fn score(
         mentions: Arc::default(),
         neighbours: Arc::default(),
         logits_have_fixed_scale: info.decoder.is_none(),
+        is_calibrated: false,
         question_tokens: QuestionTokens::All,
         // Words of the answer are compared with those of the chunks in any script.
         lexical: None,
