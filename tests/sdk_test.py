@@ -120,7 +120,7 @@ class Documented(unittest.TestCase):
         examples = re.findall(r"^### `(\w+)`\n(.*?)^```json\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
         self.assertEqual(len(examples), 6)
         for dialect, words, example in examples:
-            answer = re.search(r"the answer is `(.*?)`", words)
+            answer = re.search(r"the answer is\s+`(.*?)`", words)
             options = {"format": dialect} | ({"answer": answer[1]} if answer else {})
             with self.subTest(dialect):
                 found = attribute(**{**request, **options})["formatted"]
