@@ -53,11 +53,11 @@ BYTECODE    := PYTHONPYCACHEPREFIX="$(CURDIR)/target/pycache"
 # The source files of this repository, without what is built or fetched.
 OURS := find . \( -path ./target -o -name node_modules -o -path ./models/.cache -o -name .venv -o -name .git \) -prune -o -type f
 
-.PHONY: help provision build model install docs operate deploy demo decoder serve test client agents lint audit fuzz bench soak hostile web typescript types screenshots eval clean distclean \
+.PHONY: help provision build model install docs operate deploy demo decoder serve test client kv-engines agents lint audit fuzz bench soak hostile web typescript types screenshots eval clean distclean \
   python recent-python cargo gpu redis packages sdk frameworks litellm traces contract generators type-tools kv_export audit-tools
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | awk -F '\t' '{ printf "  make %-11s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | awk -F '\t' '{ printf "  make %-11s %s\n", $$1, $$2 }'
 
 provision: python ## fetch the pinned ONNX Runtime and default model (once; checked by SHA-256)
 	@$(PYTHON) models/provision.py $(if $(GPU),--gpu)
@@ -110,6 +110,19 @@ client: provision frameworks litellm traces contract generators type-tools kv_ex
 	  $(STAGE) "a Python client that is generated from the OpenAPI document" "10 seconds" $(UNITTEST) tests/generators
 	@$(WITH_RUNTIME) $(BYTECODE) PYTHONPATH="$(CURDIR)/$(KV_EXPORT):$(CURDIR)/clients/python/src:$(CURDIR)/tests" \
 	  $(STAGE) "exported keys and values in transformers" "2 minutes" $(UNITTEST) tests/kv_export
+
+# vLLM and llama.cpp take 6 GB, so this is not part of `make test`.
+kv-engines: KV_ENGINES := models/.cache/kv_engines
+kv-engines: provision recent-python ## load exported keys and values into vLLM and llama.cpp; needs target/debug/thresher
+	@cmp -s tests/kv_engines/requirements.txt "$(KV_ENGINES)/requirements.txt" || { \
+	  echo "$(KV_ENGINES): installing the packages of tests/kv_engines/requirements.txt" >&2 && rm -rf "$(KV_ENGINES)" && \
+	  $(PYTHON) -m venv "$(KV_ENGINES)" && \
+	  "$(KV_ENGINES)/bin/python" -m pip install --quiet --no-input --disable-pip-version-check --no-cache-dir --no-deps --no-compile \
+	    -r tests/kv_engines/requirements.txt && \
+	  cp tests/kv_engines/requirements.txt "$(KV_ENGINES)/requirements.txt"; }
+	@$(WITH_RUNTIME) $(BYTECODE) PYTHONPATH="$(CURDIR)/clients/python/src:$(CURDIR)/tests" \
+	  $(STAGE) "exported keys and values in vLLM and llama.cpp" "2 minutes" \
+	  "$(KV_ENGINES)/bin/python" -m unittest discover -p '*_test.py' -s tests/kv_engines
 
 agents: provision ## replay recorded sessions of agents through the daemon, and through Headroom beside; needs target/debug/thresher
 	$(call fetched,tests/agents/requirements.txt,$(HEADROOM))

@@ -57,7 +57,7 @@ class Recipes(unittest.TestCase):
         recipes = {path.name: path.read_text() for path in RECIPES.rglob("*.py")}
         sources = [[name for name, recipe in recipes.items() if block in recipe] for block in shown]
         self.assertNotIn([], sources, "a block is not part of any recipe")
-        shown_elsewhere = {"with_async_client.py", "with_smollm2.py"}
+        shown_elsewhere = {"with_async_client.py", "with_llama_cpp.py", "with_smollm2.py", "with_vllm.py"}
         self.assertEqual({name for names in sources for name in names} | shown_elsewhere, set(recipes))
 
 
