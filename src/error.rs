@@ -95,14 +95,14 @@ impl From<&InvalidRequest> for ErrorCode {
         match invalid {
             InvalidRequest::QueryEmpty
             | InvalidRequest::QueryUnreadable
-            | InvalidRequest::KvPromptEmpty
+            | InvalidRequest::KvTextEmpty { .. }
             | InvalidRequest::ChunksEmpty
             | InvalidRequest::AnswerEmpty
             | InvalidRequest::SpansEmpty
             | InvalidRequest::SpanEmpty { .. } => Self::FieldEmpty,
             InvalidRequest::QueryTooLong { .. }
             | InvalidRequest::QueryBeyondModel { .. }
-            | InvalidRequest::KvPromptTooLong { .. }
+            | InvalidRequest::KvTextTooLong { .. }
             | InvalidRequest::InputTooLong { .. }
             | InvalidRequest::BlocksTooLarge { .. }
             | InvalidRequest::ChunkTooLong { .. }
@@ -126,7 +126,8 @@ impl From<&InvalidRequest> for ErrorCode {
             | InvalidRequest::RatioOutOfRange { .. }
             | InvalidRequest::CoverageOutOfRange { .. }
             | InvalidRequest::MissedOutOfRange { .. }
-            | InvalidRequest::KvShareOutOfRange { .. } => Self::OutOfRange,
+            | InvalidRequest::KvShareOutOfRange { .. }
+            | InvalidRequest::KvRecomputeOutOfRange { .. } => Self::OutOfRange,
             InvalidRequest::BudgetImpossible { .. } | InvalidRequest::KvBudgetTooSmall { .. } => {
                 Self::BudgetImpossible
             }

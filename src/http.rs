@@ -9,6 +9,7 @@ mod deletion;
 mod error;
 mod health;
 mod keys;
+mod kv;
 #[cfg(feature = "mcp")]
 mod mcp;
 mod memory;
@@ -92,7 +93,7 @@ fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
         ("/headroom/v1/usage", get(usage::show).post(usage::take)),
         (health::HEADROOM_PATH, get(health::handle)),
         ("/v1/savings", get(savings::show)),
-        ("/v1/kv/{handle}", get(compress::fetch_export)),
+        ("/v1/kv/{handle}", get(kv::fetch)),
         ("/v1/models", get(middleware::models::handle)),
         ("/v1/chat/completions", post(middleware::chat)),
         ("/v1/responses", post(middleware::responses)),

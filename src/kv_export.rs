@@ -4,7 +4,9 @@
 use std::ops::Range;
 
 use bytes::Bytes;
-use half::f16;
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use thresher_core::domain::Chunk;
@@ -25,6 +27,54 @@ pub struct KvExportSettings {
 impl Default for KvExportSettings {
     fn default() -> Self {
         Self { bytes_max: 268_435_456, expire_s: 600 }
+    }
+}
+
+/// The number format of the keys and values of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum KvDtype {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl KvDtype {
+    /// The name of the format in a safetensors file.
+    fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "F32",
+            Self::F16 => "F16",
+            Self::Bf16 => "BF16",
+        }
+    }
+
+    /// The bytes of a number.
+    fn size(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+
+    /// Writes `values` to `out`, little-endian. `out` has as many numbers.
+    fn write(self, values: &[f32], out: &mut [u8]) {
+        match self {
+            Self::F32 => {
+                let numbers = out.as_chunks_mut().0.iter_mut().zip(values);
+                numbers.for_each(|(to, value)| *to = value.to_le_bytes());
+            }
+            Self::F16 => {
+                let mut halves = vec![f16::ZERO; values.len()];
+                halves.convert_from_f32_slice(values);
+                let numbers = out.as_chunks_mut().0.iter_mut().zip(halves);
+                numbers.for_each(|(to, half)| *to = half.to_le_bytes());
+            }
+            Self::Bf16 => {
+                let numbers = out.as_chunks_mut().0.iter_mut().zip(values);
+                numbers.for_each(|(to, value)| *to = bf16::from_f32(*value).to_le_bytes());
+            }
+        }
     }
 }
 
@@ -53,8 +103,7 @@ struct Layout {
     head_dim: usize,
     /// Number of special tokens before the first chunk.
     prefix: usize,
-    /// Whether keys and values are F16, not F32.
-    is_f16: bool,
+    dtype: KvDtype,
 }
 
 /// A part of the file: its header or one of its tensors.
@@ -69,6 +118,8 @@ enum Tensor {
     Chunks,
     Windows,
     Offsets,
+    /// `[token]`: 1 if the token was computed again with the other chunks in sight, otherwise 0.
+    Recomputed,
     /// `[kv_head]`: the number of rows of each head; only if heads keep different tokens.
     Counts(usize),
     /// `[row]`: the token of each row; only if heads keep different tokens.
@@ -79,24 +130,27 @@ enum Tensor {
 
 impl KvExportFile {
     /// Creates the file of `export`, which holds `chunks` in this order. `kept` says which keys each head keeps; `None` keeps all.
+    /// `dtype` is the number format of keys and values; `None` stands for F32 if the cache has F32, otherwise for F16.
     ///
     /// # Panics
     /// Panics if the model of `pipeline` is not a decoder: only chunks of a decoder are exported.
     pub fn new(
         export: KvExport,
         kept: Option<KeyMask>,
+        dtype: Option<KvDtype>,
         chunks: &[impl AsRef<Chunk>],
         pipeline: &Pipeline,
     ) -> Self {
         let info = pipeline.model();
         let decoder = info.decoder.as_ref().expect("only chunks of a decoder are exported");
+        let of_cache = if pipeline.settings().codec == Codec::F32 { KvDtype::F32 } else { KvDtype::F16 };
         let layout = Layout {
             layers: decoder.layers,
             kv_heads: decoder.kv_heads,
             planes: decoder.planes(),
             head_dim: info.head_dim,
             prefix: decoder.prefix_tokens(),
-            is_f16: pipeline.settings().codec != Codec::F32,
+            dtype: dtype.unwrap_or(of_cache),
         };
         let ids: Vec<&str> = chunks.iter().map(|chunk| &*chunk.as_ref().id).collect();
         let mut metadata = json!({
@@ -109,6 +163,7 @@ impl KvExportFile {
             "kv_heads": layout.kv_heads.to_string(),
             "head_dim": layout.head_dim.to_string(),
             "next_position": export.next_position.to_string(),
+            "exact": export.is_exact().to_string(),
             "rotary_frequencies": json!(decoder.rotary.as_ref().map(|rotary| &rotary.global.frequencies)).to_string(),
         });
         if let Some(local) = decoder.rotary.as_ref().and_then(|rotary| rotary.local.as_ref()) {
@@ -119,7 +174,7 @@ impl KvExportFile {
         header.insert("__metadata__".to_owned(), metadata);
         for tensor in file.tensors() {
             let end = offset + file.bytes_of(tensor);
-            let entry = json!({"dtype": file.dtype(tensor), "shape": file.shape_of(tensor), "data_offsets": [offset, end]});
+            let entry = json!({"dtype": file.dtype_of(tensor).map_or("I32", KvDtype::name), "shape": file.shape_of(tensor), "data_offsets": [offset, end]});
             header.insert(tensor.name(), entry);
             offset = end;
         }
@@ -139,7 +194,7 @@ impl KvExportFile {
     /// Returns the bytes of memory that the export takes. Blocks that the cache holds as well are counted in full.
     pub fn bytes(&self) -> usize {
         let kept = self.kept.as_ref().map_or(0, |kept| kept.view().len());
-        self.export.block_bytes() + kept + self.header.len() + size_of_val(&*self.export.tokens)
+        self.export.bytes() + kept + self.header.len()
     }
 
     /// Returns the number of tokens, including the special tokens before the chunks.
@@ -152,10 +207,41 @@ impl KvExportFile {
         self.kept.as_ref().map_or(1.0, KeyMask::share)
     }
 
-    /// Returns the parts of the file in their order: the header, then the tensors.
-    pub fn parts(&self) -> Vec<FilePart> {
-        let tensors = self.tensors().into_iter().map(|tensor| FilePart(Some(tensor)));
-        std::iter::once(FilePart(None)).chain(tensors).collect()
+    /// Returns the number of tokens that were computed again.
+    pub fn recomputed(&self) -> usize {
+        self.export.recomputed().len()
+    }
+
+    /// Returns whether keys and values are those that the model would compute in a prompt.
+    pub fn is_exact(&self) -> bool {
+        self.export.is_exact()
+    }
+
+    /// Returns the number format of keys and values.
+    pub fn dtype(&self) -> KvDtype {
+        self.layout.dtype
+    }
+
+    /// Returns the ids of all tokens, special tokens first.
+    pub fn token_ids(&self, pipeline: &Pipeline) -> Vec<u32> {
+        let prefix = pipeline.model().decoder.as_ref().map_or(&[][..], |decoder| &decoder.prefix);
+        prefix.iter().copied().chain(self.export.tokens.iter().map(|token| token.id)).collect()
+    }
+
+    /// Returns the parts of the file that have bytes in `range`, in their order, and which bytes of each part are in it. The first part
+    /// of a file is its header, the others are its tensors.
+    pub fn parts(&self, range: &Range<usize>) -> Vec<(FilePart, Range<usize>)> {
+        let header = (FilePart(None), self.header.len());
+        let tensors =
+            self.tensors().into_iter().map(|tensor| (FilePart(Some(tensor)), self.bytes_of(tensor)));
+        let mut start = 0;
+        let within = |(part, bytes): (FilePart, usize)| {
+            let from = range.start.clamp(start, start + bytes) - start;
+            let to = range.end.clamp(start, start + bytes) - start;
+            start += bytes;
+            (from < to).then_some((part, from..to))
+        };
+        std::iter::once(header).chain(tensors).filter_map(within).collect()
     }
 
     /// Returns the bytes of `part`: the largest part is the keys, or the values, of one layer.
@@ -165,8 +251,14 @@ impl KvExportFile {
 
     /// The tensors in their order in the file: those of 32-bit numbers first, so that every tensor is aligned.
     fn tensors(&self) -> Vec<Tensor> {
-        let mut tensors =
-            vec![Tensor::TokenIds, Tensor::Positions, Tensor::Chunks, Tensor::Windows, Tensor::Offsets];
+        let mut tensors = vec![
+            Tensor::TokenIds,
+            Tensor::Positions,
+            Tensor::Chunks,
+            Tensor::Windows,
+            Tensor::Offsets,
+            Tensor::Recomputed,
+        ];
         let layers = 0..self.layout.layers;
         if self.kept.is_some() {
             tensors.extend(layers.clone().flat_map(|layer| [Tensor::Counts(layer), Tensor::Tokens(layer)]));
@@ -175,18 +267,17 @@ impl KvExportFile {
         tensors
     }
 
-    fn dtype(&self, tensor: Tensor) -> &'static str {
-        match tensor {
-            Tensor::Keys(_) | Tensor::Values(_) if self.layout.is_f16 => "F16",
-            Tensor::Keys(_) | Tensor::Values(_) => "F32",
-            _ => "I32",
-        }
+    /// The number format of a tensor of keys or values; `None`: the tensor has 32-bit integers.
+    fn dtype_of(&self, tensor: Tensor) -> Option<KvDtype> {
+        matches!(tensor, Tensor::Keys(_) | Tensor::Values(_)).then_some(self.layout.dtype)
     }
 
     fn shape_of(&self, tensor: Tensor) -> Vec<usize> {
         let Layout { kv_heads, head_dim, .. } = self.layout;
         match tensor {
-            Tensor::TokenIds | Tensor::Positions | Tensor::Chunks | Tensor::Windows => vec![self.tokens()],
+            Tensor::TokenIds | Tensor::Positions | Tensor::Chunks | Tensor::Windows | Tensor::Recomputed => {
+                vec![self.tokens()]
+            }
             Tensor::Offsets => vec![self.tokens(), 2],
             Tensor::Counts(_) => vec![kv_heads],
             Tensor::Tokens(layer) => vec![self.rows(layer).iter().map(Vec::len).sum()],
@@ -198,7 +289,7 @@ impl KvExportFile {
     }
 
     fn bytes_of(&self, tensor: Tensor) -> usize {
-        let size = if self.dtype(tensor) == "F16" { 2 } else { 4 };
+        let size = self.dtype_of(tensor).map_or(size_of::<i32>(), KvDtype::size);
         self.shape_of(tensor).iter().product::<usize>() * size
     }
 
@@ -218,21 +309,27 @@ impl KvExportFile {
 
     fn data(&self, tensor: Tensor, pipeline: &Pipeline) -> Bytes {
         let prefix = pipeline.model().decoder.as_ref().map_or(&[][..], |decoder| &decoder.prefix);
-        let of_tokens = |special: fn(u32) -> i32, of_chunk: fn(&KvExportToken) -> i32| {
-            let special = prefix.iter().map(|&id| special(id));
-            integers(special.chain(self.export.tokens.iter().map(of_chunk)))
+        let of_tokens = |of_chunk: fn(&KvExportToken) -> i32| {
+            integers(prefix.iter().map(|_| NONE).chain(self.export.tokens.iter().map(of_chunk)))
         };
         match tensor {
-            Tensor::TokenIds => of_tokens(|id| id as i32, |token| token.id as i32),
+            Tensor::TokenIds => integers(self.token_ids(pipeline).into_iter().map(|id| id as i32)),
             Tensor::Positions => integers(0..self.tokens() as i32),
-            Tensor::Chunks => of_tokens(|_| NONE, |token| token.chunk as i32),
-            Tensor::Windows => of_tokens(|_| NONE, |token| token.window as i32),
+            Tensor::Chunks => of_tokens(|token| token.chunk.map_or(NONE, |chunk| chunk as i32)),
+            Tensor::Windows => of_tokens(|token| token.window as i32),
             Tensor::Offsets => {
                 let special = prefix.iter().flat_map(|_| [NONE, NONE]);
                 let of_chunks = self.export.tokens.iter().flat_map(|token| {
                     token.bytes.map_or([NONE, NONE], |bytes| [bytes.start as i32, bytes.end as i32])
                 });
                 integers(special.chain(of_chunks))
+            }
+            Tensor::Recomputed => {
+                let mut is_recomputed = vec![0; self.tokens()];
+                for &token in self.export.recomputed() {
+                    is_recomputed[self.layout.prefix + token] = 1;
+                }
+                integers(is_recomputed)
             }
             Tensor::Counts(layer) => integers(self.rows(layer).iter().map(|rows| rows.len() as i32)),
             Tensor::Tokens(layer) => {
@@ -245,17 +342,20 @@ impl KvExportFile {
 
     /// Reads the `planes` of one layer's keys or values, `[token, head_dim]` each, and writes the rows that each head keeps.
     fn planes(&self, planes: Range<usize>, layer: usize, pipeline: &Pipeline) -> Bytes {
-        let dim = self.layout.head_dim;
+        let Layout { head_dim: dim, dtype, .. } = self.layout;
         let mut plane = vec![0.0_f32; self.tokens() * dim];
-        let mut out = Vec::with_capacity(self.bytes_of(Tensor::Keys(layer)));
+        let mut out = vec![0; self.bytes_of(Tensor::Keys(layer))];
+        let mut rest = &mut out[..];
         for (index, rows) in planes.zip(self.rows(layer)) {
             self.export.read_plane(pipeline, index, &mut plane);
-            for value in rows.iter().flat_map(|&row| &plane[row * dim..(row + 1) * dim]) {
-                if self.layout.is_f16 {
-                    out.extend(f16::from_f32(*value).to_le_bytes())
-                } else {
-                    out.extend(value.to_le_bytes())
-                }
+            let written;
+            (written, rest) = rest.split_at_mut(rows.len() * dim * dtype.size());
+            if rows.len() == self.tokens() {
+                dtype.write(&plane, written);
+            } else {
+                let kept: Vec<f32> =
+                    rows.iter().flat_map(|&row| &plane[row * dim..(row + 1) * dim]).copied().collect();
+                dtype.write(&kept, written);
             }
         }
         out.into()
@@ -270,6 +370,7 @@ impl Tensor {
             Self::Chunks => "chunks".to_owned(),
             Self::Windows => "windows".to_owned(),
             Self::Offsets => "offsets".to_owned(),
+            Self::Recomputed => "recomputed".to_owned(),
             Self::Counts(layer) => format!("layers.{layer}.counts"),
             Self::Tokens(layer) => format!("layers.{layer}.tokens"),
             Self::Keys(layer) => format!("layers.{layer}.key"),
@@ -278,6 +379,6 @@ impl Tensor {
     }
 }
 
-fn integers(values: impl Iterator<Item = i32>) -> Bytes {
-    values.flat_map(i32::to_le_bytes).collect::<Vec<u8>>().into()
+fn integers(values: impl IntoIterator<Item = i32>) -> Bytes {
+    values.into_iter().flat_map(i32::to_le_bytes).collect::<Vec<u8>>().into()
 }

@@ -4,8 +4,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use thresher_core::pipeline::evict::{Eviction, HeadBudget};
 
-use super::request::choice;
+use super::request::{Word, choice};
 use crate::error::{ApiError, ErrorCode};
+use crate::kv_export::KvDtype;
 
 /// What an answer has beside the context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -50,48 +51,73 @@ pub(super) struct KvBody {
     /// For `heads`: the number of last tokens that every head keeps. Default: 4, but at most a sixteenth of the kept keys.
     #[serde(default)]
     recent: Option<usize>,
-    /// For `heads`: the text that the model will read after the chunks, with the question and what its chat template puts around it.
-    /// Special tokens in it are read as such. Default: `query`.
+    /// The share of the tokens that the model computes again with the other chunks in sight, those with the highest RC for the question
+    /// first, 0 to 1. The first chunk needs none. Default: 0.15.
+    #[serde(default)]
+    #[schemars(extend("minimum" = 0, "maximum" = 1))]
+    recompute: Option<f64>,
+    /// The number format of keys and values in the file. Default: f32 if the cache has f32 (`blocks.codec`), otherwise f16.
+    #[serde(default)]
+    #[schemars(with = "Option<KvDtype>")]
+    dtype: Option<Word<KvDtype>>,
+    /// For `chunks`: the text in front of the chunks, such as the beginning of a chat template with the system prompt. Special tokens in
+    /// it are read as such. Default: none.
+    #[serde(default)]
+    before: Option<String>,
+    /// The text that the model will read after the chunks, with the question and what its chat template puts around it. Special tokens in
+    /// it are read as such. RC is computed for this text. Default: `query`.
     #[serde(default)]
     prompt: Option<String>,
 }
 
 /// Which keys and values of the kept chunks a request asks for.
 #[derive(Debug, Clone, PartialEq)]
-pub enum KvWanted {
-    /// The keys and values of all tokens.
-    Chunks,
-    /// Those with the highest RC for the question, in each layer and head.
-    Heads {
-        eviction: Eviction,
-        /// The text that the model will read after the chunks; `None` stands for the question alone.
-        prompt: Option<String>,
-    },
+pub struct KvWanted {
+    /// Exports only the keys with the highest RC for the question, in each layer and head. `None` exports those of all tokens.
+    pub eviction: Option<Eviction>,
+    /// The share of the tokens that are computed again.
+    pub recompute: f64,
+    /// The number format of the file; `None` stands for that of the cache.
+    pub dtype: Option<KvDtype>,
+    /// The text in front of the chunks; `None`: the chunks are first.
+    pub before: Option<String>,
+    /// The text that the model will read after the chunks; `None` stands for the question alone.
+    pub prompt: Option<String>,
+}
+
+impl Default for KvWanted {
+    fn default() -> Self {
+        Self { eviction: None, recompute: Self::RECOMPUTE_DEFAULT, dtype: None, before: None, prompt: None }
+    }
 }
 
 impl KvWanted {
     /// The share of the keys that heads keep by default.
     const RATIO_DEFAULT: f64 = 0.25;
+    /// The share of the tokens that are computed again by default.
+    const RECOMPUTE_DEFAULT: f64 = 0.15;
 
     /// The policy as the request names it.
     pub fn policy(&self) -> KvPolicy {
-        match self {
-            Self::Chunks => KvPolicy::Chunks,
-            Self::Heads { .. } => KvPolicy::Heads,
-        }
+        if self.eviction.is_some() { KvPolicy::Heads } else { KvPolicy::Chunks }
     }
 }
 
 impl KvBody {
     pub(super) fn into_domain(self) -> Result<KvWanted, ApiError> {
-        let Self { policy, mass, ratio, sinks, recent, prompt } = self;
+        let Self { policy, mass, ratio, sinks, recent, recompute, dtype, before, prompt } = self;
+        let recompute = recompute.unwrap_or(KvWanted::RECOMPUTE_DEFAULT);
+        let dtype = dtype.map(|Word(dtype)| dtype);
         let keep = match (policy, mass, ratio) {
-            (KvPolicy::Chunks, None, None) if sinks.is_none() && recent.is_none() && prompt.is_none() => {
-                return Ok(KvWanted::Chunks);
+            (KvPolicy::Chunks, None, None) if sinks.is_none() && recent.is_none() => {
+                return Ok(KvWanted { eviction: None, recompute, dtype, before, prompt });
             }
             (KvPolicy::Chunks, ..) => {
-                let message =
-                    "kv takes mass, ratio, sinks, recent and prompt with \"policy\": \"heads\" only";
+                let message = "kv takes mass, ratio, sinks and recent with \"policy\": \"heads\" only";
+                return Err(ApiError::with_param(ErrorCode::FieldsConflict, message, "kv"));
+            }
+            (KvPolicy::Heads, ..) if before.is_some() => {
+                let message = "kv takes before with \"policy\": \"chunks\" only";
                 return Err(ApiError::with_param(ErrorCode::FieldsConflict, message, "kv"));
             }
             (KvPolicy::Heads, Some(_), Some(_)) => {
@@ -101,7 +127,7 @@ impl KvBody {
             (KvPolicy::Heads, Some(mass), None) => HeadBudget::Mass(mass),
             (KvPolicy::Heads, None, ratio) => HeadBudget::Ratio(ratio.unwrap_or(KvWanted::RATIO_DEFAULT)),
         };
-        Ok(KvWanted::Heads { eviction: Eviction { keep, sinks, recent }, prompt })
+        Ok(KvWanted { eviction: Some(Eviction { keep, sinks, recent }), recompute, dtype, before, prompt })
     }
 }
 
@@ -121,6 +147,15 @@ pub struct KvAnswer {
     pub room_tokens: usize,
     /// The share of the keys that is exported.
     pub share: f64,
+    /// The number of tokens that were computed again with the other chunks in sight.
+    pub recomputed: usize,
+    /// Whether keys and values are those that the model would compute in a prompt, up to rounding: the export has one window, or all
+    /// tokens behind the first window were computed again.
+    pub exact: bool,
+    /// The number format of keys and values in the file.
+    pub dtype: KvDtype,
+    /// The id of each token, special tokens included. A prompt for a program that loads the export begins with these ids.
+    pub token_ids: Vec<u32>,
     /// The size of the file.
     pub bytes: usize,
     /// The fingerprint of the model. Only a model with the same weights can use them.

@@ -344,9 +344,7 @@ impl CompressBody {
         };
         let kv = match self.kv {
             Some(Object(kv)) => Some(kv.into_domain()?),
-            None => {
-                self.include.iter().any(|Word(wanted)| *wanted == Include::Kv).then_some(KvWanted::Chunks)
-            }
+            None => self.include.iter().any(|Word(wanted)| *wanted == Include::Kv).then(KvWanted::default),
         };
         let options = ServeOptions {
             offsets: self.offsets,

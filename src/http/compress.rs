@@ -1,5 +1,4 @@
-//! `POST /v1/compress`: compresses chunks for a question, or the texts of a conversation. `GET /v1/kv/{handle}`: gives the keys and values
-//! that a compression exported.
+//! `POST /v1/compress`: compresses chunks for a question, or the texts of a conversation.
 
 pub(super) mod conversation;
 
@@ -10,23 +9,17 @@ use std::time::Instant;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, RawQuery};
-use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
-use axum::http::{HeaderMap, HeaderValue};
-use axum::response::{IntoResponse, Response};
-use futures_util::stream::{self, StreamExt};
+use axum::http::HeaderMap;
 use thresher_core::domain::{Chunk, CompressRequest};
 use thresher_core::pipeline::cancel::Cancel;
-use thresher_core::pipeline::{self, Compressed, Pipeline, PipelineError, kv_export};
+use thresher_core::pipeline::{self, Compressed};
 
 use super::registry::{ChunkLookup, check_ids};
 use super::traces::Retrieval;
-use super::{Scope, body, observe, query};
-use crate::api::{self, CompressAnswer, CompressBody, KvAnswer, KvWanted, Prefiltered, ServeOptions};
+use super::{Scope, body, kv, observe};
+use crate::api::{self, CompressAnswer, CompressBody, Prefiltered, ServeOptions};
 use crate::error::ApiError;
 use crate::executor::{self, run_blocking};
-use crate::kv_export::KvExportFile;
 use crate::tenants::ttl_store::RecentRequest;
 
 struct ChunksRequest {
@@ -91,30 +84,30 @@ async fn run(
 ) -> Result<CompressAnswer, ApiError> {
     let pipeline = service.ready()?;
     if let Some(wanted) = &request.options.kv {
-        check_export(pipeline.exporting(), wanted)?;
+        kv::check(pipeline.exporting(), wanted)?;
     }
     let (scope, request) = (service.clone(), Arc::clone(request));
     let answer = service.executor().run(deadline, move |cancel| {
         let pipeline = scope.ready()?;
         let exporting = pipeline.exporting();
         // A question that is too long is refused before anything is read.
-        let kv = request.options.kv.as_ref().map(|wanted| {
-            question_of_export(exporting, &request.request.query, wanted).map(|question| (wanted, question))
+        let exported = request.options.kv.as_ref().map(|wanted| {
+            kv::around(exporting, &request.request.query, wanted).map(|around| (wanted, around))
         });
-        let kv = kv.transpose()?;
+        let exported = exported.transpose()?;
         let loaded = request.load(&scope, scope.settings.limits.registered_bytes_max, cancel)?;
         let mut compressed = pipeline.compress(&loaded.request, cancel)?;
-        let kv = kv.map(|(wanted, question)| {
+        let exported = exported.map(|(wanted, around)| {
             let started = Instant::now();
             let chunks = &loaded.request.chunks[..];
-            let file = export(exporting, &question, chunks, &compressed, wanted, cancel)?;
-            let answer = store_export(&scope, file, wanted);
+            let file = kv::export(exporting, &around, chunks, &compressed, wanted, cancel)?;
+            let answer = kv::store(&scope, file, wanted);
             compressed.timings.push("kv", started.elapsed());
             answer
         });
         observe::compressed(&compressed);
-        let kv = kv.transpose()?;
-        Ok(request.answer(&loaded, compressed, &scope).with_kv(kv))
+        let exported = exported.transpose()?;
+        Ok(request.answer(&loaded, compressed, &scope).with_kv(exported))
     });
     answer.await
 }
@@ -223,98 +216,4 @@ fn with_kept(mut indexes: Vec<usize>, ids: &[String], keep: &[String]) -> Vec<us
         indexes.dedup();
     }
     indexes
-}
-
-/// Checks that keys and values can be exported with the model of `pipeline`, before anything is read.
-fn check_export(pipeline: &Pipeline, wanted: &KvWanted) -> Result<(), ApiError> {
-    kv_export::check_model(pipeline.model()).map_err(PipelineError::from)?;
-    if let KvWanted::Heads { eviction, .. } = wanted {
-        eviction.check().map_err(PipelineError::from)?;
-    }
-    Ok(())
-}
-
-/// The tokens that the model of `pipeline` will read after the chunks: those of the prompt, or of the query. Another model's tokenizer
-/// may find many more tokens in a query than the one that scores.
-fn question_of_export(
-    pipeline: &Pipeline,
-    query: &str,
-    wanted: &KvWanted,
-) -> Result<Vec<u32>, PipelineError> {
-    let limits = &pipeline.settings().limits;
-    if let KvWanted::Heads { prompt: Some(prompt), .. } = wanted {
-        let tokens = pipeline.tokens_of_prompt(prompt)?;
-        limits.check_prompt(tokens.len())?;
-        return Ok(tokens);
-    }
-    let tokens = pipeline.tokens_of(query)?;
-    limits.check_query(tokens.len())?;
-    Ok(tokens)
-}
-
-/// Exports the keys and values of the kept chunks with the model of `pipeline`, in the order of the context. `question` has the tokens that
-/// follow them.
-fn export(
-    pipeline: &Pipeline,
-    question: &[u32],
-    chunks: &[Arc<Chunk>],
-    compressed: &Compressed,
-    wanted: &KvWanted,
-    cancel: &Cancel,
-) -> Result<KvExportFile, PipelineError> {
-    let kept = compressed.chunks.iter().filter(|chunk| chunk.kept);
-    let kept: Vec<Arc<Chunk>> = kept.map(|chunk| Arc::clone(&chunks[chunk.index])).collect();
-    let kv_export = pipeline.kv_export(&kept, question.len(), cancel)?;
-    let heads = match wanted {
-        KvWanted::Chunks => None,
-        KvWanted::Heads { eviction, .. } => Some(pipeline.evict(&kv_export, question, eviction, cancel)?),
-    };
-    Ok(KvExportFile::new(kv_export, heads, &kept, pipeline))
-}
-
-fn store_export(service: &Scope, file: KvExportFile, wanted: &KvWanted) -> Result<KvAnswer, ApiError> {
-    let decoder = service.ready()?.exporting().model().decoder.as_ref();
-    let fingerprint = decoder.and_then(|decoder| decoder.weights.clone()).unwrap_or_default();
-    let room_tokens = decoder.map_or(0, |decoder| decoder.context_tokens_max.saturating_sub(file.tokens()));
-    let (tokens, share, bytes, memory_bytes) = (file.tokens(), file.share(), file.file_bytes(), file.bytes());
-    let handles = service.kv_handles();
-    let handle =
-        handles.insert(file).ok_or_else(|| ApiError::kv_too_large(memory_bytes, handles.bytes_max()))?;
-    let expires_s = handles.expire_s();
-    Ok(KvAnswer {
-        handle,
-        expires_s,
-        policy: wanted.policy(),
-        tokens,
-        room_tokens,
-        share,
-        bytes,
-        fingerprint,
-    })
-}
-
-/// `GET /v1/kv/{handle}`: the file of an export. `?fingerprint=` names the model that will use it; another model's is refused.
-pub async fn fetch_export(
-    service: Scope,
-    handle: Result<Path<String>, PathRejection>,
-    RawQuery(query): RawQuery,
-) -> Result<Response, ApiError> {
-    let [fingerprint] = query::parameters(query.as_deref(), ["fingerprint"])?;
-    let handle = handle.map_err(|_| ApiError::kv_unknown())?.0;
-    service.ready()?;
-    let file = service.kv_handles().get(&handle).ok_or_else(ApiError::kv_unknown)?;
-    let decoder = service.ready()?.exporting().model().decoder.as_ref();
-    let ours = decoder.and_then(|decoder| decoder.weights.as_deref());
-    if let Some(theirs) = fingerprint.as_deref().filter(|theirs| Some(*theirs) != ours) {
-        return Err(ApiError::model_mismatch(ours.unwrap_or_default(), theirs));
-    }
-    let length = HeaderValue::from(file.file_bytes());
-    // Each part is read when the one before has been sent: a slow reader holds one part, and no thread.
-    let parts = stream::iter(file.parts()).then(move |part| {
-        let (service, file) = (service.clone(), Arc::clone(&file));
-        run_blocking(move || Ok(file.read_part(part, service.ready()?.exporting())))
-    });
-    let kind = HeaderValue::from_static("application/octet-stream");
-    let body = Body::from_stream(parts.map(|part| part.map_err(|error| error.message)));
-    Ok(([(CONTENT_TYPE, kind), (CONTENT_LENGTH, length)], body).into_response())
 }

@@ -81,9 +81,9 @@ def without_special(text):
     return tokenizer(text, add_special_tokens=False).input_ids
 
 
-def exported_kv(query, chunks, using=None, **options):
-    """The response of the daemon, the file, and the loaded export."""
-    options = {"budget": {"ratio": 1}, "include": ["kv"], **options}
+def exported_kv(query, chunks, using=None, kv=None, **options):
+    """The response of the daemon, the file, and the loaded export. No token is computed again unless `kv` says so."""
+    options = {"budget": {"ratio": 1}, "kv": {"recompute": 0, **(kv or {})}, **options}
     answer = (using or client).compress(query, chunks, **options)
     data = (using or client).kv(answer.kv.handle)
     return answer, data, KvExport.load(data)
@@ -327,6 +327,56 @@ class WholeChunks(Test):
         client.register_chunks(row["chunks"], wait=True)
         _, _, export = exported_kv(row["query"], None, chunk_ids=[chunk["id"] for chunk in row["chunks"]])
         self.check_file(export, row["chunks"])
+
+    def test_an_export_whose_tokens_are_all_computed_again_is_a_prompt(self):
+        for kv in ({"recompute": 1}, {"recompute": 1, "before": "the keeper had a dog . ", "dtype": "bf16"}):
+            with self.subTest(kv=kv):
+                row = rows[0]
+                answer, _, export = exported_kv(row["query"], row["chunks"], kv=kv)
+                front = tokenizer("").input_ids + without_special(kv.get("before", ""))
+                self.assertEqual(export.token_ids.tolist()[: len(front)], front)
+                self.assertEqual((export.is_exact, answer.kv.exact), (True, True))
+                self.assertEqual(list(answer.kv.token_ids), export.token_ids.tolist())
+                self.assertEqual(int(export.recomputed.sum()), answer.kv.recomputed)
+                within = 0.02 if "dtype" in kv else 2 * WITHIN
+                prompt = model(export.token_ids[None].long(), use_cache=True).past_key_values
+                for ours, layer in zip(export.layers, prompt.layers):
+                    self.check_close(ours.keys.float(), layer.keys[0], within)
+                    self.check_close(ours.values.float(), layer.values[0], within)
+
+    def test_a_share_of_the_tokens_is_computed_again(self):
+        row = rows[0]
+        _, _, none = exported_kv(row["query"], row["chunks"])
+        answer, _, export = exported_kv(row["query"], row["chunks"], kv={"recompute": 0.2})
+        default = client.compress(row["query"], row["chunks"], budget={"ratio": 1}, include=["kv"]).kv
+        later = int((export.windows > 0).sum())
+        self.assertEqual((answer.kv.recomputed, default.recomputed), (round(later * 0.2), round(later * 0.15)))
+        self.assertEqual((none.is_exact, export.is_exact, int(none.recomputed.sum())), (False, False, 0))
+        # It is nearer to a prompt than without.
+        prompt = model(export.token_ids[None].long(), use_cache=True).past_key_values.layers[-1].values[0]
+        off = [float((one.layers[-1].values - prompt).square().sum()) for one in (none, export)]
+        self.assertLess(off[1], off[0])
+        self.assertTrue(torch.equal(none.layers[-1].values[:, ~export.recomputed], export.layers[-1].values[:, ~export.recomputed]))
+        one = exported_kv(row["query"], row["chunks"][:1], kv={"recompute": 0.2})[0].kv
+        self.assertEqual((one.exact, one.recomputed), (True, 0))
+
+    def test_a_part_of_a_file(self):
+        answer, data, _ = exported_kv(rows[0]["query"], rows[0]["chunks"])
+
+        def part(value):
+            request = urllib.request.Request(f"{daemon.url}/v1/kv/{answer.kv.handle}", headers={"Range": value})
+            try:
+                with urllib.request.urlopen(request) as response:
+                    return response.status, response.read(), response.headers["Content-Range"]
+            except urllib.error.HTTPError as error:
+                return error.code, json.loads(error.read())["error"]["code"], error.headers["Content-Range"]
+
+        size = len(data)
+        for value, start, end in (("bytes=0-7", 0, 8), ("bytes=5-99999", 5, min(size, 100_000)), (f"bytes={size - 3}-", size - 3, size), ("bytes=-9", size - 9, size)):
+            with self.subTest(value):
+                self.assertEqual(part(value), (206, data[start:end], f"bytes {start}-{end - 1}/{size}"))
+        self.assertEqual(part("bytes=0-1,4-5"), (200, data, None))
+        self.assertEqual(part(f"bytes={size}-"), (416, "out_of_range", f"bytes */{size}"))
 
     def test_an_export_loads_from_bytes_and_from_a_file(self):
         async def fetched():
@@ -839,6 +889,14 @@ class Refusals(Test):
             self.compress(kv={"policy": "heads", "ratio": 0.5, "mass": 0.5})
         with self.refused("fields_conflict"):
             self.compress(kv={"policy": "chunks", "ratio": 0.5})
+        with self.refused("out_of_range"):
+            self.compress(kv={"recompute": 1.5})
+        with self.refused("fields_conflict"):
+            self.compress(kv={"policy": "heads", "before": "a dog"})
+        with self.refused("field_empty"):
+            self.compress(kv={"before": ""})
+        with self.refused("too_long"):
+            self.compress(kv={"before": "the " * 600})
         with self.refused("unknown_value"):
             self.compress(include=["everything"])
         with self.assertRaises(TypeError):

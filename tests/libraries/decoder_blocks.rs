@@ -19,6 +19,7 @@ use thresher_core::model::tokenizer::ModelTokenizer;
 use thresher_core::model::{KeyMask, ModelInfo, ModelRuntime, RawLogits};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
+use thresher_core::pipeline::kv_export::KvExport;
 use thresher_core::pipeline::{Pipeline, Reading, Settings};
 use thresher_export::{ExportOptions, export};
 
@@ -327,7 +328,7 @@ fn check_forward_pass(device: DeviceChoice) {
         let pipeline = model.pipeline();
         let chunks: Vec<_> = texts.iter().enumerate().map(|(i, text)| Arc::new(chunk(i, text))).collect();
         let cancel = Cancel::default();
-        let kv_export = pipeline.kv_export(&chunks, ids.len(), &cancel).unwrap();
+        let kv_export = pipeline.kv_export(&[], &chunks, ids.len(), &cancel).unwrap();
         let past = model.runtime.forward_past(&kv_export.past(model.runtime.info(), &cancel)).unwrap();
         let forward = |kept: Option<&KeyMask>| {
             model.runtime.forward(&past, &[ForwardSequence { tokens: &ids, kept }]).unwrap().remove(0)
@@ -372,4 +373,87 @@ fn a_forward_pass_over_kept_keys_is_the_whole_graph_without_the_other_keys_on_th
 #[ignore = "needs a CUDA GPU: run with --ignored"]
 fn a_forward_pass_over_kept_keys_is_the_whole_graph_without_the_other_keys_on_a_gpu() {
     check_forward_pass(gpu());
+}
+
+/// Keys and values of an export, `[plane, token, head_dim]`, without the special tokens at the beginning.
+fn planes_of(model: &Model, pipeline: &Pipeline, kv_export: &KvExport) -> Array3<f32> {
+    let (prefix, dim) = (model.prefix().len(), model.info().head_dim);
+    let mut planes = Array3::zeros((model.info().planes, kv_export.next_position, dim));
+    for (index, mut plane) in planes.outer_iter_mut().enumerate() {
+        kv_export.read_plane(pipeline, index, plane.as_slice_mut().unwrap());
+    }
+    planes.slice_move(s![.., prefix.., ..])
+}
+
+/// Keys and values of tokens that the whole graph reads as one prompt, in the same form.
+fn planes_of_prompt(model: &mut Model, ids: &[u32]) -> Array3<f32> {
+    let prefix = model.prefix().to_vec();
+    let no_past = model.no_past();
+    let present = model.run((&[&prefix[..], ids].concat(), 0), &no_past).present;
+    let layout = model.info().decoder.as_ref().unwrap().planes();
+    let mut planes = Array3::zeros((model.info().planes, ids.len(), model.info().head_dim));
+    for (layer, [keys, values]) in present.into_iter().enumerate() {
+        for (range, part) in [(layout.keys(layer), keys), (layout.values(layer), values)] {
+            planes.slice_mut(s![range, .., ..]).assign(&part.slice(s![0, .., prefix.len().., ..]));
+        }
+    }
+    planes
+}
+
+fn check_recompute(device: DeviceChoice) {
+    for name in MODELS.into_iter().filter(|name| *name != "gpt2") {
+        let mut model = Model::new(name, device);
+        let texts = [text(1, 3), text(2, 3), text(3, 3)];
+        let chunks: Vec<_> = texts.iter().enumerate().map(|(i, text)| Arc::new(chunk(i, text))).collect();
+        let (before, question) = (model.ids(&text(4, 2)), model.ids(&text(9, 2)));
+        let (pipeline, cancel) = (model.pipeline(), Cancel::default());
+        for before in [&before[..0], &before] {
+            let made = |share: f64| {
+                let mut kv_export = pipeline.kv_export(before, &chunks, question.len(), &cancel).unwrap();
+                let scores = pipeline.rc_of_export(&kv_export, &question, &cancel).unwrap();
+                pipeline.recompute(&mut kv_export, &scores, share, &cancel).unwrap();
+                kv_export
+            };
+            let (none, some, all) = (made(0.0), made(0.3), made(1.0));
+            let ids: Vec<u32> = all.tokens.iter().map(|token| token.id).collect();
+            let expect = planes_of_prompt(&mut model, &ids);
+            let off = |kv_export: &KvExport| worst(&planes_of(&model, &pipeline, kv_export), &expect);
+            assert!(all.is_exact() && !some.is_exact() && !none.is_exact(), "{name}");
+            assert!(off(&all) < TOLERANCE, "{name}: off by {}", off(&all));
+            assert!(off(&none) > 0.01, "{name}: chunks that were read alone are as in a prompt");
+
+            // Tokens of the first window are as in a prompt.
+            let first = none.tokens.iter().filter(|token| token.window == 0).count();
+            assert_eq!(first, if before.is_empty() { model.ids(&texts[0]).len() } else { before.len() });
+            let of_first = |planes: Array3<f32>| planes.slice_move(s![.., ..first, ..]);
+            let front = of_first(planes_of(&model, &pipeline, &none));
+            assert!(worst(&front, &of_first(expect.clone())) < TOLERANCE, "{name}");
+
+            // The others are as before, unless they were computed again.
+            let later = ids.len() - first;
+            assert_eq!(some.recomputed().len(), (later as f64 * 0.3).round() as usize, "{name}");
+            let (some_planes, none_planes) =
+                (planes_of(&model, &pipeline, &some), planes_of(&model, &pipeline, &none));
+            for token in 0..ids.len() {
+                let of_token = |planes: &Array3<f32>| planes.slice(s![.., token..=token, ..]).to_owned();
+                let is_same = of_token(&some_planes) == of_token(&none_planes);
+                assert_eq!(
+                    is_same,
+                    some.recomputed().binary_search(&token).is_err(),
+                    "{name}, token {token}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn tokens_that_are_computed_again_are_as_in_a_prompt_on_the_cpu() {
+    check_recompute(DeviceChoice::Cpu);
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU: run with --ignored"]
+fn tokens_that_are_computed_again_are_as_in_a_prompt_on_a_gpu() {
+    check_recompute(gpu());
 }

@@ -193,8 +193,21 @@ export interface components {
             /** @description For `heads`: the number of last tokens that every head keeps. Default: 4, but at most a sixteenth of the kept keys. */
             recent?: number | null;
             /**
-             * @description For `heads`: the text that the model will read after the chunks, with the question and what its chat template puts around it.
-             *     Special tokens in it are read as such. Default: `query`.
+             * Format: double
+             * @description The share of the tokens that the model computes again with the other chunks in sight, those with the highest RC for the question
+             *     first, 0 to 1. The first chunk needs none. Default: 0.15.
+             */
+            recompute?: number | null;
+            /** @description The number format of keys and values in the file. Default: f32 if the cache has f32 (`blocks.codec`), otherwise f16. */
+            dtype?: components["schemas"]["KvDtype"] | null;
+            /**
+             * @description For `chunks`: the text in front of the chunks, such as the beginning of a chat template with the system prompt. Special tokens in
+             *     it are read as such. Default: none.
+             */
+            before?: string | null;
+            /**
+             * @description The text that the model will read after the chunks, with the question and what its chat template puts around it. Special tokens in
+             *     it are read as such. RC is computed for this text. Default: `query`.
              */
             prompt?: string | null;
         };
@@ -203,6 +216,11 @@ export interface components {
          * @enum {string}
          */
         KvPolicy: "chunks" | "heads";
+        /**
+         * @description The number format of the keys and values of a file.
+         * @enum {string}
+         */
+        KvDtype: "f32" | "f16" | "bf16";
         /** @description Body of `POST /v1/attribute`. */
         AttributeBody: {
             /** @description The text to attribute; not blank. */
@@ -676,6 +694,17 @@ export interface components {
              * @description The share of the keys that is exported.
              */
             share: number;
+            /** @description The number of tokens that were computed again with the other chunks in sight. */
+            recomputed: number;
+            /**
+             * @description Whether keys and values are those that the model would compute in a prompt, up to rounding: the export has one window, or all
+             *     tokens behind the first window were computed again.
+             */
+            exact: boolean;
+            /** @description The number format of keys and values in the file. */
+            dtype: components["schemas"]["KvDtype"];
+            /** @description The id of each token, special tokens included. A prompt for a program that loads the export begins with these ids. */
+            token_ids: number[];
             /** @description The size of the file. */
             bytes: number;
             /** @description The fingerprint of the model. Only a model with the same weights can use them. */

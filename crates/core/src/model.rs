@@ -106,6 +106,21 @@ pub trait ModelRuntime: Send + Sync {
         Err(ModelError::NoKvExport { model: self.info().name.clone() })
     }
 
+    /// Reads the tokens `ids` of a decoder at `positions`, which ascend, among cached tokens. They attend to each other
+    /// and to the tokens of `past` at earlier positions. Returns their keys, rotated to their positions, and their values,
+    /// `[plane, token, head_dim]`.
+    ///
+    /// # Errors
+    /// As [`Self::encode_question_in_all_heads`].
+    fn read_in_place(
+        &self,
+        _ids: &[u32],
+        _positions: &[i64],
+        _past: &dyn Past,
+    ) -> Result<Array3<f32>, ModelError> {
+        Err(ModelError::NoKvExport { model: self.info().name.clone() })
+    }
+
     /// Returns the keys and values of the special tokens before every window,
     /// `[plane, prefix_token, head_dim]`. Empty for an encoder.
     fn prefix(&self) -> ArrayView3<'_, f32> {

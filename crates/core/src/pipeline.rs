@@ -41,6 +41,7 @@ pub mod notable;
 pub mod outcome;
 pub mod question;
 pub mod reading;
+pub mod recompute;
 pub mod repeats;
 pub mod scan;
 pub mod score;

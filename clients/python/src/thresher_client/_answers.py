@@ -68,6 +68,10 @@ Kind: TypeAlias = Literal["auto", "prose", "markdown", "code", "json", "table", 
 """What a text is, which decides how it is divided into units."""
 
 
+KvDtype: TypeAlias = Literal["f32", "f16", "bf16"]
+"""The number format of the keys and values of a file."""
+
+
 KvPolicy: TypeAlias = Literal["chunks", "heads"]
 """Which keys and values of the kept chunks are exported."""
 
@@ -441,6 +445,17 @@ class KvHandle(Extensible):
     """Tokens of the model's context that are left for the question and the answer."""
     share: float
     """The share of the keys that is exported."""
+    recomputed: int
+    """The number of tokens that were computed again with the other chunks in sight."""
+    exact: bool
+    """
+    Whether keys and values are those that the model would compute in a prompt, up to rounding: the export has one window, or all
+    tokens behind the first window were computed again.
+    """
+    dtype: KvDtype
+    """The number format of keys and values in the file."""
+    token_ids: tuple[int, ...]
+    """The id of each token, special tokens included. A prompt for a program that loads the export begins with these ids."""
     bytes: int
     """The size of the file."""
     fingerprint: str

@@ -42,6 +42,10 @@ Include: TypeAlias = Literal["kv"]
 """What an answer has beside the context."""
 
 
+KvDtype: TypeAlias = Literal["f32", "f16", "bf16"]
+"""The number format of the keys and values of a file."""
+
+
 KvPolicy: TypeAlias = Literal["chunks", "heads"]
 """Which keys and values of the kept chunks are exported."""
 
@@ -190,10 +194,22 @@ class KvOptions(TypedDict, total=False):
     """
     recent: int | None
     """For `heads`: the number of last tokens that every head keeps. Default: 4, but at most a sixteenth of the kept keys."""
+    recompute: float | None
+    """
+    The share of the tokens that the model computes again with the other chunks in sight, those with the highest RC for the question
+    first, 0 to 1. The first chunk needs none. Default: 0.15.
+    """
+    dtype: KvDtype | None
+    """The number format of keys and values in the file. Default: f32 if the cache has f32 (`blocks.codec`), otherwise f16."""
+    before: str | None
+    """
+    For `chunks`: the text in front of the chunks, such as the beginning of a chat template with the system prompt. Special tokens in
+    it are read as such. Default: none.
+    """
     prompt: str | None
     """
-    For `heads`: the text that the model will read after the chunks, with the question and what its chat template puts around it.
-    Special tokens in it are read as such. Default: `query`.
+    The text that the model will read after the chunks, with the question and what its chat template puts around it. Special tokens in
+    it are read as such. RC is computed for this text. Default: `query`.
     """
 
 

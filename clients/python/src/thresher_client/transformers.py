@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Union, cast
@@ -28,12 +26,10 @@ try:
 except ImportError as error:
     raise ImportError("the transformers adapter needs: pip install 'thresher-client[transformers]'") from error
 
+from ._kv_file import FORMAT, fingerprint
 from .errors import KvExportError
 
 __all__ = ["KvExport", "KvExportError", "KvExportLayer", "attention", "fingerprint", "generate"]
-
-FORMAT = "thresher-kv/1"
-"""The version of the file format that this module reads."""
 
 Tokens = Union[Sequence[int], Sequence[Sequence[int]], torch.Tensor, Mapping[str, Any]]
 """Token ids of one text or of several: a list, a list of lists, a tensor of shape `[token]` or `[text, token]`, or the output of a
@@ -47,40 +43,6 @@ _ROW_TOKENS = "thresher_row_tokens"
 # with a sliding window. The first of each is that of transformers 4, the second that of transformers 5.
 _GLOBAL = ("rotary_emb.inv_freq", "full_attention_inv_freq")
 _LOCAL = ("rotary_emb_local.inv_freq", "sliding_attention_inv_freq")
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-
-
-def fingerprint(path: str | PathLike[str]) -> str:
-    """Returns the fingerprint of a model's weights, as 64 hexadecimal digits. `path` is a Hugging Face folder or a GGUF file.
-
-    It is the SHA-256 of the output of `sha256sum` over the checkpoint's files, ordered by name, or over the GGUF file. Raises a
-    `FileNotFoundError` if there is no such file, or if the folder has no `.safetensors` checkpoint.
-    """
-    path = Path(path)
-    files = [path] if path.is_file() else _checkpoint(path)
-    # Size and modification time are only part of the cache key.
-    stats = [(str(file), file.stat()) for file in files]
-    return _fingerprint(tuple((file, stat.st_size, stat.st_mtime_ns) for file, stat in stats))
-
-
-def _checkpoint(folder: Path) -> list[Path]:
-    files = [folder / _SINGLE]
-    if not files[0].is_file() and (folder / _INDEX).is_file():
-        shards = set(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values())
-        files = [folder / name for name in sorted(shards)]
-    return files
-
-
-@lru_cache(maxsize=64)
-def _fingerprint(files: tuple[tuple[str, int, int], ...]) -> str:
-    lines = []
-    for file, *_ in files:
-        digest = hashlib.sha256()
-        with open(file, "rb") as opened:
-            while piece := opened.read(1 << 20):
-                digest.update(piece)
-        lines.append(f"{digest.hexdigest()}  {Path(file).name}\n")
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +74,8 @@ class KvExport:
     - `token_ids`, `positions`: id and position of each token, `[token]`
     - `chunks`: index in `chunk_ids` of each token, `[token]`; -1 for a special token in front
     - `windows`: number of the window in which the model read each token, `[token]`; -1 for a special token
+    - `recomputed`: whether each token was computed again with the other chunks in sight, `[token]`
+    - `is_exact`: whether keys and values are those that the model would compute in a prompt, up to rounding
     - `offsets`: range of each token in the chunk's text, in bytes, `[token, 2]`; -1, -1 for a special token or one of a title
     - `layers`: keys and values of each layer
     """
@@ -129,6 +93,8 @@ class KvExport:
     positions: torch.Tensor
     chunks: torch.Tensor
     windows: torch.Tensor
+    recomputed: torch.Tensor
+    is_exact: bool
     offsets: torch.Tensor
     layers: tuple[KvExportLayer, ...]
 
@@ -184,6 +150,8 @@ class KvExport:
             rotary_frequencies=tuple(json.loads(metadata["rotary_frequencies"])),
             rotary_frequencies_local=tuple(json.loads(local)) if (local := metadata.get("rotary_frequencies_local")) else None,
             **{name: tensor(name, tokens) for name in ("token_ids", "positions", "chunks", "windows")},
+            recomputed=tensor("recomputed", tokens).bool(),
+            is_exact=metadata["exact"] == "true",
             offsets=tensor("offsets", tokens, 2),
             layers=tuple(layer(index) for index in range(layers)),
         )

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use metrics::counter;
-use ndarray::ArrayView3;
+use ndarray::{Array3, ArrayView3};
 
 use super::contract::VerdictWeights;
 use super::cross::{CrossEncoder, PairOpinion};
@@ -196,6 +196,15 @@ impl ModelRuntime for WithFallback<dyn ModelRuntime> {
         past: &dyn Past,
     ) -> Result<EncodedQuestion, ModelError> {
         self.run(|model| model.encode_question_in_all_heads(question, past))
+    }
+
+    fn read_in_place(
+        &self,
+        ids: &[u32],
+        positions: &[i64],
+        past: &dyn Past,
+    ) -> Result<Array3<f32>, ModelError> {
+        self.run(|model| model.read_in_place(ids, positions, past))
     }
 
     fn prefix(&self) -> ArrayView3<'_, f32> {

@@ -6,8 +6,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::cancel::Cancel;
-use super::kv_export::{KvExport, check_model};
-use super::question::BlocksAsPast;
+use super::kv_export::{ExportPast, KvExport, check_model};
 use super::validate::InvalidRequest;
 use super::{Pipeline, PipelineError};
 use crate::model::contract::{BudgetScope, EvictionForm};
@@ -107,6 +106,15 @@ impl Eviction {
         Ok(kept.into_shape_with_order(scores.dim()).expect("the same number of elements"))
     }
 
+    /// Checks that the tokens that every head keeps fit into the budget of an export.
+    ///
+    /// # Errors
+    /// Returns [`InvalidRequest::KvBudgetTooSmall`] if they do not.
+    pub fn check_budget(&self, kv_export: &KvExport) -> Result<(), InvalidRequest> {
+        let tokens = kv_export.tokens.len();
+        self.always_kept(tokens, kv_export.next_position - tokens).map(drop)
+    }
+
     /// Returns `[token]`, which of `tokens` tokens after `prefix_tokens` special ones every head keeps.
     fn always_kept(&self, tokens: usize, prefix_tokens: usize) -> Result<Vec<bool>, InvalidRequest> {
         let budget = match self.keep {
@@ -130,29 +138,32 @@ pub fn even_budget(tokens: usize, share: f64) -> usize {
 }
 
 impl Pipeline {
-    /// Returns which keys of an export each head keeps, by the RC of each key for the question with the token
-    /// ids `question`, in the form that the model's contract names. See [`rc::key_rc`] for the score of a key.
+    /// Returns the RC of each key of an export for the question with the token ids `question`, `[layer, kv_head, key]`, in
+    /// the form that the model's contract names. See [`rc::key_rc`] for the score of a key.
     ///
     /// # Errors
-    /// Returns [`InvalidRequest::KvBudgetTooSmall`] if the tokens that every head keeps exceed the budget;
-    /// otherwise fails as [`Pipeline::read`] does.
-    pub fn evict(
+    /// Fails as [`Pipeline::read`] does.
+    pub fn rc_of_export(
         &self,
         kv_export: &KvExport,
         question: &[u32],
-        eviction: &Eviction,
         cancel: &Cancel,
-    ) -> Result<KeyMask, PipelineError> {
-        let prefix_tokens = self.model.prefix().len_of(Axis(1));
-        // An impossible budget is refused before the model encodes the question.
-        eviction.always_kept(kv_export.tokens.len(), prefix_tokens)?;
+    ) -> Result<Array3<f32>, PipelineError> {
         let attention = self.attend_export(kv_export, question, cancel)?;
         cancel.check()?;
-        let form = attention.decoder.eviction;
-        let scores = attention.rc_of_keys(&form);
+        let scores = attention.rc_of_keys(&attention.decoder.eviction);
         cancel.check()?;
-        let kept = eviction.choose(&scores, prefix_tokens, &form)?;
-        Ok(attention.decoder.mask_of_all_layers(&kept))
+        Ok(scores)
+    }
+
+    /// Returns which keys of an export each head keeps, by the `scores` that [`Self::rc_of_export`] returned.
+    ///
+    /// # Errors
+    /// Returns [`InvalidRequest::KvBudgetTooSmall`] if the tokens that every head keeps exceed the budget.
+    pub fn evict(&self, scores: &Array3<f32>, eviction: &Eviction) -> Result<KeyMask, InvalidRequest> {
+        let decoder = check_model(self.model.info())?;
+        let kept = eviction.choose(scores, decoder.prefix_tokens(), &decoder.eviction)?;
+        Ok(decoder.mask_of_all_layers(&kept))
     }
 
     /// Encodes `question` with an export as its past, in all heads of all layers.
@@ -180,7 +191,7 @@ impl Pipeline {
 /// A question that was encoded with an export as its past, in all heads of all layers.
 pub struct ExportAttention<'a> {
     decoder: &'a DecoderInfo,
-    past: BlocksAsPast<'a>,
+    past: ExportPast<'a>,
     encoded: EncodedQuestion,
     head_dim: usize,
 }

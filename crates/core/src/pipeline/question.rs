@@ -114,6 +114,12 @@ impl View {
         Self { slices: blocks.spans.iter().enumerate().map(slice).collect(), question_position: 0 }
     }
 
+    /// Moves all slices and the question to positions that are later by `tokens`.
+    pub(super) fn move_by(&mut self, tokens: i64) {
+        self.slices.iter_mut().for_each(|slice| slice.shift += tokens);
+        self.question_position += tokens;
+    }
+
     /// Returns the view of one group of slices. The positions after the prefix, which has `prefix_tokens`
     /// tokens, are free. Only the keys of a movable group can be shifted.
     fn of_group(

@@ -135,15 +135,15 @@ impl RequestLimits {
         if found > max { Err(InvalidRequest::QueryTooLong { found, max }) } else { Ok(()) }
     }
 
-    /// Checks the number of tokens of the text that the model reads after exported chunks.
+    /// Checks the number of tokens of a text that is read before or after exported chunks. `field` is its name in `kv`.
     ///
     /// # Errors
-    /// Returns [`InvalidRequest::KvPromptEmpty`] or [`InvalidRequest::KvPromptTooLong`].
-    pub fn check_prompt(&self, found: usize) -> Result<(), InvalidRequest> {
+    /// Returns [`InvalidRequest::KvTextEmpty`] or [`InvalidRequest::KvTextTooLong`].
+    pub fn check_text_of_export(&self, field: &'static str, found: usize) -> Result<(), InvalidRequest> {
         let max = self.query_tokens_max;
         match found {
-            0 => Err(InvalidRequest::KvPromptEmpty),
-            _ if found > max => Err(InvalidRequest::KvPromptTooLong { found, max }),
+            0 => Err(InvalidRequest::KvTextEmpty { field }),
+            _ if found > max => Err(InvalidRequest::KvTextTooLong { field, found, max }),
             _ => Ok(()),
         }
     }
@@ -215,11 +215,11 @@ pub enum InvalidRequest {
     #[error("query has {found} tokens; the limit is {max}")]
     QueryTooLong { found: usize, max: usize },
     #[error(
-        "kv.prompt has no token that the model can read; send the text that the model reads after the chunks"
+        "kv.{field} has no token that the model can read; send the text that your model reads there, or leave it out"
     )]
-    KvPromptEmpty,
-    #[error("kv.prompt has {found} tokens; the limit is {max}")]
-    KvPromptTooLong { found: usize, max: usize },
+    KvTextEmpty { field: &'static str },
+    #[error("kv.{field} has {found} tokens; the limit is {max}")]
+    KvTextTooLong { field: &'static str, found: usize, max: usize },
     #[error("query has {found} tokens; the model's context has room for {max} beside a chunk; shorten query")]
     QueryBeyondModel { found: usize, max: usize },
     #[error("chunks is empty; send at least one chunk")]
@@ -344,6 +344,8 @@ pub enum InvalidRequest {
     KvTooLong { found: usize, max: usize, after: usize },
     #[error("kv.{field} is {share}; it must be greater than 0 and at most 1")]
     KvShareOutOfRange { share: f64, field: &'static str },
+    #[error("{share} is not a share from 0 to 1; 0 computes no token again")]
+    KvRecomputeOutOfRange { share: f64 },
     #[error(
         "kv.ratio allows {budget} of {tokens} keys per head, but every head keeps the first {first} and the \
          last {last}; send a larger kv.ratio, or smaller kv.sinks and kv.recent"
@@ -388,13 +390,14 @@ impl InvalidRequest {
             Self::CoverageOutOfRange { .. } | Self::CoverageTooHigh { .. } | Self::CoverageUncalibrated => {
                 "budget.coverage".to_owned()
             }
-            Self::KvPromptEmpty | Self::KvPromptTooLong { .. } => "kv.prompt".to_owned(),
+            Self::KvTextEmpty { field } | Self::KvTextTooLong { field, .. } => format!("kv.{field}"),
             Self::KvOfEncoder { .. }
             | Self::KvLayersMissing { .. }
             | Self::KvWeightsUnknown { .. }
             | Self::KvPositionsLearned { .. }
             | Self::KvTooLong { .. } => "include".to_owned(),
             Self::KvShareOutOfRange { field, .. } => format!("kv.{field}"),
+            Self::KvRecomputeOutOfRange { .. } => "kv.recompute".to_owned(),
             Self::KvBudgetTooSmall { .. } => "kv.ratio".to_owned(),
         }
     }

@@ -124,7 +124,7 @@ impl<'a> ReadRow<'a> {
         let decoder = decoder_of(engine)?;
         let chunks: Vec<_> = row.chunks.iter().map(|chunk| chunk.chunk().into()).collect();
         let longest = row.answers.iter().map(String::len).max().unwrap_or(0).max(tokens_after);
-        let kv_export = pipeline.kv_export(&chunks, question.len() + longest, &Cancel::default())?;
+        let kv_export = pipeline.kv_export(&[], &chunks, question.len() + longest, &Cancel::default())?;
         let Some(last) = kv_export.tokens.last() else { bail!("the chunks have no tokens") };
         if options.one_prompt && last.window > 0 {
             let (tokens, max) = (kv_export.tokens.len(), pipeline.model().window_tokens_max);

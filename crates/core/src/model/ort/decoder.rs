@@ -2,7 +2,7 @@
 //! and values. Knows nothing of late-interaction models.
 
 mod layer_checks;
-mod question;
+mod pass;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use ort::memory::Allocator;
 use ort::value::{DynValue, Tensor};
 use rayon::prelude::*;
 
-use self::question::QuestionPass;
+use self::pass::TokenPass;
 use super::device::Device;
 use super::forward::{ForwardGraph, ForwardPast, ForwardSequence};
 use super::scheduling::{Flow, Pool};
@@ -237,7 +237,7 @@ impl DecoderRuntime {
     /// # Errors
     /// Returns errors of the runtime.
     pub fn forward_past(&self, past: &dyn Past) -> Result<ForwardPast, ModelError> {
-        let pass = self.question_pass(&[], past, &self.shape.readout);
+        let pass = self.pass(&[], Vec::new(), past);
         let allocator = Allocator::default();
         let layers = (0..self.shape.decoder.layers).map(|layer| pass.layer_past(layer, 0, &allocator));
         Ok(ForwardPast {
@@ -265,14 +265,20 @@ impl DecoderRuntime {
         graph.with(self.flow, |graph| graph.run(past, sequences)).map_err(|e| graph_error(&self.file, e))
     }
 
-    fn question_pass<'a>(
-        &'a self,
-        question: &'a [u32],
-        past: &'a dyn Past,
-        heads: &'a [(usize, usize)],
-    ) -> QuestionPass<'a> {
+    fn pass<'a>(&'a self, ids: &'a [u32], positions: Vec<i64>, past: &'a dyn Past) -> TokenPass<'a> {
         let (shape, prefix) = (&self.shape, self.prefix.view());
-        QuestionPass { shape, prefix, question, past, heads, tile_tokens: self.tile_tokens }
+        TokenPass { shape, prefix, ids, positions, past, tile_tokens: self.tile_tokens }
+    }
+
+    /// Runs `work` with the sessions of questions as soon as they are free.
+    fn with_question_sessions<T>(
+        &self,
+        past: &dyn Past,
+        work: impl FnOnce(&mut Stages) -> Result<Option<T>, ort::Error>,
+    ) -> Result<T, ModelError> {
+        let done = self.question_sessions.with_while(self.flow, || past.go_on(), work);
+        let done = done.ok_or(ModelError::Cancelled)?.map_err(|e| graph_error(&self.file, e))?;
+        done.ok_or(ModelError::Cancelled)
     }
 
     /// Encodes a question in `heads`, (layer, head) each.
@@ -282,11 +288,9 @@ impl DecoderRuntime {
         past: &dyn Past,
         heads: &[(usize, usize)],
     ) -> Result<EncodedQuestion, ModelError> {
-        let pass = self.question_pass(question, past, heads);
-        let encoded =
-            self.question_sessions.with_while(self.flow, || past.go_on(), |stages| pass.run(stages));
-        let encoded = encoded.ok_or(ModelError::Cancelled)?.map_err(|e| graph_error(&self.file, e))?;
-        encoded.ok_or(ModelError::Cancelled)
+        let positions = (past.question_position()..).take(question.len()).collect();
+        let pass = self.pass(question, positions, past);
+        self.with_question_sessions(past, |stages| pass.encode(stages, heads))
     }
 }
 
@@ -325,6 +329,16 @@ impl ModelRuntime for DecoderRuntime {
         let heads: Vec<(usize, usize)> =
             (0..*depth).flat_map(|layer| (0..decoder.heads).map(move |head| (layer, head))).collect();
         self.encode_in_heads(question, past, &heads)
+    }
+
+    fn read_in_place(
+        &self,
+        ids: &[u32],
+        positions: &[i64],
+        past: &dyn Past,
+    ) -> Result<Array3<f32>, ModelError> {
+        let pass = self.pass(ids, positions.to_vec(), past);
+        self.with_question_sessions(past, |stages| pass.read(stages))
     }
 
     fn prefix(&self) -> ArrayView3<'_, f32> {

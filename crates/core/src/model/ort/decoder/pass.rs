@@ -1,5 +1,5 @@
-//! One pass of a decoder over a question, which attends to the special tokens, the cached past and itself.
-//! Knows nothing of sessions for windows or of scheduling.
+//! One pass of a decoder over tokens that attend to the special tokens, the cached past and themselves: those of a
+//! question, or those of chunks that are read again. Knows nothing of sessions for windows or of scheduling.
 
 use std::ops::Range;
 
@@ -12,82 +12,113 @@ use super::super::stages::{LayerPast, Projection, StagedTokens, Stages, TokenBat
 use super::{DecoderShape, check_finite, four_axes};
 use crate::model::{EncodedQuestion, Past, SelfAttention};
 
-/// A question, its past and the heads to encode it in.
+/// Tokens and their past.
 ///
-/// A long question goes through each stage in tiles. The tensors with the past of a layer then have space for
-/// the keys and values of the question after those of prefix and past, and each tile writes its own there, so
-/// that the tiles after it attend to them.
-pub struct QuestionPass<'a> {
+/// Many tokens go through each stage in tiles. The tensors with the past of a layer then have space for
+/// their keys and values after those of prefix and past, and each tile writes its own there, so that the tiles after
+/// it attend to them.
+pub struct TokenPass<'a> {
     /// The part of the decoder that is run.
     pub shape: &'a DecoderShape,
     /// The keys and values of the special tokens, `[plane, prefix_token, head_dim]`.
     pub prefix: ArrayView3<'a, f32>,
-    /// The ids of the question's tokens.
-    pub question: &'a [u32],
-    /// The cached keys and values that the question attends to.
+    /// The ids of the tokens.
+    pub ids: &'a [u32],
+    /// The position of each token, ascending.
+    pub positions: Vec<i64>,
+    /// The cached keys and values that the tokens attend to, if their positions are not later.
     pub past: &'a dyn Past,
-    /// (layer, head) of the heads to encode the question in.
-    pub heads: &'a [(usize, usize)],
     /// The largest number of tokens of a tile.
     pub tile_tokens: usize,
 }
 
-/// Consecutive tokens of the question that go through the stages together.
+/// Consecutive tokens that go through the stages together.
 struct Tile {
-    /// The range of the tokens in the question.
+    /// The range of the tokens in the pass.
     tokens: Range<usize>,
     staged: StagedTokens,
 }
 
-impl QuestionPass<'_> {
-    /// Computes the queries and the keys of the question in the heads. Returns `None` if [`Past::go_on`]
-    /// returned false.
+impl TokenPass<'_> {
+    /// Computes the queries and the keys of the tokens in `heads`, (layer, head) each. Returns `None` if
+    /// [`Past::go_on`] returned false.
+    pub fn encode(
+        &self,
+        stages: &mut Stages,
+        heads: &[(usize, usize)],
+    ) -> Result<Option<EncodedQuestion>, ort::Error> {
+        let mut vectors = Array3::zeros((heads.len(), self.ids.len(), self.shape.decoder.head_dim));
+        let mut keys = vectors.clone();
+        let ran = self.run(stages, |layer, tokens, computed| {
+            let rows = s![tokens, ..];
+            let of_layer = heads.iter().enumerate().filter(|(_, (of, _))| *of == layer);
+            for (at, &(_, head)) in of_layer {
+                let kv_head = self.shape.kv_head(head);
+                let mut vectors = vectors.index_axis_mut(Axis(0), at);
+                vectors.slice_mut(&rows).assign(&computed[0].slice(s![0, head, .., ..]));
+                let mut keys = keys.index_axis_mut(Axis(0), at);
+                keys.slice_mut(&rows).assign(&computed[1].slice(s![0, kv_head, .., ..]));
+            }
+        })?;
+        Ok(ran.then_some(EncodedQuestion { vectors, self_attention: SelfAttention::CausalKeys(keys) }))
+    }
+
+    /// Computes the keys and values of the tokens in all layers that are run, `[plane, token, head_dim]`. Returns `None`
+    /// if [`Past::go_on`] returned false.
+    pub fn read(&self, stages: &mut Stages) -> Result<Option<Array3<f32>>, ort::Error> {
+        let shape = self.shape;
+        let mut planes = Array3::zeros((shape.planes(), self.ids.len(), shape.decoder.head_dim));
+        let ran = self.run(stages, |layer, tokens, computed| {
+            for (range, computed) in [shape.keys(layer), shape.values(layer)].into_iter().zip(&computed[1..])
+            {
+                planes.slice_mut(s![range, tokens.clone(), ..]).assign(&computed.index_axis(Axis(0), 0));
+            }
+        })?;
+        Ok(ran.then_some(planes))
+    }
+
+    /// Calls `on_computed` with a layer, a range of the tokens, and their queries, keys and values in this layer,
+    /// `[1, heads or kv_heads, token, head_dim]` each. Returns false if [`Past::go_on`] returned false; not all tokens
+    /// were read then.
     ///
     /// The outer loop is over stages and the inner loop over tiles. Only the past of one stage is in memory
     /// at a time, and only the logits of one tile over it.
-    pub fn run(&self, stages: &mut Stages) -> Result<Option<EncodedQuestion>, ort::Error> {
-        let (heads, dim) = (self.heads.len(), self.shape.decoder.head_dim);
-        let mut vectors = Array3::zeros((heads, self.question.len(), dim));
-        let mut keys = vectors.clone();
+    fn run(
+        &self,
+        stages: &mut Stages,
+        mut on_computed: impl FnMut(usize, Range<usize>, &[ArrayView4<f32>]),
+    ) -> Result<bool, ort::Error> {
         let mut tiles = self.start(stages)?;
         for layers in stages.layers() {
             if !self.past.go_on() {
-                return Ok(None);
+                return Ok(false);
             }
             let mut past: Vec<LayerPast> = Vec::with_capacity(layers.len());
             for layer in layers.clone().filter(|&layer| stages.attends(layer)) {
                 if !self.past.go_on() {
-                    return Ok(None);
+                    return Ok(false);
                 }
                 past.push(self.layer_past(layer, self.reserved_tokens(), stages.allocator())?);
             }
             for tile in &mut tiles {
                 if !self.past.go_on() {
-                    return Ok(None);
+                    return Ok(false);
                 }
                 let projections = [Projection::Query, Projection::Key, Projection::Value];
                 let computed = stages.run_stage(layers.start, &mut tile.staged, &past, &projections)?;
                 for (i, (layer, computed)) in layers.clone().zip(computed).enumerate() {
                     let computed = computed.iter().map(four_axes).collect::<Result<Vec<_>, _>>()?;
                     for values in &computed {
-                        check_finite(values.view(), "queries, keys or values of a question")?;
+                        check_finite(values.view(), "queries, keys or values")?;
                     }
-                    let rows = s![tile.tokens.clone(), ..];
-                    let of_layer = self.heads.iter().enumerate().filter(|(_, (of, _))| *of == layer);
-                    for (at, &(_, head)) in of_layer {
-                        let kv_head = self.shape.kv_head(head);
-                        let mut vectors = vectors.index_axis_mut(Axis(0), at);
-                        vectors.slice_mut(rows).assign(&computed[0].slice(s![0, head, .., ..]));
-                        let mut keys = keys.index_axis_mut(Axis(0), at);
-                        keys.slice_mut(rows).assign(&computed[1].slice(s![0, kv_head, .., ..]));
-                    }
+                    on_computed(layer, tile.tokens.clone(), &computed);
                     if let Some(past) = past.get_mut(i) {
                         self.append_to_past(past, &computed[1..], tile.tokens.clone())?;
                     }
                 }
             }
         }
-        Ok(Some(EncodedQuestion { vectors, self_attention: SelfAttention::CausalKeys(keys) }))
+        Ok(true)
     }
 
     /// Returns the positions of prefix and past.
@@ -154,10 +185,9 @@ impl QuestionPass<'_> {
         Ok(())
     }
 
-    /// The number of tokens to reserve for the question in each layer's past: none if the question is one
-    /// tile.
+    /// The number of tokens to reserve in each layer's past: none if all tokens are one tile.
     fn reserved_tokens(&self) -> usize {
-        if self.question.len() > self.tile_tokens { self.question.len() } else { 0 }
+        if self.ids.len() > self.tile_tokens { self.ids.len() } else { 0 }
     }
 
     /// The number of tokens of prefix and past.
@@ -165,13 +195,12 @@ impl QuestionPass<'_> {
         self.prefix.len_of(Axis(1)) + self.past.positions().len()
     }
 
-    /// Splits the question into tiles and computes the input of the first stage for each.
+    /// Splits the tokens into tiles and computes the input of the first stage for each.
     fn start(&self, stages: &mut Stages) -> Result<Vec<Tile>, ort::Error> {
-        let first = self.past.question_position();
-        let position = |token: usize| first + token as i64;
+        let position = |token: usize| self.positions[token];
         let past_positions = self.past_positions();
         let tile = |start: usize| {
-            let tokens = start..(start + self.tile_tokens).min(self.question.len());
+            let tokens = start..(start + self.tile_tokens).min(self.ids.len());
             // Of the reserved part, only the tokens of earlier tiles are there. Position -1 masks the others.
             let reserved = 0..self.reserved_tokens();
             let reserved = reserved.map(|token| if token < start { position(token) } else { -1 });
@@ -182,12 +211,12 @@ impl QuestionPass<'_> {
                     .expect("the shape has as many elements as the values")
             };
             let batch = TokenBatch {
-                ids: row(self.question[tokens.clone()].iter().map(|&id| i64::from(id)).collect()),
+                ids: row(self.ids[tokens.clone()].iter().map(|&id| i64::from(id)).collect()),
                 positions: row(tokens.clone().map(position).collect()),
                 key_positions: row(key_positions.collect()),
             };
             Ok(Tile { staged: stages.start(&batch)?, tokens })
         };
-        (0..self.question.len()).step_by(self.tile_tokens).map(tile).collect()
+        (0..self.ids.len()).step_by(self.tile_tokens).map(tile).collect()
     }
 }

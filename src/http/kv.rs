@@ -1,0 +1,164 @@
+//! Exports of keys and values: how a compression makes one, and `GET /v1/kv/{handle}`, which sends its file. `crate::kv_export` writes the
+//! file.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, RawQuery};
+use axum::http::header::{ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, RANGE};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream::{self, StreamExt};
+use thresher_core::domain::Chunk;
+use thresher_core::pipeline::cancel::Cancel;
+use thresher_core::pipeline::{Compressed, Pipeline, PipelineError, kv_export, recompute};
+
+use super::{Scope, query};
+use crate::api::{KvAnswer, KvWanted};
+use crate::error::{ApiError, ErrorCode};
+use crate::executor::run_blocking;
+use crate::kv_export::KvExportFile;
+
+/// Checks that keys and values can be exported with the model of `pipeline`, before anything is read.
+pub fn check(pipeline: &Pipeline, wanted: &KvWanted) -> Result<(), ApiError> {
+    kv_export::check_model(pipeline.model()).map_err(PipelineError::from)?;
+    if let Some(eviction) = &wanted.eviction {
+        eviction.check().map_err(PipelineError::from)?;
+    }
+    recompute::check_share(wanted.recompute).map_err(PipelineError::from)?;
+    Ok(())
+}
+
+/// The tokens that the model reads around the exported chunks.
+pub struct Around {
+    before: Vec<u32>,
+    after: Vec<u32>,
+}
+
+/// Returns the tokens around the chunks: those of `before`, and those of the prompt or of the query. Another model's tokenizer may find
+/// many more tokens in a query than the one that scores.
+pub fn around(pipeline: &Pipeline, query: &str, wanted: &KvWanted) -> Result<Around, PipelineError> {
+    let limits = &pipeline.settings().limits;
+    let of_text = |field: &'static str, text: &str| {
+        let tokens = pipeline.tokens_of_prompt(text)?;
+        limits.check_text_of_export(field, tokens.len())?;
+        Ok::<_, PipelineError>(tokens)
+    };
+    let before = wanted.before.as_deref().map_or(Ok(Vec::new()), |before| of_text("before", before))?;
+    if let Some(prompt) = &wanted.prompt {
+        return Ok(Around { before, after: of_text("prompt", prompt)? });
+    }
+    let after = pipeline.tokens_of(query)?;
+    limits.check_query(after.len())?;
+    Ok(Around { before, after })
+}
+
+/// Exports the keys and values of the kept chunks with the model of `pipeline`, in the order of the context.
+pub fn export(
+    pipeline: &Pipeline,
+    around: &Around,
+    chunks: &[Arc<Chunk>],
+    compressed: &Compressed,
+    wanted: &KvWanted,
+    cancel: &Cancel,
+) -> Result<KvExportFile, PipelineError> {
+    let kept = compressed.chunks.iter().filter(|chunk| chunk.kept);
+    let kept: Vec<Arc<Chunk>> = kept.map(|chunk| Arc::clone(&chunks[chunk.index])).collect();
+    let mut kv_export = pipeline.kv_export(&around.before, &kept, around.after.len(), cancel)?;
+    // An impossible budget is refused before the model encodes the question.
+    wanted.eviction.map_or(Ok(()), |eviction| eviction.check_budget(&kv_export))?;
+    let recomputes = wanted.recompute > 0.0 && !kv_export.is_exact();
+    let mut heads = None;
+    if recomputes || wanted.eviction.is_some() {
+        let scores = pipeline.rc_of_export(&kv_export, &around.after, cancel)?;
+        pipeline.recompute(&mut kv_export, &scores, wanted.recompute, cancel)?;
+        heads = wanted.eviction.map(|eviction| pipeline.evict(&scores, &eviction)).transpose()?;
+    }
+    Ok(KvExportFile::new(kv_export, heads, wanted.dtype, &kept, pipeline))
+}
+
+/// Keeps the file of an export until it expires, and returns its handle and what is in it.
+pub fn store(service: &Scope, file: KvExportFile, wanted: &KvWanted) -> Result<KvAnswer, ApiError> {
+    let pipeline = service.ready()?.exporting();
+    let decoder = pipeline.model().decoder.as_ref();
+    let fingerprint = decoder.and_then(|decoder| decoder.weights.clone()).unwrap_or_default();
+    let room_tokens = decoder.map_or(0, |decoder| decoder.context_tokens_max.saturating_sub(file.tokens()));
+    let handles = service.kv_handles();
+    let memory_bytes = file.bytes();
+    let answer = KvAnswer {
+        handle: String::new(),
+        expires_s: handles.expire_s(),
+        policy: wanted.policy(),
+        tokens: file.tokens(),
+        room_tokens,
+        share: file.share(),
+        recomputed: file.recomputed(),
+        exact: file.is_exact(),
+        dtype: file.dtype(),
+        token_ids: file.token_ids(pipeline),
+        bytes: file.file_bytes(),
+        fingerprint,
+    };
+    let handle =
+        handles.insert(file).ok_or_else(|| ApiError::kv_too_large(memory_bytes, handles.bytes_max()))?;
+    Ok(KvAnswer { handle, ..answer })
+}
+
+/// `GET /v1/kv/{handle}`: the file of an export, or the bytes of it that `Range` names. `?fingerprint=` names the model that will use it;
+/// another model's is refused.
+pub async fn fetch(
+    service: Scope,
+    headers: HeaderMap,
+    handle: Result<Path<String>, PathRejection>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, ApiError> {
+    let [fingerprint] = query::parameters(query.as_deref(), ["fingerprint"])?;
+    let handle = handle.map_err(|_| ApiError::kv_unknown())?.0;
+    service.ready()?;
+    let file = service.kv_handles().get(&handle).ok_or_else(ApiError::kv_unknown)?;
+    let decoder = service.ready()?.exporting().model().decoder.as_ref();
+    let ours = decoder.and_then(|decoder| decoder.weights.as_deref());
+    if let Some(theirs) = fingerprint.as_deref().filter(|theirs| Some(*theirs) != ours) {
+        return Err(ApiError::model_mismatch(ours.unwrap_or_default(), theirs));
+    }
+    let size = file.file_bytes();
+    let Ok(range) = byte_range(&headers, size) else {
+        let message = format!("the file has {size} bytes, and not those that the header Range names");
+        let error = ApiError::with_param(ErrorCode::OutOfRange, message, "Range");
+        let of = HeaderValue::try_from(format!("bytes */{size}")).expect("digits are a header value");
+        return Ok((StatusCode::RANGE_NOT_SATISFIABLE, [(CONTENT_RANGE, of)], error).into_response());
+    };
+    let whole = 0..size;
+    let wanted = range.clone().unwrap_or(whole);
+    let length = HeaderValue::from(wanted.len());
+    let parts = file.parts(&wanted);
+    // Each part is read when the one before has been sent: a slow reader holds one part, and no thread.
+    let parts = stream::iter(parts).then(move |(part, within)| {
+        let (service, file) = (service.clone(), Arc::clone(&file));
+        run_blocking(move || Ok(file.read_part(part, service.ready()?.exporting()).slice(within)))
+    });
+    let kind = HeaderValue::from_static("application/octet-stream");
+    let body = Body::from_stream(parts.map(|part| part.map_err(|error| error.message)));
+    let accepts = HeaderValue::from_static("bytes");
+    let mut response =
+        ([(CONTENT_TYPE, kind), (CONTENT_LENGTH, length), (ACCEPT_RANGES, accepts)], body).into_response();
+    if let Some(range) = range {
+        let of = format!("bytes {}-{}/{size}", range.start, range.end - 1);
+        let of = HeaderValue::try_from(of).expect("digits are a header value");
+        *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+        response.headers_mut().insert(CONTENT_RANGE, of);
+    }
+    Ok(response)
+}
+
+/// The bytes of a file of `size` bytes that the request wants; `None` stands for all of them, also where the request names several ranges
+/// or another unit, as RFC 9110 (section 14.2) allows. Fails if the file does not have them.
+fn byte_range(headers: &HeaderMap, size: usize) -> Result<Option<Range<usize>>, ()> {
+    let Some(range) = headers.get(RANGE).and_then(|range| range.to_str().ok()) else { return Ok(None) };
+    let Ok(parsed) = http_range_header::parse_range_header(range) else { return Ok(None) };
+    let ranges = parsed.validate(size as u64).map_err(drop)?;
+    let [range] = &ranges[..] else { return Ok(None) };
+    Ok(Some(*range.start() as usize..*range.end() as usize + 1))
+}
