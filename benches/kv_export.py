@@ -72,7 +72,7 @@ def compare(name, client, inputs, model_fingerprint, runs):
 
     def compress(kept, **kv):
         return client.compress(
-            row["query"], row["chunks"], budget={"ratio": kept}, granularity="chunk", include=["kv"], kv=kv or None, deadline_ms=120000
+            row["query"], row["chunks"], budget={"ratio": kept}, granularity="chunk", kv={"recompute": 0, **kv}, deadline_ms=120000
         )
 
     everything = compress(1.0)

@@ -29,7 +29,7 @@ from thresher_client.transformers import KvExport, attention, fingerprint  # noq
 
 PASSAGES = json.loads((ROOT / "docs/recipes/kv_export/passages.json").read_text())
 QUERY = PASSAGES["query"]
-HEADS = {f"heads, ratio {ratio}": {"policy": "heads", "ratio": ratio} for ratio in (0.25, 0.125)}
+HEADS = {f"heads, ratio {ratio}": {"policy": "heads", "ratio": ratio, "recompute": 0} for ratio in (0.25, 0.125)}
 
 
 def passages(tokenizer, tokens_min):
@@ -64,9 +64,9 @@ def in_a_process(work):
 def measure(model, tokenizer, url, weights, tokens, runs):
     question = tokenizer("\n\n" + QUERY, return_tensors="pt", add_special_tokens=False).input_ids
     chunks = passages(tokenizer, tokens)
-    options = {"granularity": "chunk", "include": ["kv"], "deadline_ms": 120_000, "timeout_s": 300}
+    options = {"granularity": "chunk", "deadline_ms": 120_000, "timeout_s": 300}
     with Client(url) as client:
-        found = {"all keys and values": client.compress(QUERY, chunks, budget={"ratio": 1}, **options)}
+        found = {"all keys and values": client.compress(QUERY, chunks, budget={"ratio": 1}, kv={"recompute": 0}, **options)}
         kept = client.compress(QUERY, chunks, budget={"ratio": 0.25}, **options)
         for name, kv in HEADS.items():
             found[name] = client.compress(QUERY, chunks, budget={"ratio": 1}, kv=kv, **options)

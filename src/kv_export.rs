@@ -6,6 +6,7 @@ use std::ops::Range;
 use bytes::Bytes;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use rayon::prelude::*;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -118,7 +119,7 @@ enum Tensor {
     Chunks,
     Windows,
     Offsets,
-    /// `[token]`: 1 if the token was computed again with the other chunks in sight, otherwise 0.
+    /// `[token]`: 1 if the token was encoded again, attending to the chunks before it, otherwise 0.
     Recomputed,
     /// `[kv_head]`: the number of rows of each head; only if heads keep different tokens.
     Counts(usize),
@@ -207,7 +208,7 @@ impl KvExportFile {
         self.kept.as_ref().map_or(1.0, KeyMask::share)
     }
 
-    /// Returns the number of tokens that were computed again.
+    /// Returns the number of tokens that were encoded again.
     pub fn recomputed(&self) -> usize {
         self.export.recomputed().len()
     }
@@ -343,13 +344,16 @@ impl KvExportFile {
     /// Reads the `planes` of one layer's keys or values, `[token, head_dim]` each, and writes the rows that each head keeps.
     fn planes(&self, planes: Range<usize>, layer: usize, pipeline: &Pipeline) -> Bytes {
         let Layout { head_dim: dim, dtype, .. } = self.layout;
-        let mut plane = vec![0.0_f32; self.tokens() * dim];
         let mut out = vec![0; self.bytes_of(Tensor::Keys(layer))];
-        let mut rest = &mut out[..];
+        let (mut rest, mut of_heads) = (&mut out[..], Vec::new());
         for (index, rows) in planes.zip(self.rows(layer)) {
-            self.export.read_plane(pipeline, index, &mut plane);
             let written;
             (written, rest) = rest.split_at_mut(rows.len() * dim * dtype.size());
+            of_heads.push((index, rows, written));
+        }
+        of_heads.into_par_iter().for_each(|(index, rows, written)| {
+            let mut plane = vec![0.0_f32; self.tokens() * dim];
+            self.export.read_plane(pipeline, index, &mut plane);
             if rows.len() == self.tokens() {
                 dtype.write(&plane, written);
             } else {
@@ -357,7 +361,7 @@ impl KvExportFile {
                     rows.iter().flat_map(|&row| &plane[row * dim..(row + 1) * dim]).copied().collect();
                 dtype.write(&kept, written);
             }
-        }
+        });
         out.into()
     }
 }

@@ -182,7 +182,6 @@ const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
 const OWNED: &[(&str, &[&str])] = &[
     ("ort", &["crates/core/src/model/ort.rs", "crates/core/src/model/ort/", "crates/lab/src/model_graph.rs"]),
     ("libloading", &["crates/core/src/model/ort/version.rs"]),
-    ("http_range_header", &["src/http/kv.rs"]),
     ("memmap2", &["crates/core/src/model/ort/weights.rs"]),
     ("tikv_jemallocator", &["src/allocator.rs"]),
     ("prost", &["crates/core/src/model/onnx.rs", "crates/core/src/model/onnx/"]),

@@ -51,8 +51,8 @@ pub(super) struct KvBody {
     /// For `heads`: the number of last tokens that every head keeps. Default: 4, but at most a sixteenth of the kept keys.
     #[serde(default)]
     recent: Option<usize>,
-    /// The share of the tokens that the model computes again with the other chunks in sight, those with the highest RC for the question
-    /// first, 0 to 1. The first chunk needs none. Default: 0.15.
+    /// The share of the tokens that the model encodes again, attending to the chunks before them, 0 to 1. Those with the highest RC for
+    /// the question come first. The first window, or `before`, needs none. Default: 0.15.
     #[serde(default)]
     #[schemars(extend("minimum" = 0, "maximum" = 1))]
     recompute: Option<f64>,
@@ -75,7 +75,7 @@ pub(super) struct KvBody {
 pub struct KvWanted {
     /// Exports only the keys with the highest RC for the question, in each layer and head. `None` exports those of all tokens.
     pub eviction: Option<Eviction>,
-    /// The share of the tokens that are computed again.
+    /// The share of the tokens that are encoded again.
     pub recompute: f64,
     /// The number format of the file; `None` stands for that of the cache.
     pub dtype: Option<KvDtype>,
@@ -94,7 +94,7 @@ impl Default for KvWanted {
 impl KvWanted {
     /// The share of the keys that heads keep by default.
     const RATIO_DEFAULT: f64 = 0.25;
-    /// The share of the tokens that are computed again by default.
+    /// The share of the tokens that are encoded again by default.
     const RECOMPUTE_DEFAULT: f64 = 0.15;
 
     /// The policy as the request names it.
@@ -147,10 +147,10 @@ pub struct KvAnswer {
     pub room_tokens: usize,
     /// The share of the keys that is exported.
     pub share: f64,
-    /// The number of tokens that were computed again with the other chunks in sight.
+    /// The number of tokens that were encoded again, attending to the chunks before them.
     pub recomputed: usize,
     /// Whether keys and values are those that the model would compute in a prompt, up to rounding: the export has one window, or all
-    /// tokens behind the first window were computed again.
+    /// tokens behind the first window were encoded again.
     pub exact: bool,
     /// The number format of keys and values in the file.
     pub dtype: KvDtype,

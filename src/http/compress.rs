@@ -100,7 +100,15 @@ async fn run(
         let exported = exported.map(|(wanted, around)| {
             let started = Instant::now();
             let chunks = &loaded.request.chunks[..];
-            let file = kv::export(exporting, &around, chunks, &compressed, wanted, cancel)?;
+            let file = kv::export(
+                exporting,
+                &around,
+                chunks,
+                &compressed,
+                wanted,
+                scope.kv_handles().bytes_max(),
+                cancel,
+            )?;
             let answer = kv::store(&scope, file, wanted);
             compressed.timings.push("kv", started.elapsed());
             answer

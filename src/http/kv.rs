@@ -8,7 +8,7 @@ use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery};
 use axum::http::header::{ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, RANGE};
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, StreamExt};
 use thresher_core::domain::Chunk;
@@ -21,6 +21,9 @@ use crate::error::{ApiError, ErrorCode};
 use crate::executor::run_blocking;
 use crate::kv_export::KvExportFile;
 
+/// How many parts of a file are in memory while it is sent.
+const PARTS_AT_ONCE: usize = 2;
+
 /// Checks that keys and values can be exported with the model of `pipeline`, before anything is read.
 pub fn check(pipeline: &Pipeline, wanted: &KvWanted) -> Result<(), ApiError> {
     kv_export::check_model(pipeline.model()).map_err(PipelineError::from)?;
@@ -32,14 +35,14 @@ pub fn check(pipeline: &Pipeline, wanted: &KvWanted) -> Result<(), ApiError> {
 }
 
 /// The tokens that the model reads around the exported chunks.
-pub struct Around {
+pub struct TokensAround {
     before: Vec<u32>,
     after: Vec<u32>,
 }
 
 /// Returns the tokens around the chunks: those of `before`, and those of the prompt or of the query. Another model's tokenizer may find
 /// many more tokens in a query than the one that scores.
-pub fn around(pipeline: &Pipeline, query: &str, wanted: &KvWanted) -> Result<Around, PipelineError> {
+pub fn around(pipeline: &Pipeline, query: &str, wanted: &KvWanted) -> Result<TokensAround, PipelineError> {
     let limits = &pipeline.settings().limits;
     let of_text = |field: &'static str, text: &str| {
         let tokens = pipeline.tokens_of_prompt(text)?;
@@ -48,33 +51,42 @@ pub fn around(pipeline: &Pipeline, query: &str, wanted: &KvWanted) -> Result<Aro
     };
     let before = wanted.before.as_deref().map_or(Ok(Vec::new()), |before| of_text("before", before))?;
     if let Some(prompt) = &wanted.prompt {
-        return Ok(Around { before, after: of_text("prompt", prompt)? });
+        return Ok(TokensAround { before, after: of_text("prompt", prompt)? });
     }
     let after = pipeline.tokens_of(query)?;
     limits.check_query(after.len())?;
-    Ok(Around { before, after })
+    Ok(TokensAround { before, after })
 }
 
-/// Exports the keys and values of the kept chunks with the model of `pipeline`, in the order of the context.
+/// Exports the keys and values of the kept chunks with the model of `pipeline`, in the order of the context. Fails before the model encodes
+/// the question if the export would have more than `bytes_max` bytes.
 pub fn export(
     pipeline: &Pipeline,
-    around: &Around,
+    around: &TokensAround,
     chunks: &[Arc<Chunk>],
     compressed: &Compressed,
     wanted: &KvWanted,
+    bytes_max: usize,
     cancel: &Cancel,
-) -> Result<KvExportFile, PipelineError> {
+) -> Result<KvExportFile, ApiError> {
     let kept = compressed.chunks.iter().filter(|chunk| chunk.kept);
     let kept: Vec<Arc<Chunk>> = kept.map(|chunk| Arc::clone(&chunks[chunk.index])).collect();
     let mut kv_export = pipeline.kv_export(&around.before, &kept, around.after.len(), cancel)?;
     // An impossible budget is refused before the model encodes the question.
-    wanted.eviction.map_or(Ok(()), |eviction| eviction.check_budget(&kv_export))?;
+    let budget = wanted.eviction.map_or(Ok(()), |eviction| eviction.check_budget(&kv_export));
+    budget.map_err(PipelineError::from)?;
+    // So is an export that cannot be kept.
+    let bytes = pipeline.bytes_recomputed(&kv_export, wanted.recompute);
+    if bytes > bytes_max {
+        return Err(ApiError::kv_too_large(bytes, bytes_max));
+    }
     let recomputes = wanted.recompute > 0.0 && !kv_export.is_exact();
     let mut heads = None;
     if recomputes || wanted.eviction.is_some() {
         let scores = pipeline.rc_of_export(&kv_export, &around.after, cancel)?;
         pipeline.recompute(&mut kv_export, &scores, wanted.recompute, cancel)?;
-        heads = wanted.eviction.map(|eviction| pipeline.evict(&scores, &eviction)).transpose()?;
+        let evict = |eviction| pipeline.evict(&scores, &eviction).map_err(PipelineError::from);
+        heads = wanted.eviction.map(evict).transpose()?;
     }
     Ok(KvExportFile::new(kv_export, heads, wanted.dtype, &kept, pipeline))
 }
@@ -110,6 +122,7 @@ pub fn store(service: &Scope, file: KvExportFile, wanted: &KvWanted) -> Result<K
 /// another model's is refused.
 pub async fn fetch(
     service: Scope,
+    method: Method,
     headers: HeaderMap,
     handle: Result<Path<String>, PathRejection>,
     RawQuery(query): RawQuery,
@@ -124,7 +137,9 @@ pub async fn fetch(
         return Err(ApiError::model_mismatch(ours.unwrap_or_default(), theirs));
     }
     let size = file.file_bytes();
-    let Ok(range) = byte_range(&headers, size) else {
+    // Only GET has ranges (RFC 9110, section 14.2).
+    let range = headers.get(RANGE).filter(|_| method == Method::GET).and_then(|range| range.to_str().ok());
+    let Ok(range) = range.map_or(Ok(None), |range| byte_range(range, size)) else {
         let message = format!("the file has {size} bytes, and not those that the header Range names");
         let error = ApiError::with_param(ErrorCode::OutOfRange, message, "Range");
         let of = HeaderValue::try_from(format!("bytes */{size}")).expect("digits are a header value");
@@ -134,11 +149,12 @@ pub async fn fetch(
     let wanted = range.clone().unwrap_or(whole);
     let length = HeaderValue::from(wanted.len());
     let parts = file.parts(&wanted);
-    // Each part is read when the one before has been sent: a slow reader holds one part, and no thread.
-    let parts = stream::iter(parts).then(move |(part, within)| {
+    // A part is read while the one before is sent: a slow reader holds two parts, and no thread.
+    let parts = stream::iter(parts).map(move |(part, within)| {
         let (service, file) = (service.clone(), Arc::clone(&file));
         run_blocking(move || Ok(file.read_part(part, service.ready()?.exporting()).slice(within)))
     });
+    let parts = parts.buffered(PARTS_AT_ONCE);
     let kind = HeaderValue::from_static("application/octet-stream");
     let body = Body::from_stream(parts.map(|part| part.map_err(|error| error.message)));
     let accepts = HeaderValue::from_static("bytes");
@@ -153,12 +169,46 @@ pub async fn fetch(
     Ok(response)
 }
 
-/// The bytes of a file of `size` bytes that the request wants; `None` stands for all of them, also where the request names several ranges
-/// or another unit, as RFC 9110 (section 14.2) allows. Fails if the file does not have them.
-fn byte_range(headers: &HeaderMap, size: usize) -> Result<Option<Range<usize>>, ()> {
-    let Some(range) = headers.get(RANGE).and_then(|range| range.to_str().ok()) else { return Ok(None) };
-    let Ok(parsed) = http_range_header::parse_range_header(range) else { return Ok(None) };
-    let ranges = parsed.validate(size as u64).map_err(drop)?;
-    let [range] = &ranges[..] else { return Ok(None) };
-    Ok(Some(*range.start() as usize..*range.end() as usize + 1))
+/// The bytes of a file of `size` bytes that a `Range` header names; `None` stands for all of them, also where it names several ranges,
+/// another unit or nothing that can be understood, as RFC 9110 (section 14.2) allows. Fails if the file has none of them.
+fn byte_range(header: &str, size: usize) -> Result<Option<Range<usize>>, ()> {
+    let Some((first, last)) = header.trim().strip_prefix("bytes=").and_then(|range| range.split_once('-'))
+    else {
+        return Ok(None);
+    };
+    // A number beyond the largest one is beyond the end, too.
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = |text: &str| is_number(text).then(|| text.parse().unwrap_or(usize::MAX));
+    let range = match (number(first), number(last)) {
+        (Some(start), None) if last.is_empty() => start..size,
+        (Some(start), Some(end)) if start <= end => start..size.min(end.saturating_add(1)),
+        (None, Some(count)) if first.is_empty() => size.saturating_sub(count)..size,
+        _ => return Ok(None),
+    };
+    if range.start < range.end { Ok(Some(range)) } else { Err(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_those_of_rfc_9110() {
+        let check = |header: &str, expect: Result<Option<Range<usize>>, ()>| {
+            assert_eq!(byte_range(header, 100), expect, "{header}");
+        };
+        check("bytes=0-0", Ok(Some(0..1)));
+        check("bytes=5-", Ok(Some(5..100)));
+        check("bytes=5-99999999999999999999999", Ok(Some(5..100)));
+        check("bytes=-9", Ok(Some(91..100)));
+        check("bytes=-1000", Ok(Some(0..100)));
+        for beyond in ["bytes=100-", "bytes=100-200", "bytes=99999999999999999999999-", "bytes=-0"] {
+            check(beyond, Err(()));
+        }
+        for other in
+            ["bytes=0-1,4-5", "bytes=9-5", "bytes=-", "bytes=a-b", "bytes=+1-2", "items=0-5", "", "0-5"]
+        {
+            check(other, Ok(None));
+        }
+    }
 }

@@ -137,6 +137,11 @@ impl Operation {
         self
     }
 
+    fn partial(mut self, description: &str, content: Value) -> Self {
+        self.responses.insert("206".to_owned(), json!({"description": description, "content": content}));
+        self
+    }
+
     fn errors(mut self, errors: Map<String, Value>) -> Self {
         self.responses.extend(errors);
         self
@@ -270,9 +275,16 @@ fn context(schemas: &mut Schemas) -> Vec<Entry> {
                 json!({"type": "string"}),
                 "The fingerprint of the model that will use them; another model's is refused.",
             ),
+            parameter(
+                "header",
+                "Range",
+                json!({"type": "string"}),
+                "A range of bytes, as in `bytes=0-1023`; several ranges are ignored.",
+            ),
         ])
         .response("A safetensors file: docs/kv-export.md.", json!({"application/octet-stream": {}}))
-        .errors(errors(schemas, ErrorFormat::Native, &[ANY, &[400, 404, 409]]))
+        .partial("The bytes that `Range` names.", json!({"application/octet-stream": {}}))
+        .errors(errors(schemas, ErrorFormat::Native, &[ANY, &[400, 404, 409, 416]]))
         .at("/v1/kv/{handle}", "get"),
     ]
 }

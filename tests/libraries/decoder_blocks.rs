@@ -403,9 +403,9 @@ fn planes_of_prompt(model: &mut Model, ids: &[u32]) -> Array3<f32> {
 fn check_recompute(device: DeviceChoice) {
     for name in MODELS.into_iter().filter(|name| *name != "gpt2") {
         let mut model = Model::new(name, device);
-        let texts = [text(1, 3), text(2, 3), text(3, 3)];
+        let texts = [text(1, 4), text(2, 4), text(3, 4)];
         let chunks: Vec<_> = texts.iter().enumerate().map(|(i, text)| Arc::new(chunk(i, text))).collect();
-        let (before, question) = (model.ids(&text(4, 2)), model.ids(&text(9, 2)));
+        let (before, question) = (model.ids(&text(4, 1)), model.ids(&text(9, 1)));
         let (pipeline, cancel) = (model.pipeline(), Cancel::default());
         for before in [&before[..0], &before] {
             let made = |share: f64| {

@@ -20,12 +20,13 @@ tokenizer = AutoTokenizer.from_pretrained(GGUF.parent, gguf_file=GGUF.name)
 
 # The passages are in the cache already, in front of everything else, so only the template's text behind the user's text is needed.
 turn = tokenizer.apply_chat_template([{"role": "user", "content": "{question}"}], add_generation_prompt=True, tokenize=False)
-question_ids = tokenizer("\n\n" + QUESTION + turn.split("{question}")[1], add_special_tokens=False).input_ids
+after = "\n\n" + QUESTION + turn.split("{question}")[1]
+question_ids = tokenizer(after, add_special_tokens=False).input_ids
 
 with Client() as client:  # THRESHER_URL, or http://127.0.0.1:8080
     # The first request reads the passages, which takes some seconds. Later requests find them in the daemon's cache.
     found = client.compress(
-        QUESTION, PASSAGES["chunks"], budget={"ratio": 0.3}, granularity="chunk", include=["kv"], deadline_ms=60_000
+        QUESTION, PASSAGES["chunks"], budget={"ratio": 0.3}, granularity="chunk", kv={"prompt": after}, deadline_ms=60_000
     )
     export = KvExport.load(client.kv(found.kv.handle, fingerprint=fingerprint(GGUF)))
     print(f"{len(export.chunk_ids)} of {len(PASSAGES['chunks'])} passages, {export.next_position} tokens: {', '.join(export.chunk_ids)}")

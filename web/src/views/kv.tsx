@@ -71,7 +71,8 @@ function KeptKeys({ decoder }: { decoder: string }) {
       chunks: requestChunks(typed.chunks),
       budget: isWhole ? { ratio: 1 } : budget,
       include: ["kv" as const],
-      kv: { policy: "heads" as const, ratio },
+      // The page shows which keys are kept, which encoding some tokens again does not change.
+      kv: { policy: "heads" as const, ratio, recompute: 0 },
     }),
     [typed, isWhole, budget, ratio],
   );

@@ -446,11 +446,11 @@ class KvHandle(Extensible):
     share: float
     """The share of the keys that is exported."""
     recomputed: int
-    """The number of tokens that were computed again with the other chunks in sight."""
+    """The number of tokens that were encoded again, attending to the chunks before them."""
     exact: bool
     """
     Whether keys and values are those that the model would compute in a prompt, up to rounding: the export has one window, or all
-    tokens behind the first window were computed again.
+    tokens behind the first window were encoded again.
     """
     dtype: KvDtype
     """The number format of keys and values in the file."""

@@ -74,7 +74,7 @@ class KvExport:
     - `token_ids`, `positions`: id and position of each token, `[token]`
     - `chunks`: index in `chunk_ids` of each token, `[token]`; -1 for a special token in front
     - `windows`: number of the window in which the model read each token, `[token]`; -1 for a special token
-    - `recomputed`: whether each token was computed again with the other chunks in sight, `[token]`
+    - `recomputed`: whether each token was encoded again, attending to the chunks before it, `[token]`
     - `is_exact`: whether keys and values are those that the model would compute in a prompt, up to rounding
     - `offsets`: range of each token in the chunk's text, in bytes, `[token, 2]`; -1, -1 for a special token or one of a title
     - `layers`: keys and values of each layer
@@ -150,8 +150,9 @@ class KvExport:
             rotary_frequencies=tuple(json.loads(metadata["rotary_frequencies"])),
             rotary_frequencies_local=tuple(json.loads(local)) if (local := metadata.get("rotary_frequencies_local")) else None,
             **{name: tensor(name, tokens) for name in ("token_ids", "positions", "chunks", "windows")},
-            recomputed=tensor("recomputed", tokens).bool(),
-            is_exact=metadata["exact"] == "true",
+            # An older daemon encodes no token again.
+            recomputed=tensor("recomputed", tokens).bool() if "recomputed" in tensors else torch.zeros(tokens, dtype=torch.bool),
+            is_exact=metadata.get("exact") == "true",
             offsets=tensor("offsets", tokens, 2),
             layers=tuple(layer(index) for index in range(layers)),
         )

@@ -62,6 +62,12 @@ impl LayerRotary {
 }
 
 impl LayerRotations {
+    /// Returns the bytes of memory that the angles take.
+    pub fn bytes(&self) -> usize {
+        let of = |rotation: &Rotation| size_of_val(&*rotation.angles);
+        of(&self.global) + self.local.as_ref().map_or(0, of)
+    }
+
     /// Returns the rotation in `layer`.
     pub fn of_layer(&self, layer: usize) -> &Rotation {
         self.local.as_ref().filter(|_| self.is_local[layer]).unwrap_or(&self.global)

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::PipelineError;
 use crate::kv::single_flight::CallerWaits;
+use crate::model::ModelError;
 
 /// Tells the stages of the pipeline when to stop. The stages check it between pieces of work. Clones share
 /// one state: cancelling one cancels all, and all count into the same sum of tokens.
@@ -66,6 +67,20 @@ impl Cancel {
     /// Stops the work of all clones, because the caller no longer waits for the result.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns the error of a request whose model failed with `error`. A model that was told to stop fails with the error of
+    /// [`Self::check`].
+    ///
+    /// # Panics
+    /// Panics if the model stopped although the caller still waits.
+    pub fn or(&self, error: ModelError) -> PipelineError {
+        match error {
+            ModelError::Cancelled => {
+                self.check().expect_err("the model stops only if the caller no longer waits")
+            }
+            error => error.into(),
+        }
     }
 
     /// Adds `tokens` to the tokens that the request has used. They are tokens of the model, in chunks

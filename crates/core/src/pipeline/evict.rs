@@ -10,7 +10,7 @@ use super::kv_export::{ExportPast, KvExport, check_model};
 use super::validate::InvalidRequest;
 use super::{Pipeline, PipelineError};
 use crate::model::contract::{BudgetScope, EvictionForm};
-use crate::model::{DecoderInfo, EncodedQuestion, KeyMask, ModelError, Past, raw_logits};
+use crate::model::{DecoderInfo, EncodedQuestion, KeyMask, Past, raw_logits};
 use crate::rc::{self, Keep};
 
 /// The number of first tokens, and of last tokens, that every head keeps by default.
@@ -179,12 +179,9 @@ impl Pipeline {
         let info = self.model.info();
         let decoder = check_model(info)?;
         let past = kv_export.past(info, cancel);
-        match self.model.encode_question_in_all_heads(question, &past) {
-            Err(ModelError::Cancelled) => {
-                Err(cancel.check().expect_err("the model stops only if the caller no longer waits"))
-            }
-            encoded => Ok(ExportAttention { decoder, past, encoded: encoded?, head_dim: info.head_dim }),
-        }
+        let encoded = self.model.encode_question_in_all_heads(question, &past);
+        let encoded = encoded.map_err(|error| cancel.or(error))?;
+        Ok(ExportAttention { decoder, past, encoded, head_dim: info.head_dim })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Export of keys and values: positions the blocks of chunks one after the other, behind a text that the caller
-//! may put in front of them, as a language model with the same weights expects them in its cache. Knows nothing of files and transports, nor of which keys each
-//! head keeps.
+//! may put in front of them, as a language model with the same weights expects them in its cache. Knows nothing of
+//! files and transports, nor of which keys each head keeps.
 
 use std::sync::Arc;
 
@@ -8,12 +8,13 @@ use ndarray::{Array3, Axis, s};
 
 use super::blocks::Blocks;
 use super::cancel::Cancel;
-use super::question::{BlocksAsPast, Placement, View, views};
+use super::question::{BlocksAsPast, Placement, SliceRotations, View, views};
 use super::tokenize;
 use super::validate::InvalidRequest;
 use super::{Pipeline, PipelineError};
 use crate::domain::{ByteRange, Chunk};
-use crate::model::{DecoderInfo, ModelError, ModelInfo, Past};
+use crate::model::rotary::LayerRotations;
+use crate::model::{DecoderInfo, ModelInfo, Past};
 
 /// The blocks of chunks at consecutive positions after the special tokens that begin every text of the model.
 pub struct KvExport {
@@ -21,12 +22,14 @@ pub struct KvExport {
     before: Array3<f32>,
     blocks: Blocks,
     view: View,
+    /// What moves the keys of the blocks. Computing it takes longer than reading a plane.
+    rotations: SliceRotations,
     /// The exported tokens in order, without the special tokens at the beginning: those in front of the chunks, and those
     /// of the chunks.
     pub tokens: Vec<KvExportToken>,
     /// The position of the next token: the number of special and exported tokens.
     pub next_position: usize,
-    /// The tokens that were computed again, and their keys and values; see [`Pipeline::recompute`].
+    /// The tokens that were encoded again, and their keys and values; see [`Pipeline::recompute`].
     pub(super) recomputed: Option<Recomputed>,
 }
 
@@ -45,7 +48,7 @@ pub struct KvExportToken {
     /// The index of its chunk among the exported chunks; `None` for a token in front of them.
     pub chunk: Option<usize>,
     /// The index of its window. The tokens of a window attended to each other and to nothing else when the
-    /// model read them, except those that were computed again.
+    /// model read them, except those that were encoded again.
     pub window: usize,
     /// The byte range of the token in the chunk's text; `None` for tokens of the title and those in front of the chunks.
     pub bytes: Option<ByteRange>,
@@ -91,26 +94,31 @@ impl KvExport {
     }
 
     /// Returns the bytes of memory that the export takes: all blocks as they are cached, the tokens, the text in front of
-    /// them, and what was computed again.
+    /// them, and what was encoded again.
     pub fn bytes(&self) -> usize {
         let blocks: usize = self.blocks.blocks.iter().map(|block| block.bytes().len()).sum();
         let before = self.before.len() * size_of::<f32>();
         let recomputed = self.recomputed.as_ref().map_or(0, |recomputed| {
             size_of_val(&*recomputed.tokens) + recomputed.planes.len() * size_of::<f32>()
         });
-        before + blocks + recomputed + size_of_val(&*self.tokens)
+        let rotations: usize = self.rotations.iter().flatten().map(LayerRotations::bytes).sum();
+        before + blocks + rotations + recomputed + size_of_val(&*self.tokens)
     }
 
-    /// Returns the indices of the exported tokens that were computed again, ascending.
+    /// Returns the number of tokens of the first window, which are at the beginning.
+    pub fn first_window(&self) -> usize {
+        self.tokens.partition_point(|token| token.window == 0)
+    }
+
+    /// Returns the indices of the exported tokens that were encoded again, ascending.
     pub fn recomputed(&self) -> &[usize] {
         self.recomputed.as_ref().map_or(&[], |recomputed| &recomputed.tokens)
     }
 
     /// Returns whether keys and values are those that the model would compute in a prompt: all tokens are of one window, or
-    /// all later ones were computed again.
+    /// all later ones were encoded again.
     pub fn is_exact(&self) -> bool {
-        let later = self.tokens.iter().filter(|token| token.window > 0).count();
-        later == self.recomputed().len()
+        self.tokens.len() - self.first_window() == self.recomputed().len()
     }
 
     /// Returns how many values the special tokens at the beginning have in one plane.
@@ -120,10 +128,11 @@ impl KvExport {
     }
 
     /// Returns the exported tokens as the past of a question, with the keys and values of the blocks also for those that
-    /// were computed again.
+    /// were encoded again.
     pub fn past<'a>(&'a self, info: &'a ModelInfo, cancel: &'a Cancel) -> ExportPast<'a> {
         let decoder = info.decoder.as_ref().expect("only decoders have exports");
-        let blocks = BlocksAsPast::new(&self.view, &self.blocks, info, decoder, cancel);
+        let rotations = Arc::clone(&self.rotations);
+        let blocks = BlocksAsPast::new(&self.view, rotations, &self.blocks, info, decoder, cancel);
         let first = decoder.prefix_tokens() as i64;
         let before = first..first + self.before.len_of(Axis(1)) as i64;
         let positions = before.chain(blocks.positions().iter().copied()).collect();
@@ -161,9 +170,9 @@ impl Past for ExportPast<'_> {
 }
 
 /// The past of a text at the beginning of a sequence.
-struct Nothing<'a>(&'a Cancel);
+struct EmptyPast<'a>(&'a Cancel);
 
-impl Past for Nothing<'_> {
+impl Past for EmptyPast<'_> {
     fn positions(&self) -> &[i64] {
         &[]
     }
@@ -229,7 +238,8 @@ impl Pipeline {
         let before = self.read_at_the_beginning(before, cancel)?;
         // Whoever keeps the export counts its bytes.
         let blocks = blocks.counted_elsewhere();
-        Ok(KvExport { before, blocks, view, tokens, next_position, recomputed: None })
+        let rotations = view.rotations(decoder);
+        Ok(KvExport { before, blocks, view, rotations, tokens, next_position, recomputed: None })
     }
 
     /// Reads tokens behind the special tokens at the beginning of a sequence. Returns their keys and values,
@@ -241,11 +251,6 @@ impl Pipeline {
         }
         let first = prefix.len_of(Axis(1)) as i64;
         let positions: Vec<i64> = (first..).take(ids.len()).collect();
-        match self.model.read_in_place(ids, &positions, &Nothing(cancel)) {
-            Err(ModelError::Cancelled) => {
-                Err(cancel.check().expect_err("the model stops only if the caller no longer waits"))
-            }
-            read => Ok(read?),
-        }
+        self.model.read_in_place(ids, &positions, &EmptyPast(cancel)).map_err(|error| cancel.or(error))
     }
 }

@@ -8,6 +8,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use ndarray::{Array3, Axis, concatenate, s};
 use rayon::prelude::*;
@@ -112,6 +113,16 @@ impl View {
             shift: 0,
         };
         Self { slices: blocks.spans.iter().enumerate().map(slice).collect(), question_position: 0 }
+    }
+
+    /// Returns the rotations that move the slices' keys to their positions in the view.
+    pub(super) fn rotations(&self, decoder: &DecoderInfo) -> SliceRotations {
+        let first = decoder.prefix_tokens() as i64;
+        let of_slice = |slice: &BlockSlice| {
+            let rotary = decoder.rotary.as_ref().filter(|_| slice.shift != 0)?;
+            Some(rotary.rotations(slice.tokens.len(), first, first + slice.shift))
+        };
+        self.slices.par_iter().map(of_slice).collect::<Vec<_>>().into()
     }
 
     /// Moves all slices and the question to positions that are later by `tokens`.
@@ -230,14 +241,8 @@ fn encode_views(
     let views = views(blocks, model.info(), decoder, ids.len(), Placement::Parallel);
     limits.check_groups(views.len(), ids.len(), context.planes().len(), model.info().head_dim)?;
     let encode = |view: View| {
-        let past = BlocksAsPast::new(&view, blocks, model.info(), decoder, cancel);
-        match context.encode(ids, &past) {
-            Ok(encoded) => Ok((view, encoded)),
-            Err(ModelError::Cancelled) => {
-                Err(cancel.check().expect_err("the model stops only if the caller no longer waits"))
-            }
-            Err(error) => Err(error.into()),
-        }
+        let past = BlocksAsPast::new(&view, view.rotations(decoder), blocks, model.info(), decoder, cancel);
+        context.encode(ids, &past).map(|encoded| (view, encoded)).map_err(|error| cancel.or(error))
     };
     let mut views = views.into_iter().map(encode).collect::<Result<Vec<_>, PipelineError>>()?;
     // Only the self logits of the first view are used, so the others need not keep theirs.
@@ -366,6 +371,7 @@ impl QuestionViews {
 /// keys are rotated to their positions in the view.
 pub struct BlocksAsPast<'a> {
     slices: Vec<PastSlice<'a>>,
+    rotations: SliceRotations,
     positions: Vec<i64>,
     question_position: i64,
     head_dim: usize,
@@ -375,35 +381,34 @@ pub struct BlocksAsPast<'a> {
 
 struct PastSlice<'a> {
     block: &'a Block,
-    slice: BlockSlice,
-    /// The rotation of the slice's keys in each layer; `None` if they are not shifted.
-    rotations: Option<LayerRotations>,
+    tokens: TokenSpan,
 }
 
+/// `[slice]`: the rotation of the slice's keys in each layer; `None` if they are not shifted.
+pub(super) type SliceRotations = Arc<[Option<LayerRotations>]>;
+
 impl<'a> BlocksAsPast<'a> {
-    /// Returns the past that consists of the slices of `view`. The past tells the model to stop when `cancel`
-    /// does.
-    pub fn new(
+    /// Returns the past that consists of the slices of `view`, whose keys `rotations` move. The past tells the model to stop
+    /// when `cancel` does.
+    pub(super) fn new(
         view: &View,
+        rotations: SliceRotations,
         blocks: &'a Blocks,
         model: &ModelInfo,
         decoder: &DecoderInfo,
         cancel: &'a Cancel,
     ) -> Self {
         let first = decoder.prefix_tokens() as i64;
-        let past_slice = |slice: &BlockSlice| {
-            let rotary = decoder.rotary.as_ref().filter(|_| slice.shift != 0);
-            let rotations =
-                rotary.map(|rotary| rotary.rotations(slice.tokens.len(), first, first + slice.shift));
-            PastSlice { block: &blocks.blocks[slice.block], slice: *slice, rotations }
-        };
+        let past_slice =
+            |slice: &BlockSlice| PastSlice { block: &blocks.blocks[slice.block], tokens: slice.tokens };
         let positions = view.slices.iter().flat_map(|slice| {
             let start = first + slice.shift;
             start..start + slice.tokens.len() as i64
         });
         Self {
             positions: positions.collect(),
-            slices: view.slices.par_iter().map(past_slice).collect(),
+            slices: view.slices.iter().map(past_slice).collect(),
+            rotations,
             question_position: view.question_position,
             head_dim: model.head_dim,
             layout: decoder.planes(),
@@ -424,14 +429,14 @@ impl Past for BlocksAsPast<'_> {
     fn read_plane(&self, plane: usize, mut out: &mut [f32]) {
         let (is_key, layer) = (self.layout.is_key(plane), self.layout.layer(plane));
         let mut parts = Vec::with_capacity(self.slices.len());
-        for past in &self.slices {
-            let (part, rest) = out.split_at_mut(past.slice.tokens.len() * self.head_dim);
-            parts.push((past, part));
+        for (past, rotations) in self.slices.iter().zip(&*self.rotations) {
+            let (part, rest) = out.split_at_mut(past.tokens.len() * self.head_dim);
+            parts.push((past, rotations, part));
             out = rest;
         }
-        let read = |(past, part): (&PastSlice, &mut [f32])| {
-            past.block.read_plane(plane, past.slice.tokens, part);
-            if let Some(rotations) = past.rotations.as_ref().filter(|_| is_key) {
+        let read = |(past, rotations, part): (&PastSlice, &Option<LayerRotations>, &mut [f32])| {
+            past.block.read_plane(plane, past.tokens, part);
+            if let Some(rotations) = rotations.as_ref().filter(|_| is_key) {
                 rotations.of_layer(layer).apply(part, self.head_dim);
             }
         };

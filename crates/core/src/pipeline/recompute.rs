@@ -1,15 +1,16 @@
-//! Reads some tokens of an export again, with the other chunks in sight: those that matter most for the
-//! question, by RC. Chunks that were read one by one have not seen each other, which costs a model much of what
-//! it would find in a prompt; a share of the tokens brings most of it back. The idea is that of CacheBlend (Yao
-//! et al. 2024, arXiv 2405.16444), which chooses tokens by how far their values are from those of a prompt.
+//! Encodes some tokens of an export again, attending to all tokens before them: those that matter most for the
+//! question, by RC. Chunks that are encoded one by one do not attend to each other, and a model that answers from
+//! their keys loses much of what it would find in a prompt; a share of the tokens brings most of it back. The idea is
+//! that of CacheBlend (Yao et al. 2024, arXiv 2405.16444), which chooses tokens by how far their values are from
+//! those of a prompt.
 
-use ndarray::{Array3, Axis};
+use ndarray::{Array2, Array3, ArrayView3, Axis, s};
 
 use super::cancel::Cancel;
 use super::kv_export::{KvExport, Recomputed, check_model};
 use super::validate::InvalidRequest;
 use super::{Pipeline, PipelineError};
-use crate::model::{ModelError, Past};
+use crate::model::Past;
 
 /// Checks a share of tokens to compute again.
 ///
@@ -19,19 +20,35 @@ pub fn check_share(share: f64) -> Result<(), InvalidRequest> {
     if (0.0..=1.0).contains(&share) { Ok(()) } else { Err(InvalidRequest::KvRecomputeOutOfRange { share }) }
 }
 
-/// Returns the tokens to compute again, ascending: of the tokens from `first` on, this share of those with the
-/// highest scores, at least one. `scores` is `[layer, kv_head, token]`; a token's score is the sum over all heads.
-fn choose(scores: &Array3<f32>, first: usize, share: f64) -> Vec<usize> {
+/// The largest number of tokens that are encoded in one pass, whose attention masks take memory for each token and each
+/// key before it.
+const TOKENS_PER_PASS: usize = 512;
+
+/// Returns how many of `later` tokens behind the first window are encoded again for `share`: at least one, unless `share` is 0.
+fn count(later: usize, share: f64) -> usize {
+    if share <= 0.0 { 0 } else { ((later as f64 * share).round() as usize).clamp(later.min(1), later) }
+}
+
+/// Returns the tokens to encode again, ascending: the `count` of those from `first` on with the highest scores. `scores` is
+/// `[layer, kv_head, token]`; a token's score is the sum over all heads.
+fn choose(scores: &Array3<f32>, first: usize, count: usize) -> Vec<usize> {
     let of_tokens = scores.sum_axis(Axis(0)).sum_axis(Axis(0));
     let mut tokens: Vec<usize> = (first..of_tokens.len()).collect();
     tokens.sort_by(|&a, &b| of_tokens[b].total_cmp(&of_tokens[a]));
-    tokens.truncate(((tokens.len() as f64 * share).round() as usize).max(1));
+    tokens.truncate(count);
     tokens.sort_unstable();
     tokens
 }
 
 impl Pipeline {
-    /// Reads the tokens of `kv_export` with the highest scores again, in their places behind all tokens before them, and puts
+    /// Returns the bytes of memory that `kv_export` will take when this share of its tokens has been encoded again.
+    pub fn bytes_recomputed(&self, kv_export: &KvExport, share: f64) -> usize {
+        let info = self.model.info();
+        let count = count(kv_export.tokens.len() - kv_export.first_window(), share);
+        kv_export.bytes() + count * (info.planes * info.head_dim * size_of::<f32>() + size_of::<usize>())
+    }
+
+    /// Encodes the tokens of `kv_export` with the highest scores again, in their places behind all tokens before them, and puts
     /// their keys and values in place of those of the blocks. `share`, from 0 to 1, is that of the tokens behind the first
     /// window: those of the first window are in a prompt as they are here. `scores` are those of
     /// [`ExportAttention::rc_of_keys`](super::evict::ExportAttention::rc_of_keys).
@@ -47,48 +64,58 @@ impl Pipeline {
     ) -> Result<(), PipelineError> {
         let info = self.model.info();
         check_model(info)?;
-        if share <= 0.0 || kv_export.is_exact() {
+        let first = kv_export.first_window();
+        let count = count(kv_export.tokens.len() - first, share);
+        if count == 0 {
             return Ok(());
         }
-        let first = kv_export.tokens.partition_point(|token| token.window == 0);
-        let tokens = choose(scores, first, share);
+        let tokens = choose(scores, first, count);
         let past = kv_export.past(info, cancel);
-        let ids: Vec<u32> = tokens.iter().map(|&token| kv_export.tokens[token].id).collect();
-        let positions: Vec<i64> = tokens.iter().map(|&token| past.positions()[token]).collect();
-        let planes =
-            match self.model.read_in_place(&ids, &positions, &Others::new(&past, &tokens, info.head_dim)) {
-                Err(ModelError::Cancelled) => {
-                    return Err(cancel
-                        .check()
-                        .expect_err("the model stops only if the caller no longer waits"));
-                }
-                planes => planes?,
-            };
+        let mut planes = Array3::zeros((info.planes, count, info.head_dim));
+        for start in (0..count).step_by(TOKENS_PER_PASS) {
+            let end = (start + TOKENS_PER_PASS).min(count);
+            let (done, rest) = tokens.split_at(start);
+            let pass = &rest[..end - start];
+            let ids: Vec<u32> = pass.iter().map(|&token| kv_export.tokens[token].id).collect();
+            let positions: Vec<i64> = pass.iter().map(|&token| past.positions()[token]).collect();
+            let encoded = planes.slice(s![.., ..start, ..]);
+            let before = PastWithout::new(&past, (done, encoded), rest, info.head_dim);
+            let read =
+                self.model.read_in_place(&ids, &positions, &before).map_err(|error| cancel.or(error))?;
+            planes.slice_mut(s![.., start..end, ..]).assign(&read);
+        }
         kv_export.recomputed = Some(Recomputed { tokens, planes });
         Ok(())
     }
 }
 
-/// A past without the tokens that are computed again.
-struct Others<'a> {
+/// A past without the tokens that are still to be encoded again, and with those that have been.
+struct PastWithout<'a> {
     past: &'a dyn Past,
-    /// The indices of the tokens that stay.
+    /// The tokens that have been encoded again, and their planes, `[plane, token, head_dim]`.
+    encoded: (&'a [usize], ArrayView3<'a, f32>),
+    /// The indices of the tokens of this past.
     kept: Vec<usize>,
     positions: Vec<i64>,
     head_dim: usize,
 }
 
-impl<'a> Others<'a> {
-    /// Creates the past without `tokens`, which ascend.
-    fn new(past: &'a dyn Past, tokens: &[usize], head_dim: usize) -> Self {
-        let kept: Vec<usize> =
-            (0..past.positions().len()).filter(|token| tokens.binary_search(token).is_err()).collect();
+impl<'a> PastWithout<'a> {
+    /// Creates the past without the tokens `left_out`, which ascend.
+    fn new(
+        past: &'a dyn Past,
+        encoded: (&'a [usize], ArrayView3<'a, f32>),
+        left_out: &[usize],
+        head_dim: usize,
+    ) -> Self {
+        let is_kept = |token: &usize| left_out.binary_search(token).is_err();
+        let kept: Vec<usize> = (0..past.positions().len()).filter(is_kept).collect();
         let positions = kept.iter().map(|&token| past.positions()[token]).collect();
-        Self { past, kept, positions, head_dim }
+        Self { past, encoded, kept, positions, head_dim }
     }
 }
 
-impl Past for Others<'_> {
+impl Past for PastWithout<'_> {
     fn positions(&self) -> &[i64] {
         &self.positions
     }
@@ -99,10 +126,14 @@ impl Past for Others<'_> {
 
     fn read_plane(&self, plane: usize, out: &mut [f32]) {
         let dim = self.head_dim;
-        let mut all = vec![0.0; self.past.positions().len() * dim];
-        self.past.read_plane(plane, &mut all);
-        for (row, &token) in out.chunks_exact_mut(dim).zip(&self.kept) {
-            row.copy_from_slice(&all[token * dim..(token + 1) * dim]);
+        let mut all = Array2::zeros((self.past.positions().len(), dim));
+        self.past.read_plane(plane, all.as_slice_mut().expect("a new array is contiguous"));
+        let (tokens, planes) = &self.encoded;
+        for (&token, row) in tokens.iter().zip(planes.index_axis(Axis(0), plane).rows()) {
+            all.row_mut(token).assign(&row);
+        }
+        for (to, &token) in out.chunks_exact_mut(dim).zip(&self.kept) {
+            to.iter_mut().zip(all.row(token)).for_each(|(to, from)| *to = *from);
         }
     }
 
@@ -120,12 +151,23 @@ mod tests {
         let scores = Array3::from_shape_fn((2, 1, 6), |(layer, _, token)| {
             [[9.0, 9.0, 1.0, 2.0, 0.0, 3.0], [9.0, 9.0, 1.0, 4.0, 0.0, 0.0]][layer][token]
         });
-        let check = |first, share, expect: &[usize]| {
-            assert_eq!(choose(&scores, first, share), expect, "{first} {share}")
+        let check = |first, count, expect: &[usize]| {
+            assert_eq!(choose(&scores, first, count), expect, "{first} {count}")
         };
-        check(2, 0.5, &[3, 5]);
-        check(2, 1.0, &[2, 3, 4, 5]);
-        check(2, 0.01, &[3]);
-        check(0, 0.5, &[0, 1, 3]);
+        check(2, 2, &[3, 5]);
+        check(2, 4, &[2, 3, 4, 5]);
+        check(2, 1, &[3]);
+        check(0, 3, &[0, 1, 3]);
+        check(6, 0, &[]);
+    }
+
+    #[test]
+    fn a_share_is_at_least_one_token() {
+        let check = |later, share, expect| assert_eq!(count(later, share), expect, "{later} {share}");
+        check(10, 0.0, 0);
+        check(10, 0.01, 1);
+        check(10, 0.25, 3);
+        check(10, 1.0, 10);
+        check(0, 1.0, 0);
     }
 }

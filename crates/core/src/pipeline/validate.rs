@@ -337,14 +337,14 @@ pub enum InvalidRequest {
     )]
     KvPositionsLearned { model: String },
     #[error(
-        "the kept chunks have {found} tokens, and the text after them {after}; beside that text, the model's \
-         context has room for {max}. Keep fewer chunks or split long ones (whole chunks are exported), or ask a \
-         shorter question"
+        "the kept chunks and kv.before have {found} tokens, and the text after them {after}; beside that text, the \
+         model's context has room for {max}. Keep fewer chunks or split long ones (whole chunks are exported), or send \
+         a shorter question or kv.before"
     )]
     KvTooLong { found: usize, max: usize, after: usize },
     #[error("kv.{field} is {share}; it must be greater than 0 and at most 1")]
     KvShareOutOfRange { share: f64, field: &'static str },
-    #[error("{share} is not a share from 0 to 1; 0 computes no token again")]
+    #[error("kv.recompute is {share}; it must be from 0 to 1, and 0 encodes no token again")]
     KvRecomputeOutOfRange { share: f64 },
     #[error(
         "kv.ratio allows {budget} of {tokens} keys per head, but every head keeps the first {first} and the \
