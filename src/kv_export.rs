@@ -164,7 +164,7 @@ impl KvExportFile {
             "kv_heads": layout.kv_heads.to_string(),
             "head_dim": layout.head_dim.to_string(),
             "next_position": export.next_position.to_string(),
-            "exact": export.is_exact().to_string(),
+            "exact": (kept.is_none() && export.is_exact()).to_string(),
             "rotary_frequencies": json!(decoder.rotary.as_ref().map(|rotary| &rotary.global.frequencies)).to_string(),
         });
         if let Some(local) = decoder.rotary.as_ref().and_then(|rotary| rotary.local.as_ref()) {
@@ -213,9 +213,9 @@ impl KvExportFile {
         self.export.recomputed().len()
     }
 
-    /// Returns whether keys and values are those that the model would compute in a prompt.
+    /// Returns whether the file has all keys and values that the model would compute in a prompt.
     pub fn is_exact(&self) -> bool {
-        self.export.is_exact()
+        self.kept.is_none() && self.export.is_exact()
     }
 
     /// Returns the number format of keys and values.

@@ -51,8 +51,8 @@ pub(super) struct KvBody {
     /// For `heads`: the number of last tokens that every head keeps. Default: 4, but at most a sixteenth of the kept keys.
     #[serde(default)]
     recent: Option<usize>,
-    /// The share of the tokens that the model encodes again, attending to the chunks before them, 0 to 1. Those with the highest RC for
-    /// the question come first. The first window, or `before`, needs none. Default: 0.15.
+    /// The share of the tokens behind the first window that the model encodes again, attending to the chunks before them, 0 to 1. Those with the highest RC for
+    /// the question come first. The first window is `before` or the beginning of the first chunk. Default: 0.15.
     #[serde(default)]
     #[schemars(extend("minimum" = 0, "maximum" = 1))]
     recompute: Option<f64>,
@@ -149,8 +149,8 @@ pub struct KvAnswer {
     pub share: f64,
     /// The number of tokens that were encoded again, attending to the chunks before them.
     pub recomputed: usize,
-    /// Whether keys and values are those that the model would compute in a prompt, up to rounding: the export has one window, or all
-    /// tokens behind the first window were encoded again.
+    /// Whether the export has all keys and values that the model would compute in a prompt, up to the rounding of the cache: it has one
+    /// window, or all tokens behind the first window were encoded again.
     pub exact: bool,
     /// The number format of keys and values in the file.
     pub dtype: KvDtype,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery};
-use axum::http::header::{ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, RANGE};
+use axum::http::header::{ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, IF_RANGE, RANGE};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, StreamExt};
@@ -54,7 +54,10 @@ pub fn around(pipeline: &Pipeline, query: &str, wanted: &KvWanted) -> Result<Tok
         return Ok(TokensAround { before, after: of_text("prompt", prompt)? });
     }
     let after = pipeline.tokens_of(query)?;
-    limits.check_query(after.len())?;
+    // The model reads the question only for its RC.
+    if wanted.eviction.is_some() || wanted.recompute > 0.0 {
+        limits.check_query(after.len())?;
+    }
     Ok(TokensAround { before, after })
 }
 
@@ -138,7 +141,9 @@ pub async fn fetch(
     }
     let size = file.file_bytes();
     // Only GET has ranges (RFC 9110, section 14.2).
-    let range = headers.get(RANGE).filter(|_| method == Method::GET).and_then(|range| range.to_str().ok());
+    // `If-Range` names a version by a validator, which files have not, so its range does not apply.
+    let has_ranges = method == Method::GET && !headers.contains_key(IF_RANGE);
+    let range = headers.get(RANGE).filter(|_| has_ranges).and_then(|range| range.to_str().ok());
     let Ok(range) = range.map_or(Ok(None), |range| byte_range(range, size)) else {
         let message = format!("the file has {size} bytes, and not those that the header Range names");
         let error = ApiError::with_param(ErrorCode::OutOfRange, message, "Range");
@@ -172,10 +177,8 @@ pub async fn fetch(
 /// The bytes of a file of `size` bytes that a `Range` header names; `None` stands for all of them, also where it names several ranges,
 /// another unit or nothing that can be understood, as RFC 9110 (section 14.2) allows. Fails if the file has none of them.
 fn byte_range(header: &str, size: usize) -> Result<Option<Range<usize>>, ()> {
-    let Some((first, last)) = header.trim().strip_prefix("bytes=").and_then(|range| range.split_once('-'))
-    else {
-        return Ok(None);
-    };
+    let range = header.split_once('=').filter(|(unit, _)| unit.eq_ignore_ascii_case("bytes"));
+    let Some((first, last)) = range.and_then(|(_, range)| range.split_once('-')) else { return Ok(None) };
     // A number beyond the largest one is beyond the end, too.
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let number = |text: &str| is_number(text).then(|| text.parse().unwrap_or(usize::MAX));
@@ -198,7 +201,7 @@ mod tests {
             assert_eq!(byte_range(header, 100), expect, "{header}");
         };
         check("bytes=0-0", Ok(Some(0..1)));
-        check("bytes=5-", Ok(Some(5..100)));
+        check("Bytes=5-", Ok(Some(5..100)));
         check("bytes=5-99999999999999999999999", Ok(Some(5..100)));
         check("bytes=-9", Ok(Some(91..100)));
         check("bytes=-1000", Ok(Some(0..100)));

@@ -282,6 +282,12 @@ async fn an_impossible_export_is_refused_by_name() {
     ] {
         check_error(&more.to_string(), &compress(&daemon, &request(more.clone())).await, error, message);
     }
+    // The model reads the question only for its RC.
+    let long = |recompute: f64| json!({"query": "why ".repeat(300), "kv": {"recompute": recompute}});
+    let refused = compress(&daemon, &request(long(0.15))).await;
+    check_error("a long question", &refused, "422 too_long query", "the limit is");
+    let made = compress(&daemon, &request(long(0.0))).await;
+    assert_eq!((made.status, &made.json()["kv"]["recomputed"]), (200, &json!(0)), "{}", made.json());
     let unknown = get(daemon.http, "/v1/kv/kv_0").await;
     check_error("an unknown handle", &unknown, "404 id_unknown handle", "they expired");
     let kv = compress(&daemon, &request(json!({}))).await.json()["kv"].clone();

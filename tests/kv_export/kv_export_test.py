@@ -338,7 +338,7 @@ class WholeChunks(Test):
                 self.assertEqual((export.is_exact, answer.kv.exact), (True, True))
                 self.assertEqual(list(answer.kv.token_ids), export.token_ids.tolist())
                 self.assertEqual(int(export.recomputed.sum()), answer.kv.recomputed)
-                within = 0.02 if "dtype" in kv else 2 * WITHIN
+                within = 0.02 if "dtype" in kv else 10 * WITHIN  # Rounding adds up over 500 tokens.
                 prompt = model(export.token_ids[None].long(), use_cache=True).past_key_values
                 for ours, layer in zip(export.layers, prompt.layers):
                     self.check_close(ours.keys.float(), layer.keys[0], within)

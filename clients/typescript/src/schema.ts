@@ -194,8 +194,8 @@ export interface components {
             recent?: number | null;
             /**
              * Format: double
-             * @description The share of the tokens that the model encodes again, attending to the chunks before them, 0 to 1. Those with the highest RC for
-             *     the question come first. The first window, or `before`, needs none. Default: 0.15.
+             * @description The share of the tokens behind the first window that the model encodes again, attending to the chunks before them, 0 to 1. Those with the highest RC for
+             *     the question come first. The first window is `before` or the beginning of the first chunk. Default: 0.15.
              */
             recompute?: number | null;
             /** @description The number format of keys and values in the file. Default: f32 if the cache has f32 (`blocks.codec`), otherwise f16. */
@@ -697,8 +697,8 @@ export interface components {
             /** @description The number of tokens that were encoded again, attending to the chunks before them. */
             recomputed: number;
             /**
-             * @description Whether keys and values are those that the model would compute in a prompt, up to rounding: the export has one window, or all
-             *     tokens behind the first window were encoded again.
+             * @description Whether the export has all keys and values that the model would compute in a prompt, up to the rounding of the cache: it has one
+             *     window, or all tokens behind the first window were encoded again.
              */
             exact: boolean;
             /** @description The number format of keys and values in the file. */

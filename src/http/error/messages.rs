@@ -224,9 +224,9 @@ impl ApiError {
     pub(in crate::http) fn kv_too_large(bytes: usize, max: usize) -> Self {
         let message = format!(
             "the keys and values of the kept chunks take {bytes} bytes; all exports together may take {max} (memory_bytes_max). Keep \
-             fewer chunks, or raise the limit"
+             fewer chunks, encode fewer tokens again (kv.recompute), or raise the limit"
         );
-        Self::with_param(ErrorCode::TooLong, message, "include")
+        Self::with_param(ErrorCode::TooLong, message, "kv")
     }
 
     pub(in crate::http) fn model_mismatch(ours: &str, theirs: &str) -> Self {

@@ -449,8 +449,8 @@ class KvHandle(Extensible):
     """The number of tokens that were encoded again, attending to the chunks before them."""
     exact: bool
     """
-    Whether keys and values are those that the model would compute in a prompt, up to rounding: the export has one window, or all
-    tokens behind the first window were encoded again.
+    Whether the export has all keys and values that the model would compute in a prompt, up to the rounding of the cache: it has one
+    window, or all tokens behind the first window were encoded again.
     """
     dtype: KvDtype
     """The number format of keys and values in the file."""

@@ -196,8 +196,8 @@ class KvOptions(TypedDict, total=False):
     """For `heads`: the number of last tokens that every head keeps. Default: 4, but at most a sixteenth of the kept keys."""
     recompute: float | None
     """
-    The share of the tokens that the model encodes again, attending to the chunks before them, 0 to 1. Those with the highest RC for
-    the question come first. The first window, or `before`, needs none. Default: 0.15.
+    The share of the tokens behind the first window that the model encodes again, attending to the chunks before them, 0 to 1. Those with the highest RC for
+    the question come first. The first window is `before` or the beginning of the first chunk. Default: 0.15.
     """
     dtype: KvDtype | None
     """The number format of keys and values in the file. Default: f32 if the cache has f32 (`blocks.codec`), otherwise f16."""

@@ -49,6 +49,8 @@ def request(
             everybody who knows it can read with keys and values of this export. Default: the handle; for a file, a new random salt,
             with which nothing is shared.
     """
+    if not hasattr(export, "policy"):
+        raise TypeError(f"export is of type {type(export).__name__}; pass kv of a compression (found.kv), or a KvExport")
     if export.policy == "heads":
         raise KvExportError(
             "policy_unsupported", 'vLLM cannot load an export with policy "heads": request one with {"policy": "chunks"}'

@@ -394,8 +394,8 @@ impl InvalidRequest {
             Self::KvOfEncoder { .. }
             | Self::KvLayersMissing { .. }
             | Self::KvWeightsUnknown { .. }
-            | Self::KvPositionsLearned { .. }
-            | Self::KvTooLong { .. } => "include".to_owned(),
+            | Self::KvPositionsLearned { .. } => "include".to_owned(),
+            Self::KvTooLong { .. } => "kv".to_owned(),
             Self::KvShareOutOfRange { field, .. } => format!("kv.{field}"),
             Self::KvRecomputeOutOfRange { .. } => "kv.recompute".to_owned(),
             Self::KvBudgetTooSmall { .. } => "kv.ratio".to_owned(),
