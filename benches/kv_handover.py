@@ -16,11 +16,9 @@ transformers 5, gguf and accelerate. It computes in single precision.
 import argparse
 import json
 import random
-import time
-import urllib.request
 from pathlib import Path
 
-from reader import TAIL, Reader, in_turns, interval, scored
+from reader import TAIL, add_measure, add_report, compress, drawn, interval, mean_scores
 
 SHARES = (0.05, 0.15, 0.30)
 CHOICES = ("rc", "deviation", "random", "first")
@@ -31,18 +29,11 @@ def choose(options):
     """Writes rows with `kept`, the places of the chunks that Thresher keeps at the budget."""
     with options.out.open("w") as out:
         for file in options.files:
-            rows = [json.loads(line) for line in file.read_text().splitlines()]
-            rows = [row for row in rows if any(answer in chunk["text"] for answer in row["answers"] for chunk in row["chunks"])]
-            random.Random(7).shuffle(rows)
-            for row in rows[: options.rows]:
-                request = {"query": row["query"], "chunks": row["chunks"], "budget": {"ratio": options.ratio}, "granularity": "chunk"}
-                body = json.dumps(request).encode()
-                call = urllib.request.Request(options.url + "/v1/compress", body, {"content-type": "application/json"})
-                found = json.load(urllib.request.urlopen(call, timeout=60))
+            for row in drawn(file, options.rows, seed=7):
+                found = compress(options.url, row, budget={"ratio": options.ratio}, granularity="chunk")
                 kept = [chunk["index"] for chunk in found["chunks"] if chunk["kept"]]
                 if kept:
                     out.write(json.dumps({**row, "set": file.stem, "kept": kept}) + "\n")
-            print(file.stem, min(len(rows), options.rows), "rows", flush=True)
 
 
 def moved(reader, keys, by, layer):
@@ -159,43 +150,19 @@ def of_row(reader, row, seed):
             "chunks": len(kept), "answer_kept": is_kept, "answer_tokens": len(answer), "answers": row["answers"], "arms": found}
 
 
-def measure(options):
-    rows = [json.loads(line) for line in options.file.read_text().splitlines()]
-    began, reader = time.monotonic(), Reader(options.gguf)
-    print(f"model loaded after {time.monotonic() - began:.1f} s on {reader.device}", flush=True)
-    with options.out.open("w") as out:
-        for index, row in enumerate(in_turns(rows)[options.part :: options.parts][: options.rows]):
-            if time.monotonic() - began > options.seconds:
-                print(f"stopped after {index} rows", flush=True)
-                break
-            size = sum(len(chunk["text"]) for chunk in row["chunks"])
-            if size > options.characters:
-                print(f"{row['id']}: {size} characters are too many", flush=True)
-                continue
-            out.write(json.dumps(of_row(reader, row, index)) + "\n")
-            if index % 25 == 24:
-                out.flush()
-                print(f"{index + 1} rows, {time.monotonic() - began:.0f} s", flush=True)
-
-
-def report(options):
-    rows = [json.loads(line) for file in options.files for line in file.read_text().splitlines()]
-    generator = random.Random(1)
-    for name in [*dict.fromkeys(row["set"] for row in rows), None]:
-        own = [row for row in rows if name in (None, row["set"])]
-        several = [row for row in own if row["chunks"] > 1]
-        tokens = [sum(row["tokens"][place] for row in own) / len(own) for place in (0, 1)]
-        print(f"\n{name or 'all sets'}: {len(own)} rows, {len(several)} of several kept chunks; {tokens[0]:.0f} tokens, {tokens[1]:.0f} kept;"
-              f" the answer is in the kept text of {sum(row['answer_kept'] for row in own) / len(own):.2f}")
-        print(f"{'':16} {'NLL/answer':>10} {'minus kept text':>24} {'KL':>7} {'exact':>6} {'F1':>6} {'contained':>9}")
-        for arm in own[0]["arms"]:
-            loss = [row["arms"][arm]["nll"] - row["arms"]["kept text"]["nll"] for row in own]
-            low, high = interval(loss, generator)
-            found = [scored(row["arms"][arm]["answer"], row["answers"]) for row in own]
-            mean = {key: sum(one[key] for one in found) / len(own) for key in found[0]}
-            nll, kl = (sum(row["arms"][arm][key] for row in own) / len(own) for key in ("nll", "kl"))
-            print(f"{arm:16} {nll:10.3f} {sum(loss) / len(loss):+8.3f} [{low:+.3f}, {high:+.3f}] {kl:7.3f} {mean['exact']:6.3f} {mean['f1']:6.3f}"
-                  f" {mean['contained']:9.3f}")
+def print_set(name, own, generator):
+    several = [row for row in own if row["chunks"] > 1]
+    tokens = [sum(row["tokens"][place] for row in own) / len(own) for place in (0, 1)]
+    print(f"\n{name}: {len(own)} rows, {len(several)} of several kept chunks; {tokens[0]:.0f} tokens, {tokens[1]:.0f} kept;"
+          f" the answer is in the kept text of {sum(row['answer_kept'] for row in own) / len(own):.2f}")
+    print(f"{'':16} {'NLL/answer':>10} {'minus kept text':>24} {'KL':>7} {'exact':>6} {'F1':>6} {'contained':>9}")
+    for arm in own[0]["arms"]:
+        loss = [row["arms"][arm]["nll"] - row["arms"]["kept text"]["nll"] for row in own]
+        low, high = interval(loss, generator)
+        mean = mean_scores(own, arm)
+        nll, kl = (sum(row["arms"][arm][key] for row in own) / len(own) for key in ("nll", "kl"))
+        print(f"{arm:16} {nll:10.3f} {sum(loss) / len(loss):+8.3f} [{low:+.3f}, {high:+.3f}] {kl:7.3f} {mean['exact']:6.3f} {mean['f1']:6.3f}"
+              f" {mean['contained']:9.3f}")
 
 
 def main():
@@ -208,19 +175,8 @@ def main():
     one.add_argument("--ratio", type=float, default=0.3)
     one.add_argument("--out", type=Path, required=True)
     one.set_defaults(work=choose)
-    one = commands.add_parser("measure")
-    one.add_argument("file", type=Path)
-    one.add_argument("--gguf", type=Path, required=True)
-    one.add_argument("--rows", type=int)
-    one.add_argument("--seconds", type=float, default=float("inf"))
-    one.add_argument("--characters", type=int, default=30_000)
-    one.add_argument("--parts", type=int, default=1, help="take every n-th row, for several processes beside one another")
-    one.add_argument("--part", type=int, default=0)
-    one.add_argument("--out", type=Path, required=True)
-    one.set_defaults(work=measure)
-    one = commands.add_parser("report")
-    one.add_argument("files", type=Path, nargs="+")
-    one.set_defaults(work=report)
+    add_measure(commands, lambda row: sum(len(chunk["text"]) for chunk in row["chunks"]), of_row)
+    add_report(commands, print_set)
     options = parser.parse_args()
     options.work(options)
 

@@ -1,12 +1,17 @@
-"""A small language model as the reader of contexts, and the scores of its answers.
+"""A small language model as the reader of contexts, and what its benches share: rows, requests, runs and scores.
 
 Runs a GGUF file in transformers in single precision, on a GPU if there is one. Needs torch, transformers 5, gguf and accelerate.
 """
 
+import json
 import random
 import re
 import string
+import time
+import urllib.error
+import urllib.request
 from collections import Counter
+from pathlib import Path
 
 ANSWER_TOKENS_MAX = 24
 TAIL = "\n\nAnswer with a few words from the text.\nQuestion: {}\nAnswer:"
@@ -133,12 +138,86 @@ def padded(torch, layers, longest):
     return torch.cat([torch.nn.functional.pad(one, (0, 0, 0, longest - one.shape[2])) for one in layers])
 
 
+def lines(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def drawn(file, count, seed):
+    """Rows of a file with a true answer in one of their chunks, in random order."""
+    rows = [row for row in lines(file) if any(answer in chunk["text"] for answer in row["answers"] for chunk in row["chunks"])]
+    random.Random(seed).shuffle(rows)
+    print(file.stem, min(len(rows), count), "rows", flush=True)
+    return rows[:count]
+
+
+def compress(url, row, **options):
+    """The daemon's response; one without a context if the budget is too small for any unit."""
+    body = json.dumps({"query": row["query"], "chunks": row["chunks"], **options}).encode()
+    call = urllib.request.Request(url + "/v1/compress", body, {"content-type": "application/json"})
+    try:
+        return json.load(urllib.request.urlopen(call, timeout=60))
+    except urllib.error.HTTPError as error:
+        found = json.loads(error.read())["error"]
+        if found["code"] == "budget_impossible":
+            return {"context": "", "chunks": []}
+        raise SystemExit(f"{row['id']}, {options}: {found['message']}") from error
+
+
 def in_turns(rows):
     """Rows of all sets, one of each in turn, so that a run that is stopped has rows of each."""
     by_set = {}
     for row in rows:
         by_set.setdefault(row["set"], []).append(row)
     return [own[place] for place in range(max(map(len, by_set.values()))) for own in by_set.values() if place < len(own)]
+
+
+def add_measure(commands, size_of, measured):
+    """Adds the command `measure`, which writes `measured(reader, row, index)` for each row.
+
+    It leaves out rows of which `size_of(row)`, in characters, is more than the model's context may hold.
+    """
+
+    def measure(options):
+        rows = in_turns(lines(options.file))[options.part :: options.parts][: options.rows]
+        began, reader = time.monotonic(), Reader(options.gguf)
+        print(f"model loaded after {time.monotonic() - began:.1f} s on {reader.device}", flush=True)
+        with options.out.open("w") as out:
+            for index, row in enumerate(rows):
+                if time.monotonic() - began > options.seconds:
+                    print(f"stopped after {index} rows", flush=True)
+                    break
+                if size_of(row) > options.characters:
+                    print(f"{row['id']}: {size_of(row)} characters are too many", flush=True)
+                    continue
+                out.write(json.dumps(measured(reader, row, index)) + "\n")
+                if index % 25 == 24:
+                    out.flush()
+                    print(f"{index + 1} rows, {time.monotonic() - began:.0f} s", flush=True)
+
+    command = commands.add_parser("measure")
+    command.add_argument("file", type=Path)
+    command.add_argument("--gguf", type=Path, required=True)
+    command.add_argument("--rows", type=int)
+    command.add_argument("--seconds", type=float, default=float("inf"))
+    command.add_argument("--characters", type=int, default=30_000)
+    command.add_argument("--parts", type=int, default=1, help="take every n-th row, for several processes beside one another")
+    command.add_argument("--part", type=int, default=0)
+    command.add_argument("--out", type=Path, required=True)
+    command.set_defaults(work=measure)
+
+
+def add_report(commands, print_set):
+    """Adds the command `report`, which calls `print_set(name, rows, generator)` for each set and for all rows."""
+
+    def report(options):
+        rows = [row for file in options.files for row in lines(file)]
+        generator = random.Random(1)
+        for name in [*dict.fromkeys(row["set"] for row in rows), None]:
+            print_set(name or "all sets", [row for row in rows if name in (None, row["set"])], generator)
+
+    command = commands.add_parser("report")
+    command.add_argument("files", type=Path, nargs="+")
+    command.set_defaults(work=report)
 
 
 def normalised(text):
@@ -158,6 +237,12 @@ def scored(text, answers):
         return 2 * common / (len(ours) + len(theirs)) if common else 0.0
 
     return {"exact": float(exact), "contained": float(contained), "f1": max(map(f1, answers))}
+
+
+def mean_scores(rows, arm):
+    """The mean of each score of an arm's answers."""
+    found = [scored(row["arms"][arm]["answer"], row["answers"]) for row in rows]
+    return {key: sum(one[key] for one in found) / len(rows) for key in found[0]}
 
 
 def interval(values, generator, draws=2000):

@@ -15,29 +15,13 @@ A row is `{"id", "query", "answers", "chunks": [{"title", "text"}]}`. For the ne
 import argparse
 import json
 import math
-import random
 import re
-import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from pathlib import Path
 
-from reader import TAIL, Reader, in_turns, interval, scored
+from reader import TAIL, add_measure, add_report, compress, drawn, interval, mean_scores, scored
 
 BUDGETS = {"1/2": {"ratio": 0.5}, "1/4": {"ratio": 0.25}, "1/8": {"ratio": 0.125}, "auto": {"auto": True}}
-
-
-def compress(url, row, **options):
-    body = json.dumps({"query": row["query"], "chunks": row["chunks"], **options}).encode()
-    call = urllib.request.Request(url + "/v1/compress", body, {"content-type": "application/json"})
-    try:
-        return json.load(urllib.request.urlopen(call, timeout=60))
-    except urllib.error.HTTPError as error:
-        found = json.loads(error.read())["error"]
-        if found["code"] == "budget_impossible":  # No whole chunk fits.
-            return {"context": ""}
-        raise SystemExit(f"{row['id']}, {options}: {found['message']}") from error
 
 
 def words(text):
@@ -81,15 +65,13 @@ def written(chunks, texts):
 def prepare(options):
     with options.out.open("w") as out:
         for file in options.files:
-            rows = [json.loads(line) for line in file.read_text().splitlines()]
-            rows = [row for row in rows if any(answer in chunk["text"] for answer in row["answers"] for chunk in row["chunks"])]
-            random.Random(11).shuffle(rows)
-            for row in rows[: options.rows]:
+            for row in drawn(file, options.rows, seed=11):
                 contexts = {"all chunks": written(row["chunks"], [chunk["text"] for chunk in row["chunks"]])}
                 for name, budget in BUDGETS.items():
                     found = compress(options.url, row, budget=budget)
                     contexts[f"Thresher {name}"] = found["context"]
                     tokens = found["usage"]["tokens_out"]
+                    # Empty if no whole chunk fits.
                     whole = compress(options.url, row, budget={"tokens": tokens}, granularity="chunk")["context"] if tokens else ""
                     contexts[f"whole chunks {name}"] = whole
                     sentences = bm25(row, len(found["context"]))
@@ -97,35 +79,20 @@ def prepare(options):
                 contexts["Thresher coverage 0.95"] = compress(options.url, row, budget={"coverage": 0.95})["context"]
                 contexts["no chunks"] = ""
                 out.write(json.dumps({"set": file.stem, "id": row["id"], "query": row["query"], "answers": row["answers"], "contexts": contexts}) + "\n")
-            print(file.stem, min(len(rows), options.rows), "rows", flush=True)
 
 
-def measure(options):
-    rows = in_turns([json.loads(line) for line in options.file.read_text().splitlines()])
-    began, reader = time.monotonic(), Reader(options.gguf)
-    print(f"model loaded after {time.monotonic() - began:.1f} s on {reader.device}", flush=True)
-    with options.out.open("w") as out:
-        for index, row in enumerate(rows[options.part :: options.parts][: options.rows]):
-            if time.monotonic() - began > options.seconds:
-                print(f"stopped after {index} rows", flush=True)
-                break
-            if len(row["contexts"]["all chunks"]) > options.characters:
-                print(f"{row['id']}: {len(row['contexts']['all chunks'])} characters are too many", flush=True)
-                continue
-            question, answer = reader.ids(TAIL.format(row["query"].strip())), reader.ids(" " + row["answers"][0])
-            arms, caches = {}, []
-            for arm, context in row["contexts"].items():
-                ids = reader.prefix + (reader.ids(context) if context else reader.ids("\n"))
-                caches.append(reader.prompt(ids))
-                log_p = reader.likelihoods(caches[-1], question, answer)[0]
-                nll = -sum(log_p[place, token].item() for place, token in enumerate(answer))
-                arms[arm] = {"nll": nll, "tokens": len(ids), "holds": any(one in context for one in row["answers"])}
-            for arm, text in zip(arms.values(), reader.answers(caches, question)):
-                arm["answer"] = text
-            out.write(json.dumps({key: row[key] for key in ("set", "id", "answers")} | {"arms": arms}) + "\n")
-            if index % 25 == 24:
-                out.flush()
-                print(f"{index + 1} rows, {time.monotonic() - began:.0f} s", flush=True)
+def of_row(reader, row, _index):
+    question, answer = reader.ids(TAIL.format(row["query"].strip())), reader.ids(" " + row["answers"][0])
+    arms, caches = {}, []
+    for arm, context in row["contexts"].items():
+        ids = reader.prefix + (reader.ids(context) if context else reader.ids("\n"))
+        caches.append(reader.prompt(ids))
+        log_p = reader.likelihoods(caches[-1], question, answer)[0]
+        nll = -sum(log_p[place, token].item() for place, token in enumerate(answer))
+        arms[arm] = {"nll": nll, "tokens": len(ids), "holds": any(one in context for one in row["answers"])}
+    for arm, text in zip(arms.values(), reader.answers(caches, question)):
+        arm["answer"] = text
+    return {key: row[key] for key in ("set", "id", "answers")} | {"arms": arms}
 
 
 def difference(own, one, other, value, generator):
@@ -143,26 +110,20 @@ def contained(row, arm):
     return scored(row["arms"][arm]["answer"], row["answers"])["contained"]
 
 
-def report(options):
-    rows = [json.loads(line) for file in options.files for line in file.read_text().splitlines()]
-    generator = random.Random(1)
-    for name in [*dict.fromkeys(row["set"] for row in rows), None]:
-        own = [row for row in rows if name in (None, row["set"])]
-        print(f"\n{name or 'all sets'}: {len(own)} rows")
-        print(f"{'':24} {'tokens':>6} {'holds':>5} {'log-likelihood':>14} {'minus all chunks':>25} {'exact':>6} {'F1':>6} {'contained':>9} {'minus all chunks':>25}")
-        for arm in own[0]["arms"]:
-            cells = [row["arms"][arm] for row in own]
-            found = [scored(row["arms"][arm]["answer"], row["answers"]) for row in own]
-            mean = {key: sum(one[key] for one in found) / len(own) for key in found[0]}
-            tokens, holds = (sum(cell[key] for cell in cells) / len(own) for key in ("tokens", "holds"))
-            better = [difference(own, arm, "all chunks", value, generator) for value in (likelihood, contained)]
-            print(f"{arm:24} {tokens:6.0f} {holds:5.2f} {sum(likelihood(row, arm) for row in own) / len(own):14.3f} {better[0]:>25}"
-                  f" {mean['exact']:6.3f} {mean['f1']:6.3f} {mean['contained']:9.3f} {better[1]:>25}")
-        for budget in BUDGETS:
-            for other in ("whole chunks", "BM25"):
-                arms = f"Thresher {budget}", f"{other} {budget}"
-                better = [difference(own, *arms, value, generator) for value in (likelihood, contained)]
-                print(f"Thresher minus {other} at {budget}: log-likelihood {better[0]}, contained {better[1]}")
+def print_set(name, own, generator):
+    print(f"\n{name}: {len(own)} rows")
+    print(f"{'':24} {'tokens':>6} {'holds':>5} {'log-likelihood':>14} {'minus all chunks':>25} {'exact':>6} {'F1':>6} {'contained':>9} {'minus all chunks':>25}")
+    for arm in own[0]["arms"]:
+        cells, mean = [row["arms"][arm] for row in own], mean_scores(own, arm)
+        tokens, holds = (sum(cell[key] for cell in cells) / len(own) for key in ("tokens", "holds"))
+        better = [difference(own, arm, "all chunks", value, generator) for value in (likelihood, contained)]
+        print(f"{arm:24} {tokens:6.0f} {holds:5.2f} {sum(likelihood(row, arm) for row in own) / len(own):14.3f} {better[0]:>25}"
+              f" {mean['exact']:6.3f} {mean['f1']:6.3f} {mean['contained']:9.3f} {better[1]:>25}")
+    for budget in BUDGETS:
+        for other in ("whole chunks", "BM25"):
+            arms = f"Thresher {budget}", f"{other} {budget}"
+            better = [difference(own, *arms, value, generator) for value in (likelihood, contained)]
+            print(f"Thresher minus {other} at {budget}: log-likelihood {better[0]}, contained {better[1]}")
 
 
 def main():
@@ -174,19 +135,8 @@ def main():
     one.add_argument("--rows", type=int, default=100)
     one.add_argument("--out", type=Path, required=True)
     one.set_defaults(work=prepare)
-    one = commands.add_parser("measure")
-    one.add_argument("file", type=Path)
-    one.add_argument("--gguf", type=Path, required=True)
-    one.add_argument("--rows", type=int)
-    one.add_argument("--seconds", type=float, default=float("inf"))
-    one.add_argument("--characters", type=int, default=30_000)
-    one.add_argument("--parts", type=int, default=1, help="take every n-th row, for several processes beside one another")
-    one.add_argument("--part", type=int, default=0)
-    one.add_argument("--out", type=Path, required=True)
-    one.set_defaults(work=measure)
-    one = commands.add_parser("report")
-    one.add_argument("files", type=Path, nargs="+")
-    one.set_defaults(work=report)
+    add_measure(commands, lambda row: len(row["contexts"]["all chunks"]), of_row)
+    add_report(commands, print_set)
     options = parser.parse_args()
     options.work(options)
 
