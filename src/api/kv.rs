@@ -156,6 +156,10 @@ pub struct KvAnswer {
     pub dtype: KvDtype,
     /// The id of each token, special tokens included. A prompt for a program that loads the export begins with these ids.
     pub token_ids: Vec<u32>,
+    /// The text of the exported chunks. It is there if the tokenizer gives `before` and this text together exactly `token_ids`, so that
+    /// a server that takes only text, such as a chat API, can load the export.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
     /// The size of the file.
     pub bytes: usize,
     /// The fingerprint of the model. Only a model with the same weights can use them.

@@ -100,7 +100,7 @@ async fn run(
         let exported = exported.map(|(wanted, around)| {
             let started = Instant::now();
             let chunks = &loaded.request.chunks[..];
-            let file = kv::export(
+            let exported = kv::export(
                 exporting,
                 &around,
                 chunks,
@@ -109,7 +109,7 @@ async fn run(
                 scope.kv_handles().bytes_max(),
                 cancel,
             )?;
-            let answer = kv::store(&scope, file, wanted);
+            let answer = kv::store(&scope, exported, wanted);
             compressed.timings.push("kv", started.elapsed());
             answer
         });

@@ -15,7 +15,7 @@ use thresher_core::domain::Chunk;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{Compressed, Pipeline, PipelineError, kv_export, recompute};
 
-use super::{Scope, query};
+use super::{Scope, observe, query};
 use crate::api::{KvAnswer, KvWanted};
 use crate::error::{ApiError, ErrorCode};
 use crate::executor::run_blocking;
@@ -61,6 +61,13 @@ pub fn around(pipeline: &Pipeline, query: &str, wanted: &KvWanted) -> Result<Tok
     Ok(TokensAround { before, after })
 }
 
+/// An export that nobody can fetch yet.
+pub struct Exported {
+    file: KvExportFile,
+    /// The text of the chunks, if a prompt with it has the tokens of the export.
+    text: Option<String>,
+}
+
 /// Exports the keys and values of the kept chunks with the model of `pipeline`, in the order of the context. Fails before the model encodes
 /// the question if the export would have more than `bytes_max` bytes.
 pub fn export(
@@ -71,7 +78,7 @@ pub fn export(
     wanted: &KvWanted,
     bytes_max: usize,
     cancel: &Cancel,
-) -> Result<KvExportFile, ApiError> {
+) -> Result<Exported, ApiError> {
     let kept = compressed.chunks.iter().filter(|chunk| chunk.kept);
     let kept: Vec<Arc<Chunk>> = kept.map(|chunk| Arc::clone(&chunks[chunk.index])).collect();
     let mut kv_export = pipeline.kv_export(&around.before, &kept, around.after.len(), cancel)?;
@@ -91,11 +98,13 @@ pub fn export(
         let evict = |eviction| pipeline.evict(&scores, &eviction).map_err(PipelineError::from);
         heads = wanted.eviction.map(evict).transpose()?;
     }
-    Ok(KvExportFile::new(kv_export, heads, wanted.dtype, &kept, pipeline))
+    let text = pipeline.text_of_export(wanted.before.as_deref().unwrap_or_default(), &kept, &kv_export)?;
+    Ok(Exported { file: KvExportFile::new(kv_export, heads, wanted.dtype, &kept, pipeline), text })
 }
 
 /// Keeps the file of an export until it expires, and returns its handle and what is in it.
-pub fn store(service: &Scope, file: KvExportFile, wanted: &KvWanted) -> Result<KvAnswer, ApiError> {
+pub fn store(service: &Scope, exported: Exported, wanted: &KvWanted) -> Result<KvAnswer, ApiError> {
+    let Exported { file, text } = exported;
     let pipeline = service.ready()?.exporting();
     let decoder = pipeline.model().decoder.as_ref();
     let fingerprint = decoder.and_then(|decoder| decoder.weights.clone()).unwrap_or_default();
@@ -113,12 +122,15 @@ pub fn store(service: &Scope, file: KvExportFile, wanted: &KvWanted) -> Result<K
         exact: file.is_exact(),
         dtype: file.dtype(),
         token_ids: file.token_ids(pipeline),
+        text,
         bytes: file.file_bytes(),
         fingerprint,
     };
     let handle =
         handles.insert(file).ok_or_else(|| ApiError::kv_too_large(memory_bytes, handles.bytes_max()))?;
-    Ok(KvAnswer { handle, ..answer })
+    let answer = KvAnswer { handle, ..answer };
+    observe::kv_export(&answer);
+    Ok(answer)
 }
 
 /// `GET /v1/kv/{handle}`: the file of an export, or the bytes of it that `Range` names. `?fingerprint=` names the model that will use it;
@@ -157,7 +169,11 @@ pub async fn fetch(
     // A part is read while the one before is sent: a slow reader holds two parts, and no thread.
     let parts = stream::iter(parts).map(move |(part, within)| {
         let (service, file) = (service.clone(), Arc::clone(&file));
-        run_blocking(move || Ok(file.read_part(part, service.ready()?.exporting()).slice(within)))
+        run_blocking(move || {
+            let part = file.read_part(part, service.ready()?.exporting()).slice(within);
+            observe::kv_export_part(part.len());
+            Ok(part)
+        })
     });
     let parts = parts.buffered(PARTS_AT_ONCE);
     let kind = HeaderValue::from_static("application/octet-stream");

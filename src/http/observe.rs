@@ -16,6 +16,7 @@ use thresher_core::pipeline::Compressed;
 use thresher_core::pipeline::clock::Timings;
 use tracing::Instrument;
 
+use crate::api::{KvAnswer, KvPolicy};
 use crate::middleware::usage::Usage;
 use crate::savings::counts::{Counts, Exchange, Money, SavedAs, Treatment};
 use crate::savings::ledger;
@@ -163,6 +164,23 @@ pub fn middleware(outcome: &'static str, tokens: Option<(usize, usize)>) {
 #[cfg(feature = "mcp")]
 pub fn tool(tool: &'static str, code: &'static str) {
     counter!("mcp_calls_total", "tool" => tool, "code" => code).increment(1);
+}
+
+/// Metrics of an export of keys and values.
+pub fn kv_export(export: &KvAnswer) {
+    let policy = match export.policy {
+        KvPolicy::Chunks => "chunks",
+        KvPolicy::Heads => "heads",
+    };
+    counter!("kv_exports_total", "policy" => policy).increment(1);
+    let (recomputed, cached) = (export.recomputed as u64, (export.tokens - export.recomputed) as u64);
+    counter!("kv_export_tokens_total", "kind" => "recomputed").increment(recomputed);
+    counter!("kv_export_tokens_total", "kind" => "cached").increment(cached);
+}
+
+/// Metrics of a part of an export's file that is sent.
+pub fn kv_export_part(bytes: usize) {
+    counter!("kv_export_bytes_sent_total").increment(bytes as u64);
 }
 
 /// Records the model and its device.

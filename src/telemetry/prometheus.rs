@@ -35,6 +35,12 @@ const COUNTERS: &[(&str, &str)] = &[
         "Reloads of the changed certificate, by outcome (failed: the previous one stays in use)",
     ),
     ("tls_handshakes_total", "TLS handshakes of clients, by outcome"),
+    ("kv_exports_total", "Exports of keys and values, by policy"),
+    (
+        "kv_export_tokens_total",
+        "Tokens of exports, by kind (recomputed: encoded again for the export; cached: the others)",
+    ),
+    ("kv_export_bytes_sent_total", "Bytes of export files sent to clients"),
     ("mcp_calls_total", "Calls of MCP tools, by tool and error code (ok: no error)"),
     (
         "connections_refused_total",

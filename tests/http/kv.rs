@@ -97,6 +97,23 @@ async fn compress(daemon: &Daemon, body: &Value) -> Response {
     post(daemon.http, "/v1/compress", body.to_string()).await
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_text_of_an_export_is_there_if_a_prompt_with_it_has_the_same_tokens() {
+    let model = Model::new();
+    let daemon = model.daemon().await;
+    let [first, _, last] = TEXTS.map(|text| format!(" {text}"));
+    let check = async |name: &str, chunks: Value, before: Value, expect: Option<String>| {
+        let body = request(json!({"chunks": chunks, "kv": {"before": before, "recompute": 0}}));
+        let kv = compress(&daemon, &body).await.json()["kv"].clone();
+        assert_eq!(kv.get("text"), expect.map(Value::from).as_ref(), "{name}: {kv}");
+    };
+    let both = format!("{first}{last}");
+    check("texts that begin with a blank", json!([first, last]), Value::Null, Some(both.clone())).await;
+    check("with a beginning", json!([first, last]), json!("many people :"), Some(both)).await;
+    check("a special token in a chunk", json!([format!("{first} <s>")]), Value::Null, None).await;
+    check("a title", json!([{"text": first, "title": "Kanir"}, last]), Value::Null, None).await;
+}
+
 /// Fetches a path whose response is binary, and returns its body.
 async fn fetch(daemon: &Daemon, path: &str) -> Vec<u8> {
     let mut stream = TcpStream::connect(daemon.http).await.expect("the daemon listens");
@@ -179,6 +196,9 @@ async fn whole_chunks_are_exported_in_the_order_of_the_context() {
             assert_eq!(decoded.trim(), text[range[0] as usize..range[1] as usize].trim(), "token {at}");
         }
     }
+    // Together, the texts have other tokens: this tokenizer begins every text with a blank.
+    assert_eq!(kv.get("text"), None);
+
     let Family::Decoder(decoder) = model.contract().family else { panic!("a decoder") };
     for layer in 0..decoder.layers {
         for part in ["key", "value"] {

@@ -107,6 +107,7 @@ class Engine:
             *("--uds", work / "vllm.sock", "--dtype", "float32", "--enforce-eager"),
             *("--block-size", BLOCK_TOKENS, "--num-gpu-blocks-override", BLOCKS, "--max-model-len", 1024),
             *("--kv-transfer-config", json.dumps(transfer)),
+            *("--chat-template", "<s>{% for message in messages %}{{ message.content }}{% endfor %}"),
         ]
         environment = {
             **os.environ,
@@ -365,6 +366,19 @@ class InVllm(VllmTest):
             fields["prompt"], own["token_ids_sha256"] = other, hash_token_ids(other[: own["tokens"]])
             self.assertEqual(engine.answer(fields), prefill(other))
             self.check_outcomes(tokens_differ=1)
+
+    def test_a_chat_begins_with_the_text_of_the_export(self):
+        row = rows[4]
+        # This tokenizer begins every text with a blank.
+        chunks = [{"id": chunk["id"], "text": " " + chunk["text"]} for chunk in row["chunks"]]
+        kv = client.compress(row["query"], chunks, budget={"ratio": 1}, include=["kv"], kv={"before": "many people :"}).kv
+        export = KvExport.load(client.kv(kv.handle))
+        messages = [{"role": "system", "content": "many people :"}, {"role": "user", "content": f"{kv.text} {row['query']}"}]
+        body = {"model": "facts", "messages": messages, "max_tokens": NEW_TOKENS, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
+        response = engine.http.post("/v1/chat/completions", json={**body, **request(kv)})
+        response.raise_for_status()
+        self.assertEqual(response.json()["choices"][0]["token_ids"], handover(export, question_of(row)))
+        self.check_outcomes(loaded=1)
 
     def test_vllm_answers_others_while_it_waits_for_the_daemon(self):
         row, other = rows[4], rows[5]

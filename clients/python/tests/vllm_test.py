@@ -82,6 +82,7 @@ class RequestFields(unittest.TestCase):
     def test_the_fields_of_a_response_with_token_ids(self) -> None:
         expected = {"prompt": IDS + QUESTION, "cache_salt": HANDLE, "kv_transfer_params": parameters()}
         self.assertEqual(request(self.kv(), QUESTION), expected)
+        self.assertEqual(request(self.kv()), {name: expected[name] for name in ("cache_salt", "kv_transfer_params")})
         # A client that does not know the field.
         older = SimpleNamespace(policy="chunks", handle=HANDLE, extra={"token_ids": IDS})
         self.assertEqual(request(older, iter(QUESTION)), expected)  # type: ignore[arg-type]

@@ -460,6 +460,11 @@ class KvHandle(Extensible):
     """The size of the file."""
     fingerprint: str
     """The fingerprint of the model. Only a model with the same weights can use them."""
+    text: str | None = None
+    """
+    The text of the exported chunks. It is there if the tokenizer gives `before` and this text together exactly `token_ids`, so that
+    a server that takes only text, such as a chat API, can load the export.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,16 +29,19 @@ __all__ = ["ThresherConnector", "request"]
 
 def request(
     export: KvHandle | KvExport,
-    question_ids: Iterable[int],
+    question_ids: Iterable[int] | None = None,
     *,
     handle: str | None = None,
     file: str | None = None,
     cache_salt: str | None = None,
 ) -> dict[str, Any]:
-    """Returns the fields of a request to vLLM's `/v1/completions` that make it load an export: `prompt`, `cache_salt` and
-    `kv_transfer_params`.
+    """Returns the fields of a request to vLLM that make it load an export: `cache_salt`, `kv_transfer_params`, and with
+    `question_ids`, for `/v1/completions`, `prompt`.
 
     The prompt is the export's tokens and then those of the question. Tokenize the question without special tokens.
+
+    For `/v1/chat/completions`, leave `question_ids` out, and begin the user's message with `export.text`. What the chat template puts
+    in front of that must be `kv.before` of the compression. If `export.text` is None, a prompt of text has other tokens than the export.
 
     Args:
         export: `kv` of a compression whose response contains the token ids, or the loaded export.
@@ -59,12 +62,15 @@ def request(
     if (handle is None) == (file is None):
         raise ValueError("pass the handle of the export or the name of its file, and not both")
     token_ids = _token_ids(export)
-    question = [int(one) for one in question_ids]
-    if not question:
-        raise ValueError("the question is empty; it must have at least one token")
+    prompt = {}
+    if question_ids is not None:
+        question = [int(one) for one in question_ids]
+        if not question:
+            raise ValueError("the question is empty; it must have at least one token")
+        prompt = {"prompt": token_ids + question}
     source = {"handle": handle} if handle else {"file": file}
     return {
-        "prompt": token_ids + question,
+        **prompt,
         "cache_salt": cache_salt or handle or secrets.token_hex(16),
         "kv_transfer_params": {
             PARAMETERS: {**source, "tokens": len(token_ids), "token_ids_sha256": hash_token_ids(token_ids)}

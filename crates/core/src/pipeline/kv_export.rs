@@ -242,6 +242,23 @@ impl Pipeline {
         Ok(KvExport { before, blocks, view, rotations, tokens, next_position, recomputed: None })
     }
 
+    /// Returns the text of `chunks`, which `export` holds behind `before`, if a prompt of both has the tokens of the export.
+    /// Chunks are tokenized apart, so this is so if each ends where a token ends in any text, such as with a line break, and
+    /// has no title.
+    ///
+    /// # Errors
+    /// Returns [`PipelineError::Model`] if the tokenizer fails.
+    pub fn text_of_export(
+        &self,
+        before: &str,
+        chunks: &[Arc<Chunk>],
+        export: &KvExport,
+    ) -> Result<Option<String>, PipelineError> {
+        let text: String = chunks.iter().map(|chunk| tokenize::text_of(chunk)).collect();
+        let prompt = self.tokens_of_prompt(&[before, &text].concat())?;
+        Ok(prompt.iter().eq(export.tokens.iter().map(|token| &token.id)).then_some(text))
+    }
+
     /// Reads tokens behind the special tokens at the beginning of a sequence. Returns their keys and values,
     /// `[plane, token, head_dim]`.
     fn read_at_the_beginning(&self, ids: &[u32], cancel: &Cancel) -> Result<Array3<f32>, PipelineError> {

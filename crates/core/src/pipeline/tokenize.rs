@@ -171,17 +171,28 @@ pub fn history(
     Ok(HistoryText { ids: newest_first.into_iter().rev().flatten().collect(), turns })
 }
 
-/// Returns the tokens and sentences of a chunk. A title of whitespace is the same as no title.
+/// Returns the text in front of a chunk's own text, for its title. A title of whitespace is the same as no title.
+fn lead_of(chunk: &Chunk) -> String {
+    match chunk.title.as_deref().map(str::trim) {
+        Some(title) if !title.is_empty() => format!("{title}. "),
+        _ => String::new(),
+    }
+}
+
+/// Returns the text that the model encodes for a chunk, with its title.
+pub fn text_of(chunk: &Chunk) -> String {
+    // A word that the end of a line divides is read as one word.
+    lead_of(chunk) + &text::joined_words(&chunk.text).text
+}
+
+/// Returns the tokens and sentences of a chunk.
 ///
 /// # Errors
 /// Returns [`PipelineError::Model`] if the tokenizer fails.
 pub fn chunk(chunk: &Chunk, tokenizer: &ModelTokenizer) -> Result<TokenizedChunk, PipelineError> {
-    let mut ids = match chunk.title.as_deref().map(str::trim) {
-        Some(title) if !title.is_empty() => tokenizer.encode(&format!("{title}. "))?.ids,
-        _ => Vec::new(),
-    };
+    let lead = lead_of(chunk);
+    let mut ids = if lead.is_empty() { Vec::new() } else { tokenizer.encode(&lead)?.ids };
     let title_tokens = ids.len();
-    // A word that the end of a line divides is read as one word.
     let joined = text::joined_words(&chunk.text);
     let mut text = tokenizer.encode(&joined.text)?;
     text.offsets.iter_mut().for_each(|offset| *offset = joined.original(*offset));
