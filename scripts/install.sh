@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs a binary in each way that the README names, each time in a clean root directory, and runs it there: the archive, the Debian
+# Installs a binary in each way that docs/releasing.md names, each time in a clean root directory, and runs it there: the archive, the Debian
 # package, the Python wheel, and `make install`. In each root, `thresher init` sets up the machine from files, the daemon starts, and a request is answered.
 #
 # Needs root on Debian or Ubuntu, and installs mmdebstrap with apt-get if it is missing. The roots are chroots in a network namespace of

@@ -540,7 +540,7 @@ class TokenCounts(Case):
 
 
 class Recipes(Case):
-    def test_the_recipes_run_and_the_readme_shows_them(self):
+    def test_the_recipes_run_and_the_tutorial_shows_them(self):
         import re
         import subprocess
 
@@ -550,7 +550,7 @@ class Recipes(Case):
         }
         folder = ROOT / "docs/recipes/middleware"
         self.assertEqual(sorted(says), sorted(path.name for path in folder.glob("*.py")))
-        shown = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+        shown = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/tutorial-proxy.md").read_text(), re.MULTILINE | re.DOTALL)
         environment = {**os.environ, "THRESHER_URL": daemon.url, "PYTHONPATH": SDK, "OPENAI_API_KEY": "k", "ANTHROPIC_API_KEY": "k"}
         for name, (answer, words) in says.items():
             answer = json.loads(json.dumps(answer).replace("built in 1874", "completed in 1874"))
@@ -559,7 +559,10 @@ class Recipes(Case):
             self.assertEqual(run.returncode, 0, run.stderr)
             for words in words:
                 self.assertIn(words, run.stdout)
-            self.assertTrue([block for block in shown if block in (folder / name).read_text()], f"README shows {name}")
+            (_, _, sent) = upstream.requests[-1]
+            self.assertIn(b"completed in 1874", sent)
+            self.assertNotIn(b"two dogs", sent, f"{name}: the chunks were compressed")
+            self.assertTrue([block for block in shown if block in (folder / name).read_text()], f"the tutorial shows {name}")
 
 
 class Caches(Case):

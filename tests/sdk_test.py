@@ -37,8 +37,11 @@ CHUNKS = [
 
 
 def attribute(**options):
-    request = {"answer": ANSWER, "chunks": CHUNKS, **options}
-    run = subprocess.run([BINARY, "attribute"], input=json.dumps(request), capture_output=True, text=True, timeout=300)
+    return response_to("attribute", {"answer": ANSWER, "chunks": CHUNKS, **options})
+
+
+def response_to(command, request):
+    run = subprocess.run([BINARY, command], input=json.dumps(request), capture_output=True, text=True, timeout=300)
     if run.returncode != 0:
         raise AssertionError(run.stderr)
     return json.loads(run.stdout)
@@ -114,6 +117,32 @@ def without_scores(value):
 
 
 class Documented(unittest.TestCase):
+    def test_the_example_of_the_readme_is_real_output(self):
+        page = (ROOT / "README.md").read_text()
+        request = json.loads(re.search(r"/v1/compress --json '(.*?)'$", page, re.MULTILINE | re.DOTALL)[1])
+        shown = json.loads(re.search(r"^```json\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[1])
+        found = response_to("compress", request)
+        self.assertEqual({name: found[name] for name in ("context", "usage")}, {name: shown[name] for name in ("context", "usage")})
+        self.assertEqual([{name: citation[name] for name in shown["citations"][0]} for citation in found["citations"]], shown["citations"])
+        answer = re.search(r'the model answers "(.*?)"', page)[1]
+        (part,) = attribute(answer=answer, chunks=request["chunks"])["parts"]
+        self.assertEqual(part["verdict"], "contradicted")
+        self.assertEqual([(found["chunk"], found["source"]["text"]) for found in part["conflicts"]], [("light", "1874")])
+
+    def test_the_first_example_of_attribution_is_real_output(self):
+        request = json.loads((ROOT / "docs/examples/attribute.json").read_text())
+        page = (ROOT / "docs/attribution.md").read_text()
+        (text,) = re.findall(r"@docs/examples/attribute.json\n.*?^```json\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+        shown = json.loads(f"[{text}]".replace(", ...]", "]"))
+        for part, example in zip(attribute(**request)["parts"], shown, strict=True):
+            part["sources"] = part["sources"][:1]
+            self.assertAlmostEqual(part.pop("support"), example.pop("support"), places=3)
+            for name, value in without_scores(example).items():
+                found = without_scores(part)[name]
+                if name == "sources":
+                    found = [{key: inside for key, inside in source.items() if key in value[0]} for source in found]
+                self.assertEqual(found, value, name)
+
     def test_the_documented_examples_are_real_output(self):
         request = json.loads((ROOT / "docs/examples/attribute.json").read_text())
         page = (ROOT / "docs/attribution.md").read_text()

@@ -294,10 +294,9 @@ class Recipes(unittest.TestCase):
         self.assertEqual(run.returncode, 0, run.stderr)
         self.assertIn("[1] Cape Orrin Light was completed in 1874.", run.stdout)
 
-    def test_the_readme_shows_the_recipes(self):
-        text = (ROOT / "README.md").read_text()
-        (section,) = re.findall(r"^## As tools of a model.*?(?=^## )", text, re.MULTILINE | re.DOTALL)
-        shown = re.findall(r"^```(json|python)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    def test_the_docs_show_the_recipes(self):
+        text = (ROOT / "docs/tools.md").read_text()
+        shown = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
         self.assertEqual([kind for kind, _ in shown], ["json", "python"])
         for kind, part in shown:
             self.assertIn(part, (self.FOLDER / {"json": "host.json", "python": "with_mcp.py"}[kind]).read_text())

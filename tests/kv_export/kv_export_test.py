@@ -1070,8 +1070,8 @@ class Refusals(Test):
 
 
 class Recipe(Test):
-    def test_the_recipe_prints_what_the_readme_shows(self):
-        """With calibrated heads, as in the README."""
+    def test_the_recipe_prints_what_the_docs_show(self):
+        """With calibrated heads, as in docs/models.md."""
         calibrated = work / "calibrated"
         for command in (["export", FOLDER, "--out", calibrated], ["calibrate", FOLDER / "questions.jsonl"]):
             environment = {**os.environ, "THRESHER__MODEL__DIR": str(calibrated)}
@@ -1081,9 +1081,9 @@ class Recipe(Test):
         environment = {**os.environ, "THRESHER_URL": served.url}
         run = subprocess.run([sys.executable, RECIPE], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
         self.assertEqual(run.returncode, 0, run.stderr)
-        readme = (ROOT / "README.md").read_text()
+        shown = (ROOT / "docs/models.md").read_text()
         for line in run.stdout.splitlines():
-            self.assertTrue(f"`{line.strip()}`" in readme, line)
+            self.assertTrue(f"`{line.strip()}`" in shown, line)
 
     def test_the_recipe_with_smollm2_prints_what_the_docs_show(self):
         """`make decoder` fetches and exports the model. transformers needs gguf and accelerate to load it."""

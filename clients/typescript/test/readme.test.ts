@@ -1,9 +1,9 @@
-/** The examples run, and the README shows them. */
+/** The examples run, and the documentation shows them. */
 
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
 import { readFileSync, readdirSync } from "node:fs";
-import { resolve } from "node:path";
+import { join, resolve } from "node:path";
 import { test } from "node:test";
 import { promisify } from "node:util";
 
@@ -24,14 +24,17 @@ test("every example runs", async () => {
   }
 });
 
-test("every block of the READMEs is part of an example", () => {
+test("every block of the documentation is part of an example", () => {
   const readme = readFileSync("README.md", "utf8");
   const blocks = [...readme.matchAll(/^```ts\n\/\/ (examples\/\S+)\n(.*?)^```$/gms)];
   assert.equal(blocks.length, [...readme.matchAll(/^```ts$/gm)].length, "each block names its file");
   for (const [, path, block] of blocks) assert.ok(readFileSync(path!, "utf8").includes(block!), path);
-  const root = readFileSync(resolve(process.env["THRESHER_TEST_ROOT"] ?? "../..", "README.md"), "utf8");
+  const root = resolve(process.env["THRESHER_TEST_ROOT"] ?? "../..");
   const examples = readdirSync("examples").map((name) => readFileSync(`examples/${name}`, "utf8"));
-  const shown = [...root.matchAll(/^```ts\n(.*?)^```$/gms)].map(([, block]) => block!);
-  assert.ok(shown.length > 0 && shown.every((block) => examples.some((example) => example.includes(block))));
+  const pages = readdirSync(join(root, "docs")).filter((name) => name.endsWith(".md")).map((name) => `docs/${name}`);
+  for (const page of ["README.md", ...pages]) {
+    const shown = readFileSync(join(root, page), "utf8").matchAll(/^```ts\n(.*?)^```$/gms);
+    for (const [, block] of shown) assert.ok(examples.some((example) => example.includes(block!)), page);
+  }
   assert.deepEqual([...new Set(blocks.map(([, path]) => path!.replace("examples/", "")))].sort(), Object.keys(EXPECTED).sort());
 });

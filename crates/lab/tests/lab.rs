@@ -187,8 +187,7 @@ fn an_overload_run_counts_outcomes_of_requests() {
     assert_eq!(json["cold"]["failed"], 0, "{json:#}");
 }
 
-/// The loss from evicting keys and values, by RC and by other methods, in the JSON that the README and the
-/// scripts read.
+/// The loss from evicting keys and values, by RC and by other methods, in the JSON that scripts read.
 #[test]
 fn kv_measures_every_method_at_every_ratio() {
     let folder = tempfile::tempdir().expect("a folder");

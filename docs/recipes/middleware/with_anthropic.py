@@ -5,13 +5,14 @@ import os
 import anthropic
 
 URL = os.environ.get("THRESHER_URL", "http://127.0.0.1:8080")
-TEXT = "Cape Orrin Light was completed in 1874. The keeper had two dogs and a boat."
+TEXT = "Cape Orrin Light was completed in 1874. The keeper had two dogs and a boat. The harbour has room for forty boats."
 document = {"type": "document", "title": "History", "source": {"type": "text", "media_type": "text/plain", "data": TEXT}}
 question = {"type": "text", "text": "When was the lighthouse at Cape Orrin completed?"}
 
-client = anthropic.Anthropic(base_url=URL, default_headers={"x-thresher-compress": "true"})
+client = anthropic.Anthropic(base_url=URL)
 messages = [{"role": "user", "content": [document, question]}]
-answer = client.messages.create(model="claude-sonnet-5", max_tokens=500, messages=messages)
+budget = {"thresher": {"budget": {"ratio": 0.5}}}
+answer = client.messages.create(model="claude-sonnet-5", max_tokens=500, messages=messages, extra_body=budget)
 
 for block in answer.content:
     print(block.text, [citation.cited_text for citation in block.citations or []])

@@ -1,0 +1,54 @@
+"""From a retriever to an answer with citations and verdicts, with any model behind an API like OpenAI's."""
+
+import os
+
+import openai
+from thresher_client import Client, ThresherError
+
+CHUNKS = [
+    {"id": "light", "text": "The lighthouse at Cape Orrin was built in 1874. It was automated in 1991. Its keeper had two dogs and a boat."},
+    {"id": "harbour", "text": "The harbour at Cape Orrin was dredged in 1921. Fish is sold there on Fridays."},
+    {"id": "trains", "text": "Trains leave at 7:15 and 9:40. Bikes cost 3 euros."},
+]
+llm = openai.OpenAI(base_url=os.environ.get("LLM_URL", "http://127.0.0.1:8000/v1"), api_key=os.environ.get("LLM_KEY", "none"))
+thresher = Client(timeout_s=10)  # THRESHER_URL, or http://127.0.0.1:8080
+
+
+def retrieve(question: str) -> list[dict[str, str]]:
+    """Replace this with your retriever."""
+    words = set(question.lower().split())
+    return sorted(CHUNKS, key=lambda chunk: -len(words & set(chunk["text"].lower().split())))
+
+
+def ask(question: str, context: str) -> str:
+    prompt = f"Answer the question from the context only.\n\n{context}\n\nQuestion: {question}"
+    response = llm.chat.completions.create(
+        model=os.environ.get("LLM_MODEL", "NAME"), messages=[{"role": "user", "content": prompt}]
+    )
+    return response.choices[0].message.content or ""
+
+
+def plain(question: str) -> str:
+    return ask(question, "\n\n".join(chunk["text"] for chunk in retrieve(question)))
+
+
+def cited(question: str) -> str:
+    chunks = retrieve(question)
+    found = thresher.compress(question, chunks)
+    if found.usage:
+        print(f"{found.usage.tokens_in} tokens retrieved, {found.usage.tokens_out} tokens sent:\n{found.context}\n")
+    if not found.context:
+        return "No document is about this question."
+    answer = ask(question, found.context)
+    for part in thresher.attribute(answer, compress_id=found.id).parts:
+        print(part.verdict, [source.chunk for source in part.sources if source.cited], part.text.strip())
+        for conflict in part.conflicts:
+            print(f"  the answer says {conflict.text}, {conflict.chunk} says {conflict.source.text}")
+    return answer
+
+
+question = "When was the lighthouse at Cape Orrin built and automated?"
+try:
+    cited(question)
+except ThresherError as error:  # the daemon is down, busy or late
+    print("without Thresher:", error.code, plain(question))
