@@ -122,7 +122,7 @@ def check_scrape(url, metrics):
 
 
 def check_documentation(metrics):
-    section = DEPLOYMENT.read_text(encoding="utf-8").split("## What should I monitor?", 1)[1].split("\n## ", 1)[0]
+    section = DEPLOYMENT.read_text(encoding="utf-8").split("## Metrics\n", 1)[1].split("\n## ", 1)[0]
     documented = {}
     for line in section.splitlines():
         cell = re.match(r"\| (`.*?) \|", line)

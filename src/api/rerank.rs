@@ -24,8 +24,17 @@ const RC_AT_HALF: f32 = 0.1;
 /// The default threshold of relevant spans, which is Cohere's.
 const SPAN_THRESHOLD: f64 = 0.1;
 
-/// A score of `ranked` as a number from 0 to 1 with the same order: a probability as it is, and RC as `rc / (rc + 0.1)`.
-pub(super) fn relevance(ranked: &Ranked, score: f32) -> f64 {
+/// Returns the relevance of a chunk, which compares between requests. Where that was not measured, returns its score as a number from 0 to
+/// 1, which compares within a request only.
+pub(super) fn relevance(ranked: &Ranked, chunk: usize) -> f64 {
+    match &ranked.chunk_relevances {
+        Some(relevances) => f64::from(relevances[chunk]),
+        None => share_of_one(ranked, ranked.chunks[chunk]),
+    }
+}
+
+/// Returns a score of `ranked` as a number from 0 to 1 with the same order: a probability as it is, and RC as `rc / (rc + 0.1)`.
+fn share_of_one(ranked: &Ranked, score: f32) -> f64 {
     f64::from(if ranked.are_probabilities { score } else { score / (score + RC_AT_HALF) })
 }
 
@@ -51,6 +60,10 @@ pub struct RerankBody {
     /// Whether results name the relevant sentences of their documents.
     #[serde(default)]
     relevant_spans: Option<SpansBody>,
+    /// The least `relevance_score` of a result, from 0 to 1. Documents below it are left out, also all of them. Default: none is.
+    #[serde(default)]
+    #[schemars(extend("minimum" = 0, "maximum" = 1))]
+    threshold: Option<f64>,
 }
 
 /// Body of `rerank` as Voyage has it. `truncation` is ignored: nothing is truncated.
@@ -154,6 +167,8 @@ pub struct RerankRequest {
     pub top_n: Option<usize>,
     spans: Option<SpanOptions>,
     raw_scores: bool,
+    /// The least relevance of a result; none: all.
+    threshold: Option<f64>,
 }
 
 /// What each result repeats of its document.
@@ -217,6 +232,10 @@ impl RerankBody {
         let texts = self.documents.iter().enumerate().map(|(index, document)| reader.text(index, document));
         let texts = texts.collect::<Result<Vec<String>, _>>()?;
         let request = RerankRequest::new(self.query, texts, dialect)?;
+        if let Some(threshold) = self.threshold.filter(|threshold| !(0.0..=1.0).contains(threshold)) {
+            let message = format!("threshold is {threshold}; it must be from 0 to 1");
+            return Err(ApiError::with_param(ErrorCode::OutOfRange, message, "threshold"));
+        }
         let spans = self.relevant_spans.filter(|spans| spans.mode == "enabled").map(|spans| SpanOptions {
             threshold: spans.threshold.unwrap_or(SPAN_THRESHOLD),
             max: spans.max_spans.unwrap_or(usize::MAX),
@@ -227,7 +246,8 @@ impl RerankBody {
             Returned::Nothing
         };
         // 0 is vLLM's way to ask for all.
-        Ok(RerankRequest { top_n: self.top_n.filter(|&n| n > 0), spans, returned, ..request })
+        let top_n = self.top_n.filter(|&n| n > 0);
+        Ok(RerankRequest { top_n, spans, returned, threshold: self.threshold, ..request })
     }
 }
 
@@ -279,7 +299,16 @@ impl RerankRequest {
             return Err(ApiError::with_param(ErrorCode::FieldEmpty, message, field));
         }
         let (chunks, returned) = (chunks(texts), Returned::Nothing);
-        Ok(Self { query, chunks, dialect, returned, top_n: None, spans: None, raw_scores: false })
+        Ok(Self {
+            query,
+            chunks,
+            dialect,
+            returned,
+            top_n: None,
+            spans: None,
+            raw_scores: false,
+            threshold: None,
+        })
     }
 
     /// Sentences if the request asks for relevant spans, else whole documents.
@@ -291,8 +320,11 @@ impl RerankRequest {
     pub fn answer(&self, ranked: &Ranked, id: String, model: &str) -> RerankAnswer {
         let mut order: Vec<usize> = (0..self.chunks.len()).collect();
         order.sort_by(|&a, &b| ranked.chunks[b].total_cmp(&ranked.chunks[a]));
+        order.retain(|&index| self.threshold.is_none_or(|least| relevance(ranked, index) >= least));
         order.truncate(self.top_n.unwrap_or(usize::MAX));
-        let score = |rc: f32| if self.raw_scores { f64::from(rc) } else { relevance(ranked, rc) };
+        let score = |index: usize| {
+            if self.raw_scores { f64::from(ranked.chunks[index]) } else { relevance(ranked, index) }
+        };
         let document = |index: usize| match &self.returned {
             Returned::Documents(documents) => Some(as_object(&documents[index])),
             Returned::Texts | Returned::Nothing => None,
@@ -304,14 +336,13 @@ impl RerankRequest {
         let spans = |index: usize| self.spans.map(|options| self.spans_of(index, ranked, options));
         let version = match self.dialect {
             RerankDialect::Tei => {
-                let result =
-                    |index: usize| TeiResult { index, score: score(ranked.chunks[index]), text: text(index) };
+                let result = |index: usize| TeiResult { index, score: score(index), text: text(index) };
                 return RerankAnswer::Tei(order.into_iter().map(result).collect());
             }
             RerankDialect::Voyage => {
                 let result = |index: usize| VoyageResult {
                     index,
-                    relevance_score: score(ranked.chunks[index]),
+                    relevance_score: score(index),
                     document: text(index),
                 };
                 return RerankAnswer::Voyage(VoyageRanking {
@@ -326,7 +357,7 @@ impl RerankRequest {
         };
         let result = |index: usize| RerankResult {
             index,
-            relevance_score: score(ranked.chunks[index]),
+            relevance_score: score(index),
             document: document(index),
             relevant_spans: spans(index),
         };
@@ -352,7 +383,7 @@ impl RerankRequest {
         let mut spans: Vec<SpanAnswer> = of_document
             .map(|sentence| {
                 let range = map.from_bytes(sentence.bytes);
-                SpanAnswer { start: range.start, end: range.end, score: relevance(ranked, sentence.rc) }
+                SpanAnswer { start: range.start, end: range.end, score: share_of_one(ranked, sentence.rc) }
             })
             .filter(|span| span.score > options.threshold)
             .collect();
@@ -390,7 +421,8 @@ pub struct Reranked {
 struct RerankResult {
     /// The index of the document in the request.
     index: usize,
-    /// The score, from 0 to 1; compares within a request only.
+    /// The probability that the document contains something that the question asks (docs/verdicts.md). Results are in the order of RC, which
+    /// also looks at the other documents, so a result can have a higher number than the one before it.
     relevance_score: f64,
     /// The document, as it was sent; a string as the `text` of an object.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -417,7 +449,8 @@ pub struct VoyageRanking {
 struct VoyageResult {
     /// The index of the document in the request.
     index: usize,
-    /// The score, from 0 to 1; compares within a request only.
+    /// The probability that the document contains something that the question asks (docs/verdicts.md). Results are in the order of RC, which
+    /// also looks at the other documents, so a result can have a higher number than the one before it.
     relevance_score: f64,
     /// The text of the document that was ranked.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -429,7 +462,7 @@ struct VoyageResult {
 pub struct TeiResult {
     /// The index of the document in the request.
     index: usize,
-    /// The score, from 0 to 1, or the RC itself.
+    /// The relevance, from 0 to 1, or the RC itself.
     score: f64,
     /// The text, as it was sent.
     #[serde(skip_serializing_if = "Option::is_none")]

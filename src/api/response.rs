@@ -12,9 +12,7 @@ use thresher_core::domain::{ByteRange, Chunk, CompressRequest, Kind, Lang, Token
 use thresher_core::pipeline::clock::Timings;
 use thresher_core::pipeline::explain::Explanation;
 use thresher_core::pipeline::score::Scoring;
-use thresher_core::pipeline::{
-    BlockOrigins, ChunkOutcome, Compressed, Pipeline, Relevance, Usage, Warning, kv_export,
-};
+use thresher_core::pipeline::{BlockOrigins, ChunkOutcome, Compressed, Pipeline, Usage, Warning, kv_export};
 use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
 use super::kv::KvAnswer;
@@ -35,7 +33,7 @@ pub struct CompressAnswer {
     citations: Vec<CitationAnswer>,
     /// Whether any chunk is related to the question; null where it was not measured.
     related: Option<bool>,
-    /// How near the chunks come to the question; null where it was not measured. The more, the nearer.
+    /// The highest relevance of a chunk; null where it was not measured.
     relevance: Option<f32>,
     /// Whether the chunks answer the question; null where it was not measured (docs/verdicts.md).
     answerable: Option<AnswerableAnswer>,
@@ -99,16 +97,13 @@ struct WarningAnswer {
 }
 
 impl WarningAnswer {
-    fn unrelated(relevance: Relevance, request: &CompressRequest) -> Self {
+    fn unrelated(request: &CompressRequest) -> Self {
         let advice = if request.related_only {
             "; send `related_only: false` to keep the best text anyway"
         } else {
             ""
         };
-        let message = format!(
-            "no chunk comes close to the question: the relevance is {:.3}, and the least for these texts is {:.3}{advice}",
-            relevance.value, relevance.least
-        );
+        let message = format!("no chunk comes close to the question{advice}");
         Self { code: "unrelated", message: message.into(), chunk: None }
     }
 
@@ -191,6 +186,9 @@ struct ChunkAnswer {
     lang: Option<Lang>,
     /// The score; compares within a request only.
     score: Option<f32>,
+    /// The probability that the chunk contains something that the question asks. No other chunk enters it, so it compares between
+    /// requests; null where it was not measured (docs/verdicts.md).
+    relevance: Option<f32>,
     /// The text of the chunk in the context.
     text: String,
     /// The metadata, as it was sent.
@@ -375,7 +373,7 @@ impl CompressAnswer {
         let explain = compressed.explanation.as_ref().map(|e| ExplainAnswer::new(request, e, unit, &sources));
         let usage = compressed.usage.map(|usage| UsageAnswer::new(usage, request.tokenizer));
         let unrelated = compressed.relevance.filter(|relevance| !relevance.related);
-        let unrelated = unrelated.map(|relevance| WarningAnswer::unrelated(relevance, request));
+        let unrelated = unrelated.map(|_| WarningAnswer::unrelated(request));
         let warnings = compressed.warnings.iter().map(|&warning| WarningAnswer::new(warning, request));
         let rc = RcAnswer {
             estimator: pipeline.map_or_else(|| Scoring::default().to_string(), Pipeline::estimator),
@@ -391,7 +389,7 @@ impl CompressAnswer {
             context,
             citations,
             related: compressed.relevance.map(|relevance| relevance.related),
-            relevance: compressed.relevance.map(|relevance| relevance.value),
+            relevance: chunks.iter().filter_map(|chunk: &ChunkAnswer| chunk.relevance).reduce(f32::max),
             answerable,
             usage,
             warnings: unrelated.into_iter().chain(warnings).collect(),
@@ -457,6 +455,7 @@ impl ChunkAnswer {
             kind: outcome.kind,
             lang: outcome.lang,
             score: outcome.score,
+            relevance: outcome.relevance,
             text: text.to_owned(),
             metadata: chunk.metadata.clone().and_then(|json| RawValue::from_string(json).ok()),
         }

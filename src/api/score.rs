@@ -120,7 +120,7 @@ pub struct ScoreAnswer {
 struct ScoreResult {
     index: usize,
     object: &'static str,
-    /// The score, from 0 to 1; compares within a request only.
+    /// The probability that the text contains something that the question asks.
     score: f64,
 }
 
@@ -128,7 +128,7 @@ impl ScoreAnswer {
     /// The answer with the scores of `ranked`; `created` is in seconds since 1970.
     pub fn new(ranked: &[Ranked], id: String, model: &str, created: u64) -> Self {
         let scores =
-            ranked.iter().flat_map(|ranked| ranked.chunks.iter().map(|&score| relevance(ranked, score)));
+            ranked.iter().flat_map(|ranked| (0..ranked.chunks.len()).map(|chunk| relevance(ranked, chunk)));
         let result = |(index, score): (usize, f64)| ScoreResult { index, object: "score", score };
         let usage = RerankUsage::new(ranked.iter().map(|ranked| ranked.tokens).sum());
         let (object, model) = ("list", model.to_owned());

@@ -118,6 +118,9 @@ pub struct SearchAnswer {
 struct ResultAnswer {
     /// The score by which the results are ordered.
     score: f32,
+    /// The probability that the chunk contains something that the question asks, which compares between searches; null where it was not
+    /// measured, and if BM25 alone ordered the results.
+    relevance: Option<f32>,
     /// The BM25 score.
     bm25: f32,
     #[serde(flatten)]
@@ -182,16 +185,20 @@ impl SearchAnswer {
     pub fn new(request: &SearchRequest, hits: Vec<Hit>, ranked: Option<Ranked>, timing_ms: TimingMs) -> Self {
         let candidates = hits.len();
         let relevance = ranked.as_ref().and_then(|ranked| ranked.relevance);
+        let relevances = ranked.as_ref().and_then(|ranked| ranked.chunk_relevances.clone());
         let scores = match ranked {
             Some(ranked) => ranked.chunks,
             None => hits.iter().map(|hit| hit.bm25).collect(),
         };
-        let mut scored: Vec<(f32, Hit)> = scores.into_iter().zip(hits).collect();
-        scored.sort_by(|a, b| b.0.total_cmp(&a.0));
-        scored.truncate(request.limit);
-        let result =
-            |(score, hit): (f32, Hit)| ResultAnswer { score, bm25: hit.bm25, chunk: (&*hit.chunk).into() };
-        let results = scored.into_iter().map(result).collect();
+        let result = |(at, (score, hit)): (usize, (f32, Hit))| ResultAnswer {
+            score,
+            relevance: relevances.as_ref().map(|relevances| relevances[at]),
+            bm25: hit.bm25,
+            chunk: (&*hit.chunk).into(),
+        };
+        let mut results: Vec<ResultAnswer> = scores.into_iter().zip(hits).enumerate().map(result).collect();
+        results.sort_by(|a, b| b.score.total_cmp(&a.score));
+        results.truncate(request.limit);
         let related = relevance.map(|relevance| relevance.related);
         Self { results, rank: request.rank, candidates, related, timing_ms }
     }
@@ -210,7 +217,7 @@ mod tests {
         let text = |found: &[&Chunk], related| {
             let results = found
                 .iter()
-                .map(|&chunk| ResultAnswer { score: 0.1, bm25: 1.0, chunk: chunk.into() })
+                .map(|&chunk| ResultAnswer { score: 0.1, relevance: None, bm25: 1.0, chunk: chunk.into() })
                 .collect();
             let timing_ms = TimingMs::from(&Clock::start().finish());
             SearchAnswer { results, rank: Rank::Rc, candidates: 1, related, timing_ms }.to_plain_text()

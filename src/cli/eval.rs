@@ -5,9 +5,10 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use thresher_core::kv::codec::Codec;
 use thresher_eval::methods::Methods;
+use thresher_eval::reader::{self, Arm, Price, ReaderOptions, Url};
 
 use crate::app;
 use crate::config::{BlockSettings, Config};
@@ -23,9 +24,73 @@ pub struct Args {
     /// Write the results as JSON: one object, or an array for several files.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    #[command(flatten)]
+    reader: ReaderArgs,
+}
+
+/// Asks a language model the questions of the files, instead of measuring selection.
+#[derive(clap::Args)]
+struct ReaderArgs {
+    /// Ask the language model at this OpenAI-compatible API the questions, with all chunks and with what is kept of them, and compare its
+    /// answers with `answers`. Its key is read from OPENAI_API_KEY.
+    #[arg(long, value_name = "URL", requires = "reader_model")]
+    reader: Option<Url>,
+    /// The name of the model that answers.
+    #[arg(long, value_name = "NAME", requires = "reader")]
+    reader_model: Option<String>,
+    /// The name of a model of the same API that judges whether answers are right.
+    #[arg(long, value_name = "NAME", requires = "reader")]
+    judge: Option<String>,
+    /// What is compared with all chunks, separated by commas. Default: everything.
+    #[arg(long, value_name = "ARM", requires = "reader", value_delimiter = ',')]
+    arms: Vec<Arm>,
+    /// Requests at a time.
+    #[arg(long, value_name = "N", requires = "reader", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    parallel: u16,
+    /// Answers that are known, one JSON object per line; new ones are added, so the command goes on where it was stopped.
+    #[arg(long, value_name = "FILE", requires = "reader", default_value = "thresher-answers.jsonl")]
+    answers: PathBuf,
+    /// Fields of the requests as a JSON object, such as {"max_tokens": null, "max_completion_tokens": 500}; null leaves a field out.
+    #[arg(long, value_name = "JSON", requires = "reader", default_value = "{}", value_parser = json_object)]
+    body: Map<String, Value>,
+}
+
+fn json_object(text: &str) -> Result<Map<String, Value>, String> {
+    serde_json::from_str(text).map_err(|error| error.to_string())
+}
+
+impl ReaderArgs {
+    /// Returns how the reader is asked; `None` if there is none.
+    fn options(&self, config: &Config) -> Option<ReaderOptions> {
+        let (url, model) = (self.reader.clone()?, self.reader_model.clone()?);
+        let price = config.savings.price(&model).map(|price| Price {
+            currency: price.currency.clone(),
+            input: price.input,
+            output: price.output,
+        });
+        if price.is_none() {
+            eprintln!(
+                "{model} has no price, so costs are not shown; add it to savings.prices in the settings"
+            );
+        }
+        Some(ReaderOptions {
+            url,
+            model,
+            judge: self.judge.clone(),
+            key: std::env::var("OPENAI_API_KEY").ok().filter(|key| !key.is_empty()),
+            body: self.body.clone(),
+            arms: if self.arms.is_empty() { Arm::every() } else { self.arms.clone() },
+            parallel: self.parallel.into(),
+            answers: self.answers.clone(),
+            price,
+        })
+    }
 }
 
 pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
+    if let Some(options) = args.reader.options(config) {
+        return ask_reader(config, args, &options);
+    }
     // Blocks in full precision, which `eval` encodes as the settings say.
     let mut exact =
         Config { blocks: BlockSettings { codec: Codec::F32, ..config.blocks.clone() }, ..config.clone() };
@@ -44,6 +109,26 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         super::print(thresher_eval::table(&report));
         reports.push(report.json());
     }
+    write_json(args, reports)
+}
+
+/// Asks a language model the questions of the files.
+fn ask_reader(config: &Config, args: &Args, options: &ReaderOptions) -> anyhow::Result<ExitCode> {
+    let mut config = config.clone();
+    if let Some(dir) = &args.model {
+        config.model.dir.clone_from(dir);
+    }
+    let pipeline = app::pipeline(&config)?;
+    let mut reports = Vec::new();
+    for file in &args.files {
+        let report = with_progress(file, |progress| reader::evaluate(file, &pipeline, options, progress))?;
+        super::print(report.table());
+        reports.push(report.json());
+    }
+    write_json(args, reports)
+}
+
+fn write_json(args: &Args, mut reports: Vec<Value>) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.json {
         let results = if reports.len() == 1 { reports.remove(0) } else { Value::Array(reports) };
         let text = serde_json::to_string_pretty(&results)? + "\n";

@@ -65,6 +65,31 @@ fn compress_reads_standard_input_or_a_file() {
     }
 }
 
+#[test]
+fn the_relevance_of_a_chunk_does_not_depend_on_the_others() {
+    let relevances = |chunks: &[&str]| -> Vec<f64> {
+        let body = json!({"query": "Who discovered penicillin?", "chunks": chunks, "budget": {"ratio": 1}});
+        let answer = run(thresher(&["compress"]), &body.to_string()).json();
+        let found: Vec<f64> = answer["chunks"]
+            .as_array()
+            .expect("chunks")
+            .iter()
+            .map(|chunk| chunk["relevance"].as_f64().expect("it is measured"))
+            .collect();
+        let highest = found.iter().copied().fold(0.0, f64::max);
+        assert_eq!(answer["relevance"].as_f64(), Some(highest), "{answer}");
+        found
+    };
+    let fleming = "Alexander Fleming discovered penicillin in 1928. He was born in Scotland.";
+    let both = relevances(&[fleming, "Rain fell on the hills all week."]);
+    assert!(both[0] > 0.7 && both[1] < 0.05, "{both:?}");
+    let others = relevances(&["Penicillin is an antibiotic.", fleming, "Insulin was discovered by Banting."]);
+    assert!((others[1] - both[0]).abs() < 1e-6, "{others:?} {both:?}");
+    let german = json!({"query": "Wer hat eigentlich das Penicillin entdeckt, und wann war das?", "chunks": [fleming]});
+    let answer = run(thresher(&["compress"]), &german.to_string()).json();
+    assert_eq!(answer["chunks"][0]["relevance"], Value::Null, "the model was not fitted on German");
+}
+
 fn attribution() -> Value {
     json!({
         "answer": "Alexander Fleming discovered penicillin in 1928. He sold it in 1931.",
@@ -522,7 +547,7 @@ fn invalid_arguments_and_settings_are_refused() {
     }
 }
 
-/// `export`, `calibrate` and `compress` with the small decoder, as the README shows them.
+/// `export`, `calibrate` and `compress` with the small decoder, as docs/models.md shows them.
 #[test]
 fn a_decoder_can_be_exported_calibrated_and_used() {
     let folder = tempfile::tempdir().expect("a folder");

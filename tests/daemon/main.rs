@@ -6,6 +6,7 @@ mod config;
 mod originals;
 mod own_model;
 mod private_files;
+mod reader;
 mod savings;
 mod sidecars;
 #[path = "../support/mod.rs"]

@@ -55,6 +55,23 @@ async fn the_endpoints_of_cohere_jina_and_vllm_give_the_same_results() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn documents_below_the_threshold_are_left_out() {
+    let daemon = daemon(Some(scripted()), 2, 2).await;
+    for path in ["/v1/rerank", "/v2/rerank", "/vllm/rerank"] {
+        let all = ask(&daemon, path, request(json!({"threshold": 0}))).await["results"].clone();
+        assert_eq!(all.as_array().map(Vec::len), Some(3), "{all}");
+        let second = all[1]["relevance_score"].as_f64().expect("a score");
+        let two = ask(&daemon, path, request(json!({"threshold": second}))).await["results"].clone();
+        assert_eq!(order(&two), order(&all)[..2], "{two}");
+        let none = ask(&daemon, path, request(json!({"threshold": 1}))).await["results"].clone();
+        assert_eq!(none, json!([]), "no document is that relevant");
+        let refused = post(daemon.http, path, request(json!({"threshold": 1.5}))).await;
+        assert_eq!(refused.status, 422, "{}", refused.body);
+        assert!(refused.body.contains("threshold is 1.5"), "{}", refused.body);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_header_says_whether_any_document_is_related() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
     let texts = |query: &str| json!({"query": query, "texts": TEXTS}).to_string();

@@ -393,6 +393,11 @@ export interface components {
             return_documents?: boolean | null;
             /** @description Whether results name the relevant sentences of their documents. */
             relevant_spans?: components["schemas"]["RelevantSpansOptions"] | null;
+            /**
+             * Format: double
+             * @description The least `relevance_score` of a result, from 0 to 1. Documents below it are left out, also all of them. Default: none is.
+             */
+            threshold?: number | null;
         };
         /** @description The schema of a document. `rank_fields` decides which of its fields are read. */
         Document: string | {
@@ -477,7 +482,7 @@ export interface components {
             related: boolean | null;
             /**
              * Format: float
-             * @description How near the chunks come to the question; null where it was not measured. The more, the nearer.
+             * @description The highest relevance of a chunk; null where it was not measured.
              */
             relevance: number | null;
             /** @description Whether the chunks answer the question; null where it was not measured (docs/verdicts.md). */
@@ -606,6 +611,12 @@ export interface components {
              * @description The score; compares within a request only.
              */
             score: number | null;
+            /**
+             * Format: float
+             * @description The probability that the chunk contains something that the question asks. No other chunk enters it, so it compares between
+             *     requests; null where it was not measured (docs/verdicts.md).
+             */
+            relevance: number | null;
             /** @description The text of the chunk in the context. */
             text: string;
             /** @description The metadata, as it was sent. */
@@ -705,6 +716,11 @@ export interface components {
             dtype: components["schemas"]["KvDtype"];
             /** @description The id of each token, special tokens included. A prompt for a program that loads the export begins with these ids. */
             token_ids: number[];
+            /**
+             * @description The text of the exported chunks. It is there if the tokenizer gives `before` and this text together exactly `token_ids`, so that
+             *     a server that takes only text, such as a chat API, can load the export.
+             */
+            text?: string;
             /** @description The size of the file. */
             bytes: number;
             /** @description The fingerprint of the model. Only a model with the same weights can use them. */
@@ -1282,6 +1298,12 @@ export interface components {
             score: number;
             /**
              * Format: float
+             * @description The probability that the chunk contains something that the question asks, which compares between searches; null where it was not
+             *     measured, and if BM25 alone ordered the results.
+             */
+            relevance: number | null;
+            /**
+             * Format: float
              * @description The BM25 score.
              */
             bm25: number;
@@ -1313,7 +1335,8 @@ export interface components {
             index: number;
             /**
              * Format: double
-             * @description The score, from 0 to 1; compares within a request only.
+             * @description The probability that the document contains something that the question asks (docs/verdicts.md). Results are in the order of RC, which
+             *     also looks at the other documents, so a result can have a higher number than the one before it.
              */
             relevance_score: number;
             /** @description The document, as it was sent; a string as the `text` of an object. */
@@ -1362,7 +1385,8 @@ export interface components {
             index: number;
             /**
              * Format: double
-             * @description The score, from 0 to 1; compares within a request only.
+             * @description The probability that the document contains something that the question asks (docs/verdicts.md). Results are in the order of RC, which
+             *     also looks at the other documents, so a result can have a higher number than the one before it.
              */
             relevance_score: number;
             /** @description The text of the document that was ranked. */
@@ -1374,7 +1398,7 @@ export interface components {
             index: number;
             /**
              * Format: double
-             * @description The score, from 0 to 1, or the RC itself.
+             * @description The relevance, from 0 to 1, or the RC itself.
              */
             score: number;
             /** @description The text, as it was sent. */
@@ -1414,7 +1438,7 @@ export interface components {
             object: string;
             /**
              * Format: double
-             * @description The score, from 0 to 1; compares within a request only.
+             * @description The probability that the text contains something that the question asks.
              */
             score: number;
         };

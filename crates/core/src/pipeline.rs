@@ -59,7 +59,7 @@ use thiserror::Error;
 
 use self::answerable::{Answerable, AnswerableSettings};
 use self::blocks::{Blocks, Reader};
-use self::calibration::Calibration;
+use self::calibration::{Calibration, is_other_language};
 use self::cancel::Cancel;
 use self::clock::Clock;
 use self::conformal::CoverageLimits;
@@ -75,7 +75,7 @@ pub use self::outcome::{
 use self::question::{EncodeContext, EncodedHeads, QuestionViews};
 pub use self::reading::Reading;
 use self::repeats::Repeats;
-use self::score::{Scores, Scoring};
+use self::score::{Measured, Scores, Scoring};
 use self::select::Auto;
 use self::tokenize::QuestionText;
 use self::units::{Layouts, Unit};
@@ -463,9 +463,17 @@ impl Pipeline {
         let explain = || clock.stage("explain", || explain::explanation(reading, cancel));
         let explanation = (request.explain && !scores.are_probabilities).then(explain).transpose()?;
         let warnings = self.warnings(request, reading, &fitted);
+        let relevances = self.chunk_relevances(&request.query, reading, scores);
         Ok(Compressed {
             warnings,
-            chunks: chunk_outcomes(reading, scores, fitted.spans, fitted.repeats, &fitted.order),
+            chunks: chunk_outcomes(
+                reading,
+                scores,
+                fitted.spans,
+                fitted.repeats,
+                &fitted.order,
+                relevances.as_deref(),
+            ),
             context: fitted.context,
             marker_tag: fitted.marker_tag,
             usage: Some(fitted.usage),
@@ -497,6 +505,17 @@ impl Pipeline {
         };
         let missed_max = request.missed_max.unwrap_or(self.settings.answerable.missed_max);
         answerable::measure_answerable(reading, request, scores, (curve, missed_max), cancel)
+    }
+
+    /// Returns how probable it is of each chunk, `[chunk]`, that it contains something that the question asks, independent of the other
+    /// chunks. `None` where it was not measured: for decoders and words that the model does not know, without a calibration for the language of
+    /// the question, and where question and chunks are not in the languages that the calibration requires.
+    pub fn chunk_relevances(&self, query: &str, reading: &Reading, scores: &Scores) -> Option<Vec<f32>> {
+        let curve = self.calibration_for(reading)?.relevance.as_ref()?;
+        let is_measured = scores.measured != Measured::Lexical
+            && scores.chunk_relevances.len() == reading.blocks.blocks.len();
+        let is_measured = is_measured && !is_other_language(text::lang_of(query), &curve.languages);
+        is_measured.then(|| scores.chunk_relevances.iter().map(|&value| curve.probability(value)).collect())
     }
 
     fn warnings(&self, request: &CompressRequest, reading: &Reading, fitted: &Fitted) -> Vec<Warning> {
@@ -702,8 +721,9 @@ impl Pipeline {
             answerable.as_ref(),
             self.calibration_for(&reading),
         );
+        let chunk_relevances = self.chunk_relevances(&request.query, &reading, &scores);
         let Scores { chunks, are_probabilities, .. } = scores;
-        Ok(Ranked { chunks, relevance, answerable, are_probabilities, sentences, tokens })
+        Ok(Ranked { chunks, relevance, chunk_relevances, answerable, are_probabilities, sentences, tokens })
     }
 
     /// Has the model read those of `chunks` that are not cached, so that later requests find their blocks.
@@ -839,6 +859,7 @@ fn chunk_outcomes(
     mut spans: Vec<Vec<KeptSpan>>,
     mut repeats: Vec<Vec<KeptSpan>>,
     order: &[usize],
+    relevances: Option<&[f32]>,
 ) -> Vec<ChunkOutcome> {
     let outcome = |&index: &usize| {
         let (spans, repeats) = (std::mem::take(&mut spans[index]), std::mem::take(&mut repeats[index]));
@@ -848,7 +869,8 @@ fn chunk_outcomes(
         let kind = (reading.granularity == Granularity::Sentence && !empty)
             .then(|| reading.outlines.layouts()[index].kind);
         let (kept, lang) = (!spans.is_empty(), block.lang());
-        ChunkOutcome { index, kept, empty, unread: false, kind, lang, score, spans, repeats }
+        let relevance = relevances.filter(|_| !empty).map(|relevances| relevances[index]);
+        ChunkOutcome { index, kept, empty, unread: false, kind, lang, score, relevance, spans, repeats }
     };
     order.iter().map(outcome).collect()
 }

@@ -11,15 +11,17 @@ use ndarray::{Array2, Axis};
 use thresher_core::domain::{Chunk, CompressRequest, Granularity};
 use thresher_core::pipeline::Pipeline;
 use thresher_core::pipeline::answerable::best_passage;
-use thresher_core::pipeline::calibration::{AnswerableCurve, Calibration, RelatedLimits};
+use thresher_core::pipeline::calibration::{AnswerableCurve, Calibration, RelatedLimits, RelevanceCurve};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
+use thresher_core::pipeline::score::Measured;
 use thresher_core::text;
 
 use super::data::{self, LabelledChunk, Rows, SelectionRow};
 use super::estimate::auroc;
-use super::judged::AnswerableRow;
+use super::judged::{AnswerableRow, Judged, JudgedReport};
 use super::logistic::Samples;
+use super::report::cell;
 
 /// The least number of rows from which something is fitted.
 pub const ROWS_MIN: usize = 50;
@@ -55,6 +57,8 @@ pub struct Observed {
     unrelated: Vec<f32>,
     /// The value of the best passage, and whether the chunks answer the question.
     passages: Vec<(f32, bool)>,
+    /// The value of each chunk of a question, and whether the question needs it.
+    chunks: Vec<(f32, bool)>,
     /// How many questions are recognised as of each language.
     languages: BTreeMap<String, usize>,
 }
@@ -98,6 +102,8 @@ fn gold_texts(row: &SelectionRow) -> Vec<&str> {
 struct Look {
     relevance: Option<f32>,
     passage: Option<f32>,
+    /// `[chunk]`; empty if the logits of the model have no fixed scale, or if it does not know the words of the question.
+    chunks: Vec<f32>,
     is_prose: bool,
 }
 
@@ -123,6 +129,7 @@ impl Look {
         Ok(Self {
             relevance: scores.relevance,
             passage: passage.map(|passage| passage.value),
+            chunks: if scores.measured == Measured::Lexical { Vec::new() } else { scores.chunk_relevances },
             is_prose: reading.outlines.is_prose(),
         })
     }
@@ -145,6 +152,7 @@ impl Observed {
         let needed = |chunk: usize| {
             row.gold.contains(&chunk) || row.gold_sets.iter().flatten().any(|&gold| gold == chunk)
         };
+        self.chunks.extend(own.chunks.iter().enumerate().map(|(chunk, &value)| (value, needed(chunk))));
         let others: Vec<&LabelledChunk> = row
             .chunks
             .iter()
@@ -171,13 +179,42 @@ impl Observed {
         }
     }
 
+    /// Fits how relevant chunks are; returns what was measured, as text.
+    fn fit_relevance(&self, calibration: &mut Calibration) -> String {
+        let needed = self.chunks.iter().filter(|(_, is_needed)| *is_needed).count();
+        let others = self.chunks.len() - needed;
+        if needed.min(others) < ROWS_MIN || self.languages().is_empty() {
+            return format!(
+                "relevance: at least {ROWS_MIN} chunks with gold and as many others are needed: it stays as it was\n"
+            );
+        }
+        let (slope, bias) = fit_line(&self.chunks, |_| 1.0 / self.chunks.len() as f64);
+        if slope <= 0.0 {
+            return "relevance: chunks with gold are no nearer to their questions than others: it stays as it was\n".to_owned();
+        }
+        let curve = RelevanceCurve { slope, bias, languages: self.languages() };
+        let judged = self.chunks.iter().map(|&(value, truth)| Judged {
+            value: f64::from(curve.probability(value)),
+            truth,
+            evidence: None,
+        });
+        let report = JudgedReport::summarize("chunks", judged.collect()).expect("there are both labels");
+        calibration.relevance = Some(curve);
+        format!(
+            "relevance: calibration error {:.3}, AUROC {} over {} chunks, of which {needed} are needed\n",
+            report.calibration_error,
+            cell(report.auroc),
+            self.chunks.len()
+        )
+    }
+
     /// Fits what there are enough rows for, and writes it into a calibration; returns what was measured, as text.
     pub fn fit(&mut self, calibration: &mut Calibration) -> String {
         // A user may have changed it in a calibration that exists.
         if calibration.related.is_none() && calibration.answerable.is_none() {
             calibration.one_language = self.languages().len() > 1;
         }
-        let mut out = String::new();
+        let mut out = self.fit_relevance(calibration);
         if self.related.len().min(self.unrelated.len()) >= ROWS_MIN {
             let floor = ((mean(&self.unrelated) - UNRELATED_MEAN) / (1.0 - UNRELATED_MEAN)).clamp(0.0, 0.95);
             self.related.sort_by(f32::total_cmp);
@@ -252,27 +289,28 @@ impl Observed {
     }
 
     fn curve(&self, answerable: &[f64]) -> AnswerableCurve {
-        let values: Vec<f64> = self.passages.iter().map(|(value, _)| f64::from(*value)).collect();
-        let labels: Vec<bool> = self.passages.iter().map(|(_, truth)| *truth).collect();
-        let features = Array2::from_shape_vec((values.len(), 1), values).expect("one feature per row");
         // Both labels weigh the same, whatever the file has more of.
-        let positives = answerable.len() as f64;
-        let negatives = labels.len() as f64 - positives;
-        let weights = labels.iter().map(|&label| 0.5 / if label { positives } else { negatives }).collect();
-        let centre = features.mean_axis(Axis(0)).expect("there are rows");
-        let found = Samples::new(&(&features - &centre), &labels, weights).fit(PENALTY);
-        let slope = found.weights[0];
-        let mut curve = AnswerableCurve {
-            slope: slope as f32,
-            bias: (found.bias - slope * centre[0]) as f32,
-            languages: self.languages(),
-            missed: Vec::new(),
-        };
+        let (positives, all) = (answerable.len() as f64, self.passages.len() as f64);
+        let weight = |label: bool| 0.5 / if label { positives } else { all - positives };
+        let (slope, bias) = fit_line(&self.passages, weight);
+        let mut curve = AnswerableCurve { slope, bias, languages: self.languages(), missed: Vec::new() };
         let mut sorted: Vec<f32> = answerable.iter().map(|&value| curve.probability(value as f32)).collect();
         sorted.sort_by(f32::total_cmp);
         curve.missed = MISSED.map(|share| (share, sorted[(share * sorted.len() as f64) as usize])).to_vec();
         curve
     }
+}
+
+/// Returns slope and bias of the logistic regression of labels by values.
+fn fit_line(rows: &[(f32, bool)], weight: impl Fn(bool) -> f64) -> (f32, f32) {
+    let values: Vec<f64> = rows.iter().map(|(value, _)| f64::from(*value)).collect();
+    let labels: Vec<bool> = rows.iter().map(|(_, label)| *label).collect();
+    let weights = labels.iter().map(|&label| weight(label)).collect();
+    let features = Array2::from_shape_vec((values.len(), 1), values).expect("one feature per row");
+    let centre = features.mean_axis(Axis(0)).expect("there are rows");
+    let found = Samples::new(&(&features - &centre), &labels, weights).fit(PENALTY);
+    let slope = found.weights[0];
+    (slope as f32, (found.bias - slope * centre[0]) as f32)
 }
 
 fn mean(values: &[f32]) -> f32 {

@@ -85,7 +85,7 @@ pub struct LabelledChunk {
     pub text: String,
 }
 
-fn one_or_many<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Vec<String>, D::Error> {
+pub(crate) fn one_or_many<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Vec<String>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum OneOrMany {

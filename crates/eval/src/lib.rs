@@ -18,6 +18,7 @@ mod logistic;
 pub mod methods;
 mod perturb;
 pub mod probe;
+pub mod reader;
 pub mod report;
 pub mod selection;
 pub mod verdicts;

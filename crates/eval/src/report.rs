@@ -30,6 +30,8 @@ pub struct Report {
     pub spans: Vec<Judged>,
     /// How well judgements tell true from false; `None` unless the rows are claims or answerable questions.
     pub judged: Option<JudgedReport>,
+    /// How well the relevance of a chunk tells whether a question needs it; `None` if it was not measured.
+    pub relevance: Option<JudgedReport>,
 }
 
 /// How well `support` separates supported from unsupported spans.
@@ -123,6 +125,9 @@ impl Report {
         if let Some(judged) = &self.judged {
             report["judged"] = judged.json();
         }
+        if let Some(relevance) = &self.relevance {
+            report["relevance"] = relevance.json();
+        }
         if let Some(prefilter) = &self.prefilter {
             report["prefilter"] = json!({"chunks": prefilter.chunks, "gold_share": {}, "ci95": {}});
             for (keep, share) in &prefilter.kept {
@@ -208,6 +213,9 @@ pub fn table(report: &Report) -> String {
         if let Some(faithful) = faithful {
             let _ = writeln!(out, "  faithfulness: {}", cell(*faithful));
         }
+    }
+    if let Some(relevance) = &report.relevance {
+        let _ = write!(out, "  relevance of chunks:\n{}", relevance.table());
     }
     if let Some(PrefilterReport { chunks, kept }) = &report.prefilter
         && !kept.is_empty()

@@ -20,6 +20,7 @@ use super::Values;
 use super::attribution;
 use super::data::{LabelledChunk, SelectionRow};
 use super::estimate::{bootstrap_mean, wilson_proportion};
+use super::judged::{Judged, JudgedReport};
 use super::methods::{Configured, Method, Texts};
 use super::report::{AutoReport, MethodReport, PrefilterReport, Report};
 
@@ -63,6 +64,7 @@ pub fn evaluate(
 ) -> Result<Report> {
     let mut samples = vec![Samples::default(); methods.len()];
     let (mut auto, mut claims) = (AutoSamples::default(), Samples::default());
+    let mut relevances = Vec::new();
     for (done, row) in rows.iter().enumerate() {
         let request = request(row);
         let started = Instant::now();
@@ -78,6 +80,7 @@ pub fn evaluate(
             samples.add(&scored)?;
             if index == 0 {
                 auto.add(&scored)?;
+                relevances.extend(scored.judged_relevances());
             }
         }
         if !row.has_answer() {
@@ -102,7 +105,25 @@ pub fn evaluate(
         prefilter: Some(evaluate_prefilter(rows)?),
         spans: Vec::new(),
         judged: None,
+        // Every chunk may be needed.
+        relevance: JudgedReport::summarize("chunks", relevances).ok(),
     })
+}
+
+impl ScoredRow<'_> {
+    /// Returns the relevance of each chunk, and whether the question needs it.
+    fn judged_relevances(&self) -> Vec<Judged> {
+        let relevances = self.pipeline.chunk_relevances(&self.row.query, self.reading, self.scores);
+        let is_needed = |chunk: usize| {
+            self.row.gold.contains(&chunk) || self.row.gold_sets.iter().flatten().any(|&gold| gold == chunk)
+        };
+        let judged = |(chunk, value): (usize, f32)| Judged {
+            value: f64::from(value),
+            truth: is_needed(chunk),
+            evidence: None,
+        };
+        relevances.into_iter().flatten().enumerate().map(judged).collect()
+    }
 }
 
 /// Returns the values of the default method, one per row.

@@ -223,7 +223,10 @@ class RerankResult(Extensible):
     index: int
     """The index of the document in the request."""
     relevance_score: float
-    """The score, from 0 to 1; compares within a request only."""
+    """
+    The probability that the document contains something that the question asks (docs/verdicts.md). Results are in the order of RC, which
+    also looks at the other documents, so a result can have a higher number than the one before it.
+    """
     document: Mapping[str, Any] | None = None
     """The document, as it was sent; a string as the `text` of an object."""
     relevant_spans: tuple[RelevantSpan, ...] = ()
@@ -250,6 +253,11 @@ class SearchResult(Extensible):
 
     score: float
     """The score by which the results are ordered."""
+    relevance: float | None
+    """
+    The probability that the chunk contains something that the question asks, which compares between searches; null where it was not
+    measured, and if BM25 alone ordered the results.
+    """
     bm25: float
     """The BM25 score."""
     id: str
@@ -395,6 +403,11 @@ class CompressedChunk(Extensible):
     """Whether anything of it is in the context."""
     score: float | None
     """The score; compares within a request only."""
+    relevance: float | None
+    """
+    The probability that the chunk contains something that the question asks. No other chunk enters it, so it compares between
+    requests; null where it was not measured (docs/verdicts.md).
+    """
     text: str
     """The text of the chunk in the context."""
     title: str | None = None
@@ -533,7 +546,7 @@ class Compression(Extensible):
     related: bool | None
     """Whether any chunk is related to the question; null where it was not measured."""
     relevance: float | None
-    """How near the chunks come to the question; null where it was not measured. The more, the nearer."""
+    """The highest relevance of a chunk; null where it was not measured."""
     answerable: Answerable | None
     """Whether the chunks answer the question; null where it was not measured (docs/verdicts.md)."""
     usage: Usage | None

@@ -108,6 +108,8 @@ class RerankOptions(TypedDict, total=False):
     """Whether each result has its document. Default: true for version 1, false for version 2."""
     relevant_spans: RelevantSpansOptions | None
     """Whether results name the relevant sentences of their documents."""
+    threshold: float | None
+    """The least `relevance_score` of a result, from 0 to 1. Documents below it are left out, also all of them. Default: none is."""
 
 
 class SearchOptions(TypedDict, total=False):

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use ndarray::{Array1, ArrayView1, Axis, s};
 use serde::{Deserialize, Serialize};
 
-use super::calibration::AnswerableCurve;
+use super::calibration::{AnswerableCurve, is_other_language};
 use super::cancel::Cancel;
 use super::score::{Measured, Scores};
 use super::{PipelineError, Reading, scan};
@@ -77,10 +77,7 @@ pub fn measure_answerable(
     cancel: &Cancel,
 ) -> Result<Option<Answerable>, PipelineError> {
     let best = best_passage(reading, request, scores, cancel)?;
-    let is_other = |lang: Option<Lang>| {
-        let is_fitted = |lang: Lang| curve.languages.iter().any(|fitted| fitted == lang.code());
-        !curve.languages.is_empty() && lang.is_some_and(|lang| !is_fitted(lang))
-    };
+    let is_other = |lang: Option<Lang>| is_other_language(lang, &curve.languages);
     let best = best.filter(|best| {
         !is_other(text::lang_of(&request.query)) && !is_other(reading.blocks.blocks[best.chunk].lang())
     });

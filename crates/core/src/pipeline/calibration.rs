@@ -51,6 +51,8 @@ pub struct Calibration {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answerable: Option<AnswerableCurve>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relevance: Option<RelevanceCurve>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub coverage: Option<CoverageLimits>,
 }
 
@@ -81,8 +83,42 @@ pub struct AnswerableCurve {
 impl AnswerableCurve {
     /// Returns the probability of the best passage's value.
     pub fn probability(&self, value: f32) -> f32 {
-        1.0 / (1.0 + (-(self.slope * value + self.bias)).exp())
+        logistic(self.slope * value + self.bias)
     }
+}
+
+/// A logistic regression: how probable it is that a chunk contains something that the question asks, by the mean over the question's
+/// tokens of each token's largest raw logit over the chunk's keys ([`Scores::chunk_relevances`](super::score::Scores::chunk_relevances)).
+/// No other chunk enters it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RelevanceCurve {
+    pub slope: f32,
+    pub bias: f32,
+    /// As in [`AnswerableCurve::languages`].
+    #[serde(default)]
+    pub languages: Vec<String>,
+}
+
+impl RelevanceCurve {
+    /// Returns the probability of a chunk's value.
+    pub fn probability(&self, value: f32) -> f32 {
+        logistic(self.slope * value + self.bias)
+    }
+}
+
+fn logistic(value: f32) -> f32 {
+    1.0 / (1.0 + (-value).exp())
+}
+
+fn is_language_code(code: &String) -> bool {
+    code.len() == 3 && code.bytes().all(|byte| byte.is_ascii_lowercase())
+}
+
+/// Returns whether a question is recognised as of a language that is not among those of a curve.
+pub(super) fn is_other_language(lang: Option<Lang>, languages: &[String]) -> bool {
+    let is_fitted = |lang: Lang| languages.iter().any(|fitted| fitted == lang.code());
+    !languages.is_empty() && lang.is_some_and(|lang| !is_fitted(lang))
 }
 
 /// The error of a calibration that cannot be used.
@@ -118,6 +154,7 @@ impl Calibration {
             one_language: false,
             related: None,
             answerable: None,
+            relevance: None,
             coverage: None,
         }
     }
@@ -198,9 +235,7 @@ impl Calibration {
             return Err("related.prose and related.structured are from -1 to 1".to_owned());
         }
         if let Some(AnswerableCurve { missed, slope, bias, languages }) = &found.answerable {
-            let is_code =
-                |code: &String| code.len() == 3 && code.bytes().all(|byte| byte.is_ascii_lowercase());
-            if !slope.is_finite() || !bias.is_finite() || !languages.iter().all(is_code) {
+            if !slope.is_finite() || !bias.is_finite() || !languages.iter().all(is_language_code) {
                 return Err(
                     "answerable.slope and bias are numbers, and languages are ISO 639-3 codes such as \"eng\"".to_owned()
                 );
@@ -212,6 +247,16 @@ impl Calibration {
             if missed.len() < 2 || !is_sorted || !are_shares {
                 return Err("answerable.missed is two or more ascending pairs of shares".to_owned());
             }
+        }
+        if let Some(RelevanceCurve { slope, bias, languages }) = &found.relevance
+            && !(*slope > 0.0
+                && slope.is_finite()
+                && bias.is_finite()
+                && languages.iter().all(is_language_code))
+        {
+            return Err(
+                "relevance.slope is above 0, bias is a number, and languages are ISO 639-3 codes such as \"eng\"".to_owned()
+            );
         }
         if let Some(coverage) = &found.coverage {
             coverage.check()?;

@@ -241,6 +241,7 @@ impl<'a> InTime<'a> {
             kind: None,
             lang: None,
             score: None,
+            relevance: None,
             spans: Vec::new(),
             repeats: Vec::new(),
         }));

@@ -104,6 +104,9 @@ pub struct ChunkOutcome {
     /// The score of the whole chunk, in units of a raw logit, or a probability if a probe gave it; at least
     /// 0. Scores of different requests are not comparable. `None` if the chunk was not scored: it is empty, or the result is degraded.
     pub score: Option<f32>,
+    /// How probable it is that the chunk contains something that the question asks, independent of the other chunks; `None` where it was not
+    /// measured, see [`Pipeline::chunk_relevances`](super::Pipeline::chunk_relevances).
+    pub relevance: Option<f32>,
     /// The spans of the chunk's text that the context holds, in ascending order.
     pub spans: Vec<KeptSpan>,
     /// The spans of the chunk's text that the context holds where another chunk says the same, in ascending order.
@@ -141,6 +144,8 @@ pub struct Ranked {
     pub chunks: Vec<f32>,
     /// Whether any chunk is related to the question; `None` for models that do not tell.
     pub relevance: Option<Relevance>,
+    /// See [`Pipeline::chunk_relevances`](super::Pipeline::chunk_relevances).
+    pub chunk_relevances: Option<Vec<f32>>,
     /// Whether the chunks answer the question; `None` where it was not measured.
     pub answerable: Option<Answerable>,
     /// Whether a probe gave all scores. They are then probabilities, from 0 to 1.
@@ -181,6 +186,7 @@ pub fn passthrough(request: &CompressRequest, total: Duration) -> Compressed {
             kind: None,
             lang: None,
             score: None,
+            relevance: None,
             spans,
             repeats: Vec::new(),
         }

@@ -1,0 +1,282 @@
+//! A language model as the reader of contexts: whether it answers as well from compressed context as from all chunks.
+//!
+//! Each question is asked once for each [`Arm`]: with all chunks, with what Thresher keeps at several budgets, with what simpler methods
+//! keep of the same number of tokens, and without any chunk. Answers are scored as SQuAD's script scores them, and each arm is
+//! compared with all chunks over the rows that both have answers for.
+
+mod answers;
+mod client;
+mod contexts;
+mod report;
+mod squad;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError, mpsc};
+use std::thread;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use thresher_core::pipeline::Pipeline;
+pub use url::Url;
+
+use self::answers::Answers;
+use self::client::{Client, Exchange, Failure};
+pub use self::contexts::Arm;
+use self::contexts::{ArmContext, contexts};
+pub use self::report::ReaderReport;
+use self::squad::Score;
+use super::data::{LabelledChunk, LabelledTurn, RowFile, one_or_many};
+
+/// Calls that fail one after the other before a run ends: the server is gone, or refuses everything.
+const FAILURES_IN_A_ROW_MAX: usize = 12;
+
+/// A question, its chunks and its reference answers.
+#[derive(Debug, Clone, Deserialize)]
+pub struct ReaderRow {
+    pub query: String,
+    /// The turns of the conversation before the question, oldest first.
+    #[serde(default)]
+    pub history: Vec<LabelledTurn>,
+    pub chunks: Vec<LabelledChunk>,
+    /// Accepted answers. A row without any is left out.
+    #[serde(default, alias = "answer", deserialize_with = "one_or_many")]
+    pub answers: Vec<String>,
+}
+
+/// Which server answers, and how it is asked.
+#[derive(Debug, Clone)]
+pub struct ReaderOptions {
+    /// The base of an OpenAI-compatible API, such as `http://127.0.0.1:8000/v1`.
+    pub url: Url,
+    /// The name of the model that answers.
+    pub model: String,
+    /// The name of a model of the same server that judges the answers; `None`: none does.
+    pub judge: Option<String>,
+    /// The API key; `None`: the server needs none.
+    pub key: Option<String>,
+    /// Fields that replace those of the requests; `null` leaves a field out.
+    pub body: Map<String, Value>,
+    /// What is compared with all chunks.
+    pub arms: Vec<Arm>,
+    /// Requests at a time.
+    pub parallel: usize,
+    /// The file of the answers that are known, to which new ones are added.
+    pub answers: PathBuf,
+    /// What the server charges, if it is known.
+    pub price: Option<Price>,
+}
+
+/// What a million tokens cost.
+#[derive(Debug, Clone)]
+pub struct Price {
+    pub currency: String,
+    pub input: f64,
+    pub output: f64,
+}
+
+/// What became of an arm of a row.
+#[derive(Debug, Clone)]
+enum Outcome {
+    Answered(Sample),
+    /// There is no answer that could be scored.
+    Failed(Failure),
+}
+
+/// An answer and its scores.
+#[derive(Debug, Clone, Copy)]
+struct Sample {
+    /// Whether a reference answer is in the context.
+    holds: bool,
+    score: Score,
+    /// The judge's opinion; `None`: it was not asked, or gave none.
+    judged: Option<bool>,
+    /// Whether the model said that the context has no answer.
+    declined: bool,
+    tokens_in: u64,
+    tokens_out: u64,
+    seconds: f64,
+}
+
+/// A question that waits to be asked with the context of an arm.
+struct Job<'a> {
+    row: usize,
+    arm: usize,
+    asked: &'a ReaderRow,
+    context: ArmContext,
+}
+
+/// Asks the reader the questions of a file, and returns how well it answers with each arm. `progress` is called with the number of rows that
+/// are done and the number of all rows.
+///
+/// # Errors
+/// Fails if the file cannot be read or has no row with an answer, if the file of answers cannot be read or written, if the server
+/// refuses all requests (no such model, a wrong key), or if the model that selects fails. Answers that arrived before are kept.
+pub fn evaluate(
+    path: &Path,
+    pipeline: &Pipeline,
+    options: &ReaderOptions,
+    progress: &(dyn Fn(usize, usize) + Sync),
+) -> Result<ReaderReport> {
+    let all: Vec<ReaderRow> = RowFile::read(path)?.rows()?;
+    let count = all.len();
+    let rows: Vec<ReaderRow> = all.into_iter().filter(ReaderRow::has_answer).collect();
+    if rows.is_empty() {
+        bail!("{}: no row has `answers`; the reader's answers are compared with them", path.display());
+    }
+    let mut arms = vec![Arm::All];
+    arms.extend(options.arms.iter().copied().filter(|arm| *arm != Arm::All));
+    let run = Run {
+        client: Client::new(options),
+        answers: Mutex::new(Answers::open(&options.answers)?),
+        outcomes: Mutex::new(BTreeMap::new()),
+        failures_in_a_row: AtomicUsize::new(0),
+        stop: AtomicBool::new(false),
+        fatal: Mutex::new(None),
+    };
+    // Contexts are made as fast as they are asked with, and not all at once.
+    let (sender, receiver) = mpsc::sync_channel::<Job>(2 * options.parallel);
+    let receiver = Mutex::new(receiver);
+    let work = || {
+        while let Some(job) = next(&receiver) {
+            run.work(job);
+            let done = run.outcomes.lock().unwrap_or_else(PoisonError::into_inner).len();
+            progress(done / arms.len(), rows.len());
+        }
+    };
+    thread::scope(|scope| -> Result<()> {
+        let sender = sender;
+        for _ in 0..options.parallel {
+            scope.spawn(work);
+        }
+        for (index, row) in rows.iter().enumerate() {
+            if run.stop.load(Ordering::Relaxed) {
+                break;
+            }
+            let made = contexts(row, &arms, pipeline)
+                .with_context(|| format!("{}, question {:?}", path.display(), row.query))?;
+            for (arm, context) in made.into_iter().enumerate() {
+                let _ = sender.send(Job { row: index, arm, asked: row, context });
+            }
+        }
+        Ok(())
+    })?;
+    if let Some(error) = run.fatal.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        return Err(error.context(format!(
+            "the answers so far are in {}; the same command goes on from there",
+            options.answers.display()
+        )));
+    }
+    let outcomes = run.outcomes.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut by_arm: Vec<Vec<Outcome>> = vec![Vec::new(); arms.len()];
+    for ((_, arm), outcome) in outcomes {
+        by_arm[arm].push(outcome);
+    }
+    let data = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
+    Ok(ReaderReport::new(data, options, count - rows.len(), arms.into_iter().zip(by_arm).collect()))
+}
+
+fn next<'a>(receiver: &Mutex<mpsc::Receiver<Job<'a>>>) -> Option<Job<'a>> {
+    receiver.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
+}
+
+impl ReaderRow {
+    fn has_answer(&self) -> bool {
+        self.answers.iter().any(|answer| !squad::normalized(answer).is_empty())
+    }
+
+    /// Returns whether a reference answer is in `text`.
+    fn answer_in(&self, text: &str) -> bool {
+        squad::contains_any(text, &self.answers)
+    }
+}
+
+/// What the threads of a run share.
+struct Run {
+    client: Client,
+    answers: Mutex<Answers>,
+    /// By row and arm.
+    outcomes: Mutex<BTreeMap<(usize, usize), Outcome>>,
+    failures_in_a_row: AtomicUsize,
+    stop: AtomicBool,
+    /// Why the run ended early.
+    fatal: Mutex<Option<anyhow::Error>>,
+}
+
+impl Run {
+    fn work(&self, job: Job) {
+        if self.stop.load(Ordering::Relaxed) {
+            return;
+        }
+        let (row, arm) = (job.row, job.arm);
+        let outcome = match self.ask(&job) {
+            Ok(outcome) => outcome,
+            Err(error) => return self.end(error),
+        };
+        match &outcome {
+            Outcome::Failed(failure) if failure.is_of_the_server() => {
+                let failed = self.failures_in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
+                if failed >= FAILURES_IN_A_ROW_MAX {
+                    let error =
+                        anyhow::anyhow!("{failed} requests failed one after the other; the last: {failure}");
+                    return self.end(error);
+                }
+            }
+            _ => self.failures_in_a_row.store(0, Ordering::Relaxed),
+        }
+        self.outcomes.lock().unwrap_or_else(PoisonError::into_inner).insert((row, arm), outcome);
+    }
+
+    fn end(&self, error: anyhow::Error) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.fatal.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+    }
+
+    /// Asks for the answer of a job, and the judge for its opinion.
+    ///
+    /// # Errors
+    /// Fails if no request can succeed.
+    fn ask(&self, job: &Job) -> Result<Outcome> {
+        let ArmContext { text, tokens } = &job.context;
+        let prompt = client::question(job.asked, text);
+        let exchange = match self.exchange(&self.client.request(&prompt))? {
+            Ok(exchange) => exchange,
+            Err(failure) => return Ok(Outcome::Failed(failure)),
+        };
+        let declined = client::declines(&exchange.text);
+        let judged = match self.client.judgement(job.asked, &exchange.text) {
+            Some(_) if declined => Some(false),
+            Some(request) => match self.exchange(&request)? {
+                Ok(judgement) => client::opinion(&judgement.text),
+                Err(_) => None,
+            },
+            None => None,
+        };
+        Ok(Outcome::Answered(Sample {
+            holds: job.asked.answer_in(text),
+            score: squad::score(&exchange.text, &job.asked.answers),
+            judged,
+            declined,
+            tokens_in: exchange.tokens_in.unwrap_or(*tokens as u64),
+            tokens_out: exchange.tokens_out.unwrap_or(0),
+            seconds: exchange.seconds,
+        }))
+    }
+
+    /// Returns the known response to a request, or asks the server and remembers what it says.
+    fn exchange(&self, request: &Value) -> Result<Result<Exchange, Failure>> {
+        let key = answers::key(self.client.url(), request);
+        if let Some(known) = self.answers.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
+            return Ok(Ok(known));
+        }
+        match self.client.ask(request, &self.stop)? {
+            Ok(exchange) => {
+                self.answers.lock().unwrap_or_else(PoisonError::into_inner).add(key, &exchange)?;
+                Ok(Ok(exchange))
+            }
+            Err(failure) => Ok(Err(failure)),
+        }
+    }
+}
