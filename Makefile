@@ -53,7 +53,7 @@ BYTECODE    := PYTHONPYCACHEPREFIX="$(CURDIR)/target/pycache"
 # The source files of this repository, without what is built or fetched.
 OURS := find . \( -path ./target -o -name node_modules -o -path ./models/.cache -o -name .venv -o -name .git \) -prune -o -type f
 
-.PHONY: help provision build model install docs operate deploy demo decoder serve test client kv-engines agents lint audit fuzz bench soak hostile web typescript types screenshots eval clean distclean \
+.PHONY: help provision build model install docs operate deploy demo decoder serve test client kv-engines agents lint audit fuzz bench soak hostile web typescript types screenshots eval results clean distclean \
   python recent-python cargo gpu redis packages sdk frameworks litellm traces contract generators type-tools kv_export audit-tools
 
 help: ## list the targets
@@ -195,6 +195,13 @@ hostile: model ## attack a daemon with default settings for a quarter of an hour
 eval: model ## measure quality on a data set: make eval EVAL_DATA=<path>
 	@test -n "$(EVAL_DATA)" || { echo "error: EVAL_DATA is not set; name a data set: make eval EVAL_DATA=<path>" >&2; exit 1; }
 	$(WITH_RUNTIME) $(RELEASE) eval "$(EVAL_DATA)"
+
+results: model ## measure quality on the sets of a folder and fill the tables of the documentation: make results ROWS=<folder>
+	@test -n "$(ROWS)" || { echo "error: ROWS is not set; name a folder of data sets: make results ROWS=<folder>" >&2; exit 1; }
+	@rm -rf target/results && mkdir -p target/results
+	$(WITH_RUNTIME) sh -ec 'for set in "$(ROWS)"/*.jsonl; do \
+	  $(CARGO) run --release -p thresher-lab $(CARGOFLAGS) -- --model "$(MODEL_DIR)" --json "target/results/$$(basename "$$set" .jsonl).json" eval "$$set"; done'
+	$(PYTHON) scripts/results.py gather target/results/*.json
 
 clean: ## remove what was built and exported; keep what was fetched
 	$(CARGO) clean

@@ -9,6 +9,8 @@ cd "$(dirname "$0")/.."
 python=${PYTHON:-python3} tools=models/.cache/book site=target/book
 scripts/packages.sh scripts/book.txt "$tools" --no-deps --require-hashes
 
+"$python" scripts/results.py check
+
 # An error of a page is also an error of mdBook, but a warning of mdBook is not: a warning means that a page is not as it was meant.
 log=target/book.log
 mkdir -p target

@@ -53,6 +53,7 @@ const ANSWERABLE: HeaderName = HeaderName::from_static("x-thresher-answerable");
 
 /// The response header that says whether any text is related to the question.
 const RELATED: HeaderName = HeaderName::from_static("x-thresher-related");
+const RELEVANCE: HeaderName = HeaderName::from_static("x-thresher-relevance");
 
 /// The value of [`ANSWERABLE`], such as `false;p=0.031`.
 fn answerable_value(answerable: Answerable) -> HeaderValue {

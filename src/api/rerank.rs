@@ -60,7 +60,8 @@ pub struct RerankBody {
     /// Whether results name the relevant sentences of their documents.
     #[serde(default)]
     relevant_spans: Option<SpansBody>,
-    /// The least `relevance_score` of a result, from 0 to 1. Documents below it are left out, also all of them. Default: none is.
+    /// The least `relevance_score` of a result, from 0 to 1. Documents below it are left out, also all of them. Default: none is. Without
+    /// effect where relevance was not measured (header `x-thresher-relevance: unmeasured`).
     #[serde(default)]
     #[schemars(extend("minimum" = 0, "maximum" = 1))]
     threshold: Option<f64>,
@@ -320,7 +321,10 @@ impl RerankRequest {
     pub fn answer(&self, ranked: &Ranked, id: String, model: &str) -> RerankAnswer {
         let mut order: Vec<usize> = (0..self.chunks.len()).collect();
         order.sort_by(|&a, &b| ranked.chunks[b].total_cmp(&ranked.chunks[a]));
-        order.retain(|&index| self.threshold.is_none_or(|least| relevance(ranked, index) >= least));
+        // A number that compares within the request only says nothing about a threshold for all requests.
+        if let (Some(least), Some(relevances)) = (self.threshold, &ranked.chunk_relevances) {
+            order.retain(|&index| f64::from(relevances[index]) >= least);
+        }
         order.truncate(self.top_n.unwrap_or(usize::MAX));
         let score = |index: usize| {
             if self.raw_scores { f64::from(ranked.chunks[index]) } else { relevance(ranked, index) }

@@ -12,7 +12,9 @@ use thresher_core::domain::{ByteRange, Chunk, CompressRequest, Kind, Lang, Token
 use thresher_core::pipeline::clock::Timings;
 use thresher_core::pipeline::explain::Explanation;
 use thresher_core::pipeline::score::Scoring;
-use thresher_core::pipeline::{BlockOrigins, ChunkOutcome, Compressed, Pipeline, Usage, Warning, kv_export};
+use thresher_core::pipeline::{
+    BlockOrigins, ChunkOutcome, Compressed, Pipeline, Relevance, Usage, Warning, kv_export,
+};
 use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
 use super::kv::KvAnswer;
@@ -97,13 +99,16 @@ struct WarningAnswer {
 }
 
 impl WarningAnswer {
-    fn unrelated(request: &CompressRequest) -> Self {
+    fn unrelated(found: Relevance, request: &CompressRequest) -> Self {
         let advice = if request.related_only {
             "; send `related_only: false` to keep the best text anyway"
         } else {
             ""
         };
-        let message = format!("no chunk comes close to the question{advice}");
+        let message = format!(
+            "no chunk comes close to the question: the mean of its largest logits is {:.3}, and the least for these texts is {:.3}{advice}",
+            found.value, found.least
+        );
         Self { code: "unrelated", message: message.into(), chunk: None }
     }
 
@@ -373,7 +378,7 @@ impl CompressAnswer {
         let explain = compressed.explanation.as_ref().map(|e| ExplainAnswer::new(request, e, unit, &sources));
         let usage = compressed.usage.map(|usage| UsageAnswer::new(usage, request.tokenizer));
         let unrelated = compressed.relevance.filter(|relevance| !relevance.related);
-        let unrelated = unrelated.map(|_| WarningAnswer::unrelated(request));
+        let unrelated = unrelated.map(|found| WarningAnswer::unrelated(found, request));
         let warnings = compressed.warnings.iter().map(|&warning| WarningAnswer::new(warning, request));
         let rc = RcAnswer {
             estimator: pipeline.map_or_else(|| Scoring::default().to_string(), Pipeline::estimator),

@@ -33,7 +33,7 @@ pub struct Args {
 struct ReaderArgs {
     /// Ask the language model at this OpenAI-compatible API the questions, with all chunks and with what is kept of them, and compare its
     /// answers with `answers`. Its key is read from OPENAI_API_KEY.
-    #[arg(long, value_name = "URL", requires = "reader_model")]
+    #[arg(long, value_name = "URL", requires = "reader_model", value_parser = base_url)]
     reader: Option<Url>,
     /// The name of the model that answers.
     #[arg(long, value_name = "NAME", requires = "reader")]
@@ -55,8 +55,24 @@ struct ReaderArgs {
     body: Map<String, Value>,
 }
 
+fn base_url(text: &str) -> Result<Url, String> {
+    let url: Url = text.parse().map_err(|error| format!("{error}"))?;
+    let is_plain = url.username().is_empty()
+        && url.password().is_none()
+        && url.query().is_none()
+        && url.fragment().is_none();
+    if !matches!(url.scheme(), "http" | "https") || !url.has_host() || !is_plain {
+        return Err("it must be http://HOST/PATH or https://HOST/PATH, without a user, ? and #".to_owned());
+    }
+    Ok(url)
+}
+
 fn json_object(text: &str) -> Result<Map<String, Value>, String> {
-    serde_json::from_str(text).map_err(|error| error.to_string())
+    let fields: Map<String, Value> = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    match ["model", "messages", "stream"].into_iter().find(|name| fields.contains_key(*name)) {
+        Some(name) => Err(format!("{name} cannot be changed")),
+        None => Ok(fields),
+    }
 }
 
 impl ReaderArgs {
@@ -77,7 +93,10 @@ impl ReaderArgs {
             url,
             model,
             judge: self.judge.clone(),
-            key: std::env::var("OPENAI_API_KEY").ok().filter(|key| !key.is_empty()),
+            key: std::env::var("OPENAI_API_KEY")
+                .ok()
+                .map(|key| key.trim().to_owned())
+                .filter(|key| !key.is_empty()),
             body: self.body.clone(),
             arms: if self.arms.is_empty() { Arm::every() } else { self.arms.clone() },
             parallel: self.parallel.into(),

@@ -38,7 +38,7 @@ const SEC_FETCH_DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
 const PREFLIGHT_AGE: Duration = Duration::from_secs(600);
 
 /// Response headers that a page of an allowed origin may read, in addition to those that every page may read.
-const EXPOSED: [HeaderName; 10] = [
+const EXPOSED: [HeaderName; 11] = [
     HeaderName::from_static("retry-after"),
     HeaderName::from_static("www-authenticate"),
     super::request_id::REQUEST_ID,
@@ -47,6 +47,7 @@ const EXPOSED: [HeaderName; 10] = [
     HeaderName::from_static("x-thresher-reason"),
     super::ANSWERABLE,
     super::RELATED,
+    super::RELEVANCE,
     HeaderName::from_static("x-thresher-tokens-after"),
     HeaderName::from_static("x-thresher-tokens-before"),
 ];

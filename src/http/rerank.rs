@@ -6,7 +6,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use axum::Json;
 use axum::body::Body;
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{AppendHeaders, IntoResponse, Response};
 use thresher_core::domain::Granularity;
 use thresher_core::pipeline::cancel::Cancel;
@@ -70,7 +70,9 @@ async fn rerank<T: api::Body + Send + 'static>(
     let answer = move |ranked: &[Ranked], model: &str| {
         let related = ranked[0].relevance.map(|relevance| super::boolean_value(relevance.related));
         let answerable = ranked[0].answerable.map(super::answerable_value);
-        let headers = [(super::RELATED, related), (super::ANSWERABLE, answerable)];
+        let unmeasured = ranked[0].chunk_relevances.is_none().then(|| HeaderValue::from_static("unmeasured"));
+        let headers =
+            [(super::RELATED, related), (super::ANSWERABLE, answerable), (super::RELEVANCE, unmeasured)];
         (request.answer(&ranked[0], ttl_store::new_id("rerank"), model), headers)
     };
     let retrieval = Retrieval { top_k, ..Retrieval::new("rerank") };

@@ -90,6 +90,32 @@ fn the_relevance_of_a_chunk_does_not_depend_on_the_others() {
     assert_eq!(answer["chunks"][0]["relevance"], Value::Null, "the model was not fitted on German");
 }
 
+#[test]
+fn a_title_that_a_later_sentence_needs_is_counted_before_it_is_written() {
+    let title = "Lady Winifred Aldersworth of Whitby and Staithes, keeper of the lighthouse";
+    let body = json!({
+        "query": "When did she die?",
+        "chunks": [
+            {"id": "a", "title": title, "text": format!("{title}, was born in 1815. She died in 1852.")},
+            "Rain fell on the hills of Whitby all week long in autumn, and nobody was surprised by that.",
+        ],
+        "related_only": false,
+    });
+    for tokens in [30, 40, 60] {
+        let mut body = body.clone();
+        body["budget"] = json!({"tokens": tokens});
+        let ran = run(thresher(&["compress"]), &body.to_string());
+        assert_eq!(ran.code, Some(0), "{tokens}: {}{}", ran.out, ran.err);
+        let answer = ran.json();
+        assert!(
+            answer["usage"]["tokens_out"].as_u64().is_some_and(|out| (1..=tokens).contains(&out)),
+            "{answer}"
+        );
+        let context = answer["context"].as_str().expect("a context");
+        assert!(!context.contains("She died") || context.contains(title), "{context}");
+    }
+}
+
 fn attribution() -> Value {
     json!({
         "answer": "Alexander Fleming discovered penicillin in 1928. He sold it in 1931.",

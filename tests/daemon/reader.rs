@@ -165,7 +165,12 @@ fn failures_are_counted_and_never_scored_as_wrong() {
     fn rule(request: &Value, _at: usize) -> (u16, &'static str, String) {
         let prompt = prompt(request);
         match () {
-            () if !prompt.contains("Weather") && !prompt.contains("Fleming") => says(" "),
+            () if !prompt.contains("Weather") && !prompt.contains("Fleming") => {
+                match prompt.contains("river") {
+                    true => says(" "),
+                    false => says("<think>It may be"),
+                }
+            }
             () if prompt.contains("Rain fell") => {
                 let message =
                     json!({"error": {"message": "This model's maximum context length is 10 tokens."}});
@@ -180,11 +185,24 @@ fn failures_are_counted_and_never_scored_as_wrong() {
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     let arms = report(folder.path())["arms"].clone();
     assert_eq!(arms["all"]["failures"], json!({"too long for the model": 2}));
-    assert_eq!(arms["none"]["failures"], json!({"empty": 2}));
+    assert_eq!(arms["none"]["failures"], json!({"cut off while thinking": 1, "empty": 1}));
     assert_eq!([&arms["all"]["exact"]["mean"], &arms["none"]["f1"]["mean"]], [&Value::Null; 2]);
     let kept = &arms["thresher:1/4"];
     assert_eq!(kept["contained"]["minus_all"]["mean"], Value::Null, "no row has both answers");
     assert!(ran.out.contains("not scored with all: 2 too long for the model"), "{}", ran.out);
+}
+
+#[test]
+fn a_model_that_declines_is_not_right_by_chance() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = Server::new(|_, _| says("No answer."));
+    let ran = ask(folder.path(), &[row("Is Paris in Spain?", json!(["no"]))], &server, &["--arms", "none"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let all = report(folder.path())["arms"]["all"].clone();
+    assert_eq!(
+        [&all["declined"], &all["f1"]["mean"], &all["contained"]["mean"]],
+        [&json!(1.0), &json!(0.0), &json!(0.0)]
+    );
 }
 
 #[test]
@@ -241,10 +259,15 @@ fn rows_without_answers_and_wrong_arguments_are_refused() {
     assert!(none.code == Some(1) && none.err.contains("no row has `answers`"), "{}", none.err);
     let arm = ask(folder.path(), &rows(), &server, &["--arms", "thresher"]);
     assert!(arm.code == Some(2) && arm.err.contains("use one of all, thresher:1/2"), "{}", arm.err);
-    let body = ask(folder.path(), &rows(), &server, &["--body", "[]"]);
-    assert!(body.code == Some(2) && body.err.contains("--body"), "{}", body.err);
-    std::fs::write(folder.path().join("thresher-answers.jsonl"), "other\nlines\n").expect("written");
-    let answers = ask(folder.path(), &rows(), &server, &["--arms", "none"]);
-    assert!(answers.code == Some(1) && answers.err.contains("line 1"), "{}", answers.err);
+    for wrong in ["[]", r#"{"stream": true}"#] {
+        let body = ask(folder.path(), &rows(), &server, &["--body", wrong]);
+        assert!(body.code == Some(2) && body.err.contains("--body"), "{}", body.err);
+    }
+    for wrong in ["localhost:8000/v1", "http://a:b@localhost/v1", "http://localhost/v1?a=b"] {
+        let url = run(thresher(&["eval", "rows.jsonl", "--reader", wrong, "--reader-model", "m"]), "");
+        assert!(url.code == Some(2) && url.err.contains("it must be http"), "{}", url.err);
+    }
+    let answers = ask(folder.path(), &rows(), &server, &["--arms", "none", "--answers", "rows.jsonl"]);
+    assert!(answers.code == Some(1) && answers.err.contains("name another file"), "{}", answers.err);
     assert_eq!(server.arrived(), 0);
 }

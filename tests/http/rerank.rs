@@ -150,7 +150,7 @@ async fn the_endpoint_of_text_embeddings_inference_is_compatible() {
     assert_eq!(with_text[0]["text"], json!(TEXTS[1]));
     let (score, raw) =
         (bare[0]["score"].as_f64().expect("a score"), with_text[0]["score"].as_f64().expect("RC"));
-    assert!((score - raw / (raw + 0.1)).abs() < 1e-6, "{score} of {raw}");
+    assert!(score > raw && score <= 1.0, "a relevance, and RC: {score}, {raw}");
 }
 
 /// Its clients read `error`, a text, and `error_type`.

@@ -82,7 +82,7 @@ class RequestFields(unittest.TestCase):
     def test_the_fields_of_a_response_with_token_ids(self) -> None:
         expected = {"prompt": IDS + QUESTION, "cache_salt": HANDLE, "kv_transfer_params": parameters()}
         self.assertEqual(request(self.kv(), QUESTION), expected)
-        self.assertEqual(request(self.kv()), {name: expected[name] for name in ("cache_salt", "kv_transfer_params")})
+        self.assertEqual(request(self.kv(text="Rain fell.\n")), {name: expected[name] for name in ("cache_salt", "kv_transfer_params")})
         # A client that does not know the field.
         older = SimpleNamespace(policy="chunks", handle=HANDLE, extra={"token_ids": IDS})
         self.assertEqual(request(older, iter(QUESTION)), expected)  # type: ignore[arg-type]
@@ -103,6 +103,7 @@ class RequestFields(unittest.TestCase):
             ("no source", lambda: request(loaded, QUESTION), "handle"),
             ("two sources", lambda: request(loaded, QUESTION, handle=HANDLE, file="a"), "not both"),
             ("no question", lambda: request(self.kv(), []), "at least one token"),
+            ("no text", lambda: request(self.kv(text=None)), "question_ids"),
             ("no ids", lambda: request(self.kv(token_ids=None), QUESTION), "token_ids"),
         ]
         for name, call, says in cases:

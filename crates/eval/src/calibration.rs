@@ -15,6 +15,7 @@ use thresher_core::pipeline::calibration::{AnswerableCurve, Calibration, Related
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
 use thresher_core::pipeline::score::Measured;
+use thresher_core::rc::EMPTY;
 use thresher_core::text;
 
 use super::data::{self, LabelledChunk, Rows, SelectionRow};
@@ -149,15 +150,14 @@ impl Observed {
         // Chunks without text have none.
         self.related.extend(own.relevance.filter(|relevance| own.is_prose && *relevance > 0.0));
         self.passages.extend(own.passage.map(|value| (value, true)));
-        let needed = |chunk: usize| {
-            row.gold.contains(&chunk) || row.gold_sets.iter().flatten().any(|&gold| gold == chunk)
-        };
-        self.chunks.extend(own.chunks.iter().enumerate().map(|(chunk, &value)| (value, needed(chunk))));
+        // A chunk without text matches nothing.
+        let with_text = own.chunks.iter().enumerate().filter(|(_, value)| **value > EMPTY);
+        self.chunks.extend(with_text.map(|(chunk, &value)| (value, row.needs(chunk))));
         let others: Vec<&LabelledChunk> = row
             .chunks
             .iter()
             .enumerate()
-            .filter(|(chunk, _)| !needed(*chunk))
+            .filter(|(chunk, _)| !row.needs(*chunk))
             .map(|(_, chunk)| chunk)
             .collect();
         if !others.is_empty() {
@@ -189,9 +189,6 @@ impl Observed {
             );
         }
         let (slope, bias) = fit_line(&self.chunks, |_| 1.0 / self.chunks.len() as f64);
-        if slope <= 0.0 {
-            return "relevance: chunks with gold are no nearer to their questions than others: it stays as it was\n".to_owned();
-        }
         let curve = RelevanceCurve { slope, bias, languages: self.languages() };
         let judged = self.chunks.iter().map(|&(value, truth)| Judged {
             value: f64::from(curve.probability(value)),
@@ -199,9 +196,15 @@ impl Observed {
             evidence: None,
         });
         let report = JudgedReport::summarize("chunks", judged.collect()).expect("there are both labels");
+        if !(slope > 0.0 && report.auroc.mean >= AUROC_MIN) {
+            return format!(
+                "relevance: AUROC {:.3}, too near to chance (less than {AUROC_MIN}): it stays as it was\n",
+                report.auroc.mean
+            );
+        }
         calibration.relevance = Some(curve);
         format!(
-            "relevance: calibration error {:.3}, AUROC {} over {} chunks, of which {needed} are needed\n",
+            "relevance: calibration error {:.3}, AUROC {} over {} chunks, of which {needed} are needed (the same rows that it was fitted on)\n",
             report.calibration_error,
             cell(report.auroc),
             self.chunks.len()

@@ -44,6 +44,13 @@ pub struct SelectionRow {
     pub answers: Vec<String>,
 }
 
+impl SelectionRow {
+    /// Returns whether the question needs a chunk, alone or together with others.
+    pub fn needs(&self, chunk: usize) -> bool {
+        self.gold.contains(&chunk) || self.gold_sets.iter().flatten().any(|&gold| gold == chunk)
+    }
+}
+
 /// A turn of a conversation.
 #[derive(Debug, Clone, Deserialize)]
 pub struct LabelledTurn {

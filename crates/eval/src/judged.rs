@@ -76,7 +76,7 @@ impl Judged {
 /// Rows that are true or false, and what Thresher says of them.
 #[derive(Debug, Clone)]
 pub struct JudgedReport {
-    /// What is judged: `claims` or `questions`.
+    /// What is judged: `claims`, `questions` or `chunks`.
     pub of: &'static str,
     /// The number of true rows.
     pub positives: usize,

@@ -13,19 +13,20 @@ mod squad;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError, mpsc};
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use thresher_core::pipeline::Pipeline;
+use thresher_core::pipeline::validate::InvalidRequest;
+use thresher_core::pipeline::{Pipeline, PipelineError};
 pub use url::Url;
 
 use self::answers::Answers;
 use self::client::{Client, Exchange, Failure};
 pub use self::contexts::Arm;
-use self::contexts::{ArmContext, contexts};
+use self::contexts::contexts;
 pub use self::report::ReaderReport;
 use self::squad::Score;
 use super::data::{LabelledChunk, LabelledTurn, RowFile, one_or_many};
@@ -91,21 +92,31 @@ struct Sample {
     /// Whether a reference answer is in the context.
     holds: bool,
     score: Score,
-    /// The judge's opinion; `None`: it was not asked, or gave none.
-    judged: Option<bool>,
+    judgement: Judgement,
     /// Whether the model said that the context has no answer.
     declined: bool,
-    tokens_in: u64,
-    tokens_out: u64,
+    /// As the server counted them, if it did.
+    tokens_in: Option<u64>,
+    tokens_out: Option<u64>,
     seconds: f64,
 }
 
-/// A question that waits to be asked with the context of an arm.
+/// What the judge said of an answer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Judgement {
+    /// There is no judge.
+    None,
+    /// The judge did not answer, or neither yes nor no.
+    Missing,
+    Is(bool),
+}
+
+/// A row that waits to be asked with the context of each arm.
 struct Job<'a> {
-    row: usize,
-    arm: usize,
-    asked: &'a ReaderRow,
-    context: ArmContext,
+    at: usize,
+    row: &'a ReaderRow,
+    /// `[arm]`
+    contexts: Vec<String>,
 }
 
 /// Asks the reader the questions of a file, and returns how well it answers with each arm. `progress` is called with the number of rows that
@@ -137,49 +148,68 @@ pub fn evaluate(
         fatal: Mutex::new(None),
     };
     // Contexts are made as fast as they are asked with, and not all at once.
-    let (sender, receiver) = mpsc::sync_channel::<Job>(2 * options.parallel);
+    let (sender, receiver) = mpsc::sync_channel::<Job>(options.parallel);
     let receiver = Mutex::new(receiver);
     let work = || {
         while let Some(job) = next(&receiver) {
-            run.work(job);
-            let done = run.outcomes.lock().unwrap_or_else(PoisonError::into_inner).len();
-            progress(done / arms.len(), rows.len());
+            run.work(&job);
+            progress(lock(&run.outcomes).len(), rows.len());
         }
     };
-    thread::scope(|scope| -> Result<()> {
+    thread::scope(|scope| {
         let sender = sender;
         for _ in 0..options.parallel {
             scope.spawn(work);
         }
-        for (index, row) in rows.iter().enumerate() {
+        for (at, row) in rows.iter().enumerate() {
             if run.stop.load(Ordering::Relaxed) {
                 break;
             }
-            let made = contexts(row, &arms, pipeline)
-                .with_context(|| format!("{}, question {:?}", path.display(), row.query))?;
-            for (arm, context) in made.into_iter().enumerate() {
-                let _ = sender.send(Job { row: index, arm, asked: row, context });
+            match contexts(row, &arms, pipeline) {
+                Ok(contexts) => drop(sender.send(Job { at, row, contexts })),
+                Err(error) => match refused_row(&error) {
+                    Some(failure) => {
+                        drop(lock(&run.outcomes).insert(at, vec![Outcome::Failed(failure); arms.len()]))
+                    }
+                    None => {
+                        let place = format!("{}, question {:?}", path.display(), row.query);
+                        return run.end(error.context(place));
+                    }
+                },
             }
         }
-        Ok(())
-    })?;
+    });
     if let Some(error) = run.fatal.into_inner().unwrap_or_else(PoisonError::into_inner) {
         return Err(error.context(format!(
             "the answers so far are in {}; the same command goes on from there",
             options.answers.display()
         )));
     }
-    let outcomes = run.outcomes.into_inner().unwrap_or_else(PoisonError::into_inner);
     let mut by_arm: Vec<Vec<Outcome>> = vec![Vec::new(); arms.len()];
-    for ((_, arm), outcome) in outcomes {
-        by_arm[arm].push(outcome);
+    for of_row in run.outcomes.into_inner().unwrap_or_else(PoisonError::into_inner).into_values() {
+        by_arm.iter_mut().zip(of_row).for_each(|(of_arm, outcome)| of_arm.push(outcome));
     }
     let data = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
     Ok(ReaderReport::new(data, options, count - rows.len(), arms.into_iter().zip(by_arm).collect()))
 }
 
+/// Returns why the pipeline does not take a row; `None` if the error is not about the row.
+fn refused_row(error: &anyhow::Error) -> Option<Failure> {
+    match error.downcast_ref::<PipelineError>()? {
+        PipelineError::Invalid(
+            InvalidRequest::CoverageUncalibrated | InvalidRequest::CoverageTooHigh { .. },
+        ) => None,
+        PipelineError::Invalid(why) => Some(Failure::NotSelected(why.to_string())),
+        _ => None,
+    }
+}
+
 fn next<'a>(receiver: &Mutex<mpsc::Receiver<Job<'a>>>) -> Option<Job<'a>> {
-    receiver.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
+    lock(receiver).recv().ok()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl ReaderRow {
@@ -197,8 +227,8 @@ impl ReaderRow {
 struct Run {
     client: Client,
     answers: Mutex<Answers>,
-    /// By row and arm.
-    outcomes: Mutex<BTreeMap<(usize, usize), Outcome>>,
+    /// By row, `[arm]`.
+    outcomes: Mutex<BTreeMap<usize, Vec<Outcome>>>,
     failures_in_a_row: AtomicUsize,
     stop: AtomicBool,
     /// Why the run ended early.
@@ -206,77 +236,79 @@ struct Run {
 }
 
 impl Run {
-    fn work(&self, job: Job) {
-        if self.stop.load(Ordering::Relaxed) {
-            return;
-        }
-        let (row, arm) = (job.row, job.arm);
-        let outcome = match self.ask(&job) {
-            Ok(outcome) => outcome,
-            Err(error) => return self.end(error),
-        };
-        match &outcome {
-            Outcome::Failed(failure) if failure.is_of_the_server() => {
-                let failed = self.failures_in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
-                if failed >= FAILURES_IN_A_ROW_MAX {
-                    let error =
-                        anyhow::anyhow!("{failed} requests failed one after the other; the last: {failure}");
-                    return self.end(error);
-                }
+    /// Asks for the answers of a row, one after the other, since arms often have the same context.
+    fn work(&self, job: &Job) {
+        let mut outcomes = Vec::with_capacity(job.contexts.len());
+        for context in &job.contexts {
+            if self.stop.load(Ordering::Relaxed) {
+                return;
             }
-            _ => self.failures_in_a_row.store(0, Ordering::Relaxed),
+            match self.ask(job.row, context) {
+                Ok(outcome) => outcomes.push(outcome),
+                Err(error) => return self.end(error),
+            }
         }
-        self.outcomes.lock().unwrap_or_else(PoisonError::into_inner).insert((row, arm), outcome);
+        lock(&self.outcomes).insert(job.at, outcomes);
     }
 
     fn end(&self, error: anyhow::Error) {
         self.stop.store(true, Ordering::Relaxed);
-        self.fatal.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        lock(&self.fatal).get_or_insert(error);
     }
 
-    /// Asks for the answer of a job, and the judge for its opinion.
+    /// Asks for an answer, and the judge for its opinion.
     ///
     /// # Errors
     /// Fails if no request can succeed.
-    fn ask(&self, job: &Job) -> Result<Outcome> {
-        let ArmContext { text, tokens } = &job.context;
-        let prompt = client::question(job.asked, text);
-        let exchange = match self.exchange(&self.client.request(&prompt))? {
+    fn ask(&self, row: &ReaderRow, context: &str) -> Result<Outcome> {
+        let exchange = match self.exchange(&self.client.request(&client::question(row, context)))? {
             Ok(exchange) => exchange,
             Err(failure) => return Ok(Outcome::Failed(failure)),
         };
         let declined = client::declines(&exchange.text);
-        let judged = match self.client.judgement(job.asked, &exchange.text) {
-            Some(_) if declined => Some(false),
+        let judgement = match self.client.judgement(row, &exchange.text) {
+            None => Judgement::None,
+            Some(_) if declined => Judgement::Is(false),
             Some(request) => match self.exchange(&request)? {
-                Ok(judgement) => client::opinion(&judgement.text),
-                Err(_) => None,
+                Ok(judgement) => client::opinion(&judgement.text).map_or(Judgement::Missing, Judgement::Is),
+                Err(_) => Judgement::Missing,
             },
-            None => None,
         };
         Ok(Outcome::Answered(Sample {
-            holds: job.asked.answer_in(text),
-            score: squad::score(&exchange.text, &job.asked.answers),
-            judged,
+            holds: row.answer_in(context),
+            // "No answer" is not the answer "no".
+            score: if declined { Score::ZERO } else { squad::score(&exchange.text, &row.answers) },
+            judgement,
             declined,
-            tokens_in: exchange.tokens_in.unwrap_or(*tokens as u64),
-            tokens_out: exchange.tokens_out.unwrap_or(0),
+            tokens_in: exchange.tokens_in,
+            tokens_out: exchange.tokens_out,
             seconds: exchange.seconds,
         }))
     }
 
     /// Returns the known response to a request, or asks the server and remembers what it says.
+    ///
+    /// # Errors
+    /// Fails if no request can succeed, if too many failed one after the other, or if the file of answers cannot be written.
     fn exchange(&self, request: &Value) -> Result<Result<Exchange, Failure>> {
         let key = answers::key(self.client.url(), request);
-        if let Some(known) = self.answers.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
+        if let Some(known) = lock(&self.answers).get(&key) {
             return Ok(Ok(known));
         }
-        match self.client.ask(request, &self.stop)? {
+        let settled = self.client.ask(request, &self.stop)?;
+        match &settled {
             Ok(exchange) => {
-                self.answers.lock().unwrap_or_else(PoisonError::into_inner).add(key, &exchange)?;
-                Ok(Ok(exchange))
+                lock(&self.answers).add(key, exchange)?;
+                self.failures_in_a_row.store(0, Ordering::Relaxed);
             }
-            Err(failure) => Ok(Err(failure)),
+            Err(failure) if failure.is_of_the_server() => {
+                let failed = self.failures_in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
+                if failed >= FAILURES_IN_A_ROW_MAX {
+                    bail!("{failed} requests failed one after the other; the last: {failure}");
+                }
+            }
+            Err(_) => {}
         }
+        Ok(settled)
     }
 }

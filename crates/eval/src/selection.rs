@@ -114,12 +114,9 @@ impl ScoredRow<'_> {
     /// Returns the relevance of each chunk, and whether the question needs it.
     fn judged_relevances(&self) -> Vec<Judged> {
         let relevances = self.pipeline.chunk_relevances(&self.row.query, self.reading, self.scores);
-        let is_needed = |chunk: usize| {
-            self.row.gold.contains(&chunk) || self.row.gold_sets.iter().flatten().any(|&gold| gold == chunk)
-        };
         let judged = |(chunk, value): (usize, f32)| Judged {
             value: f64::from(value),
-            truth: is_needed(chunk),
+            truth: self.row.needs(chunk),
             evidence: None,
         };
         relevances.into_iter().flatten().enumerate().map(judged).collect()

@@ -63,6 +63,8 @@ def request(
         raise ValueError("pass the handle of the export or the name of its file, and not both")
     token_ids = _token_ids(export)
     prompt = {}
+    if question_ids is None and getattr(export, "text", None) is None:
+        raise ValueError("a prompt of text has other tokens than this export (kv.text is None): pass question_ids, for /v1/completions")
     if question_ids is not None:
         question = [int(one) for one in question_ids]
         if not question:

@@ -116,8 +116,8 @@ pub fn context<'a>(
         }
         let chunk = &chunks[spans[0].chunk];
         let layout = layouts.get(spans[0].chunk).map_or(&prose, Arc::as_ref);
-        write_opening(&mut out, chunk, index + 1, style);
         let ranges: Vec<ByteRange> = spans.iter().map(|span| span.source).collect();
+        write_opening(&mut out, chunk, ranges[0].slice(&chunk.text), index + 1, style);
         let mut spans = spans.iter_mut();
         write_spans(&mut out, Gaps::new(&chunk.text, layout, style.omissions), &ranges, |output| {
             spans.next().expect("as many spans as ranges").output = output;
@@ -128,22 +128,19 @@ pub fn context<'a>(
 }
 
 /// Returns everything that the chunk at `index` (from 0) of a context adds to it besides the chunk's own
-/// text: the markup before and after the text, and the break before the next chunk.
-pub fn frame(chunk: &Chunk, index: usize, style: Style) -> String {
-    with_frame(chunk, "", index, style)
-}
-
-fn with_frame(chunk: &Chunk, text: &str, index: usize, style: Style) -> String {
-    let mut out = String::with_capacity(text.len() + 64);
-    write_opening(&mut out, chunk, index + 1, style);
-    out.push_str(text);
+/// text, of which `first` is kept first: the markup before and after the text, and the break before the next chunk.
+pub fn frame(chunk: &Chunk, first: &str, index: usize, style: Style) -> String {
+    let mut out = String::with_capacity(64);
+    write_opening(&mut out, chunk, first, index + 1, style);
     out.push_str(&closing(style));
     out.push_str(BETWEEN_CHUNKS);
     out
 }
 
-fn write_opening(out: &mut String, chunk: &Chunk, number: usize, style: Style) {
-    let title = chunk.title.as_deref().filter(|title| style.titles && !begins_with(&chunk.text, title));
+/// Writes the markup before a chunk's text, of which `first` is kept first. If that does not begin with the title, the title stands before
+/// it, also where the chunk's text begins with it: "he" is then not somebody of another chunk.
+fn write_opening(out: &mut String, chunk: &Chunk, first: &str, number: usize, style: Style) {
+    let title = chunk.title.as_deref().filter(|title| style.titles && !begins_with(first, title));
     match style.format {
         Format::Plain => {}
         Format::Numbered => {
@@ -649,9 +646,28 @@ mod tests {
             let style = Style { format, titles: true, ..Style::default() };
             let whole = |(chunk, c): (usize, &Arc<Chunk>)| [span(chunk, ByteRange::new(0, c.text.len()))];
             let mut kept: Vec<_> = chunks.iter().enumerate().map(whole).collect();
-            let framed = chunks.iter().enumerate().map(|(i, chunk)| with_frame(chunk, &chunk.text, i, style));
+            let bytes = chunks
+                .iter()
+                .enumerate()
+                .map(|(i, chunk)| frame(chunk, &chunk.text, i, style).len() + chunk.text.len());
             let context = context(&chunks, &[], kept.iter_mut().map(|spans| &mut spans[..]), style);
-            assert_eq!(framed.collect::<String>(), context + BETWEEN_CHUNKS, "{format:?}");
+            assert_eq!(bytes.sum::<usize>(), context.len() + BETWEEN_CHUNKS.len(), "{format:?}");
         }
+    }
+
+    #[test]
+    fn a_title_stands_before_the_text_unless_what_is_kept_begins_with_it() {
+        let text = "Ada Lovelace was born in 1815. She wrote the first program. Ada Lovelace died in 1852.";
+        let chunk = Chunk { title: Some("Ada Lovelace".to_owned()), ..Chunk::new("a", text) };
+        let chunks = [Arc::new(chunk)];
+        let check = |kept: &[(usize, usize)], expect: &str| {
+            let mut spans: Vec<KeptSpan> =
+                kept.iter().map(|&(start, end)| span(0, ByteRange::new(start, end))).collect();
+            let style = Style { format: Format::Plain, titles: true, ..Style::default() };
+            assert_eq!(context(&chunks, &[], [&mut spans[..]], style), expect);
+        };
+        check(&[(0, 30)], "Ada Lovelace was born in 1815.");
+        check(&[(31, 59)], "Ada Lovelace\nShe wrote the first program.");
+        check(&[(60, 86)], "Ada Lovelace died in 1852.");
     }
 }

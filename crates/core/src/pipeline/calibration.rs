@@ -325,7 +325,10 @@ mod tests {
         for name in ["minilm-l6", "multilingual-e5-small"] {
             let shipped = Calibration::shipped(name).expect("it comes with Thresher");
             assert!(
-                shipped.related.is_some() && shipped.answerable.is_some() && shipped.coverage.is_some(),
+                shipped.related.is_some()
+                    && shipped.answerable.is_some()
+                    && shipped.relevance.is_some()
+                    && shipped.coverage.is_some(),
                 "{name}"
             );
             assert_eq!(Calibration::of_weights(shipped.weights.as_deref().expect("weights")), Some(shipped));

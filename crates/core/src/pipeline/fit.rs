@@ -116,7 +116,8 @@ pub fn budget(
     }
     let unit_scores = fitter.scores_of_firsts();
     let costs = fitter.unit_costs()?;
-    let frame_costs = fitter.frame_costs()?;
+    let frame_costs = fitter.frame_costs(|_| "")?;
+    let frame_costs_of_first = fitter.frame_costs(|chunk| &chunk.text)?;
     // A promise is calibrated for units in the order of their scores.
     let leading = match limit {
         Some(_) => Vec::new(),
@@ -128,13 +129,14 @@ pub fn budget(
         scores: &unit_scores,
         costs: &costs,
         frame_costs: &frame_costs,
+        frame_costs_of_first: &frame_costs_of_first,
         required: &required,
         outlines: &reading.outlines,
         repeats: &fitter.repeats,
         leading: &leading,
         compares_rows,
     };
-    let tokens_in = fitter.tokens_in(&frame_costs)?;
+    let tokens_in = fitter.tokens_in(&frame_costs_of_first)?;
     let tokens = match request.budget {
         Budget::Tokens(tokens) => tokens,
         // A ratio of 1 keeps everything, even if the whole context has a token more than its parts.
@@ -203,6 +205,7 @@ pub fn steps(request: &CompressRequest, reading: &Reading, scores: &Scores) -> V
         scores: &scores.units,
         costs: &free,
         frame_costs: &free,
+        frame_costs_of_first: &free,
         required: &required,
         outlines: &reading.outlines,
         repeats: &Repeats::default(),
@@ -297,15 +300,15 @@ impl Fitter<'_> {
         }
     }
 
-    /// Returns `[chunk]`, the number of tokens of each chunk's frame.
-    fn frame_costs(&self) -> Result<Vec<usize>, PipelineError> {
-        let frame_cost = |(i, chunk): (usize, &Arc<Chunk>)| self.frame_cost(chunk, i);
+    /// Returns `[chunk]`, the number of tokens of each chunk's frame. `first` returns what is kept first of its text.
+    fn frame_costs(&self, first: impl Fn(&Chunk) -> &str + Sync) -> Result<Vec<usize>, PipelineError> {
+        let frame_cost = |(i, chunk): (usize, &Arc<Chunk>)| self.frame_cost(chunk, first(chunk), i);
         self.request.chunks.par_iter().enumerate().with_min_len(256).map(frame_cost).collect()
     }
 
-    /// Returns the number of tokens of a chunk's frame, if it is the chunk at `index` of the context.
-    fn frame_cost(&self, chunk: &Chunk, index: usize) -> Result<usize, PipelineError> {
-        self.cost(&assemble::frame(chunk, index, self.style))
+    /// Returns the number of tokens of a chunk's frame, if `first` is kept first of its text, and it is the chunk at `index` of the context.
+    fn frame_cost(&self, chunk: &Chunk, first: &str, index: usize) -> Result<usize, PipelineError> {
+        self.cost(&assemble::frame(chunk, first, index, self.style))
     }
 
     fn cost(&self, text: &str) -> Result<usize, PipelineError> {
@@ -423,7 +426,8 @@ impl Fitter<'_> {
         let kept = self.order.iter().filter(|&&chunk| !spans[chunk].is_empty());
         for (index, &chunk) in kept.enumerate() {
             let text = &self.request.chunks[chunk].text;
-            tokens += self.frame_cost(&self.request.chunks[chunk], index)?;
+            let first = spans[chunk][0].source.slice(text);
+            tokens += self.frame_cost(&self.request.chunks[chunk], first, index)?;
             tokens += mark_tokens * (spans[chunk].len() - 1);
             for span in &spans[chunk] {
                 // Divided words have fewer tokens in the block than in the context.

@@ -41,8 +41,10 @@ pub struct SelectionInput<'a> {
     pub scores: &'a [f32],
     /// `[unit]`: the number of tokens in each unit, by the caller's tokenizer.
     pub costs: &'a [usize],
-    /// `[chunk]`: the number of tokens around the chunk's text: its marker and the break after it.
+    /// `[chunk]`: the number of tokens around the chunk's text: its marker, its title and the break after it.
     pub frame_costs: &'a [usize],
+    /// `[chunk]`: the same if the chunk's first unit is kept, whose text may begin with the title.
+    pub frame_costs_of_first: &'a [usize],
     /// `[unit]`: whether the request wants the unit kept, whatever its score.
     pub required: &'a [bool],
     pub outlines: &'a Outlines,
@@ -122,7 +124,7 @@ impl SelectionInput<'_> {
         let mut tries_rows = vec![self.compares_rows; self.frame_costs.len()];
         for &unit in ranked {
             let chunk = self.units[unit].chunk;
-            let frame_cost = if has_frame[chunk] { 0 } else { self.frame_costs[chunk] };
+            let frame_cost = if has_frame[chunk] { 0 } else { self.frame_cost(unit) };
             for compares_rows in [true, false] {
                 if taken[unit] || compares_rows && !std::mem::take(&mut tries_rows[chunk]) {
                     continue;
@@ -176,7 +178,7 @@ impl SelectionInput<'_> {
         let mut cost_alone = |unit: usize| {
             let chunk = self.units[unit].chunk;
             if self.outlines.may_be_cut(chunk) {
-                return self.frame_costs[chunk] + self.costs[unit];
+                return self.frame_cost(unit) + self.costs[unit];
             }
             let direct: Vec<usize> = self.outlines.required_by(unit, chunk).collect();
             let (all, cost) = required.entry((chunk, direct)).or_insert_with_key(|(_, direct)| {
@@ -186,7 +188,7 @@ impl SelectionInput<'_> {
                 (all, cost)
             });
             let own = if all.contains(&unit) { 0 } else { self.costs[unit] };
-            self.frame_costs[chunk] + own + *cost
+            self.frame_cost(unit) + own + *cost
         };
         // A heading alone says nothing.
         let says = |unit: &usize| self.outlines.introduced_by(*unit, self.units[*unit].chunk).is_none();
@@ -295,6 +297,13 @@ impl SelectionInput<'_> {
         let mut leads = vec![false; self.units.len()];
         self.leading.iter().for_each(|&unit| leads[unit] = true);
         leads
+    }
+
+    /// Returns the tokens around the text of a unit's chunk, if no other unit of it is kept.
+    fn frame_cost(&self, unit: usize) -> usize {
+        let chunk = self.units[unit].chunk;
+        let is_first = unit == 0 || self.units[unit - 1].chunk != chunk;
+        if is_first { self.frame_costs_of_first[chunk] } else { self.frame_costs[chunk] }
     }
 
     /// Returns the indices of the units that the request wants kept.
@@ -460,6 +469,7 @@ mod tests {
             scores: &units.iter().map(|unit| unit.1).collect::<Vec<_>>(),
             costs: &units.iter().map(|unit| unit.2).collect::<Vec<_>>(),
             frame_costs: &vec![2; keep.len()],
+            frame_costs_of_first: &vec![2; keep.len()],
             required: &units.iter().map(|&(chunk, ..)| keep[chunk]).collect::<Vec<_>>(),
             outlines: &Outlines::of_prose(keep.len()),
             repeats: &Repeats::default(),
@@ -552,6 +562,7 @@ mod tests {
             scores: &scores.units,
             costs: &vec![1; units],
             frame_costs: &vec![0; units],
+            frame_costs_of_first: &vec![0; units],
             required: &keep,
             outlines: &Outlines::of_prose(units),
             repeats: &Repeats::default(),

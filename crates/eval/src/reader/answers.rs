@@ -2,13 +2,12 @@
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{Read as _, Write as _};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use url::Url;
 
 use super::client::Exchange;
 
@@ -27,31 +26,43 @@ pub struct Answers {
 }
 
 /// Returns the key of a request to a server: a hash of both.
-pub fn key(url: &Url, request: &Value) -> String {
+pub fn key(url: &str, request: &Value) -> String {
     blake3::hash(format!("{url}\n{request}").as_bytes()).to_hex().to_string()
 }
 
 impl Answers {
-    /// Opens a file of responses, which is created if there is none.
+    /// Opens a file of responses, which is created if there is none. Only its owner may read it, because answers say what the chunks say.
     ///
     /// # Errors
     /// Fails if the file cannot be read or written, or if it has other lines.
     pub fn open(path: &Path) -> Result<Self> {
         let place = || format!("the file of answers {}", path.display());
-        let file = OpenOptions::new().create(true).append(true).read(true).open(path).with_context(place)?;
+        let mut options = OpenOptions::new();
+        options.create(true).append(true).read(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        let mut file = options.open(path).with_context(place)?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).with_context(place)?;
+        // A run that was killed can leave a part of a line at the end.
+        let complete = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
         let mut known = HashMap::new();
-        let mut lines = BufReader::new(&file).lines().enumerate().peekable();
-        while let Some((index, line)) = lines.next() {
-            let line = line.with_context(place)?;
-            match serde_json::from_str::<Line>(&line) {
-                Ok(line) => drop(known.insert(line.key, line.exchange)),
-                // A run that was killed can leave a part of a line at the end.
-                Err(_) if lines.peek().is_none() => {}
-                Err(error) => {
-                    bail!("{}, line {}: {error}; name another file with --answers", place(), index + 1)
-                }
+        for (index, line) in bytes[..complete].split(|byte| *byte == b'\n').enumerate() {
+            if !line.is_empty() {
+                let found: Line = serde_json::from_slice(line).with_context(|| {
+                    format!(
+                        "{}, line {}, is no answer of a reader; name another file with --answers",
+                        place(),
+                        index + 1
+                    )
+                })?;
+                known.insert(found.key, found.exchange);
             }
         }
+        if complete == 0 && !bytes.is_empty() {
+            bail!("{} has other content; name another file with --answers", place());
+        }
+        file.set_len(complete as u64).with_context(place)?;
         Ok(Self { file, known })
     }
 
@@ -68,5 +79,39 @@ impl Answers {
         self.file.write_all(line.as_bytes()).context("cannot write the file of answers")?;
         self.known.insert(key, exchange.clone());
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_a_line_at_the_end_is_removed() {
+        let folder = std::env::temp_dir().join(format!("thresher-answers-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let path = folder.join("answers.jsonl");
+        let exchange = |text: &str| Exchange {
+            text: text.to_owned(),
+            tokens_in: Some(1),
+            tokens_out: None,
+            seconds: 0.5,
+        };
+        Answers::open(&path)
+            .and_then(|mut answers| answers.add("a".into(), &exchange("one")))
+            .expect("written");
+        let whole = std::fs::read(&path).expect("a file");
+        std::fs::write(&path, [&whole[..], "{\"key\": \"b\", \"text\": \"\u{e4}".as_bytes()].concat())
+            .expect("written");
+        let mut answers = Answers::open(&path).expect("the first line is complete");
+        assert_eq!((answers.get("a"), answers.get("b")), (Some(exchange("one")), None));
+        answers.add("c".into(), &exchange("two")).expect("written");
+        let answers = Answers::open(&path).expect("all lines are complete");
+        assert_eq!((answers.get("a"), answers.get("c")), (Some(exchange("one")), Some(exchange("two"))));
+        std::fs::write(&path, "a row of somebody").expect("written");
+        let refused = Answers::open(&path).err().expect("no answers").to_string();
+        assert!(refused.contains("other content"), "{refused}");
+        assert_eq!(std::fs::read_to_string(&path).expect("a file"), "a row of somebody");
+        std::fs::remove_dir_all(&folder).expect("removed");
     }
 }

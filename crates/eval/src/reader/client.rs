@@ -11,7 +11,6 @@ use serde_json::{Map, Value, json};
 use ureq::http::{Response, StatusCode};
 use ureq::tls::{RootCerts, TlsConfig};
 use ureq::{Agent, Body};
-use url::Url;
 
 use super::{ReaderOptions, ReaderRow};
 
@@ -49,7 +48,13 @@ pub enum Failure {
     Refused,
     /// The model said nothing.
     Empty,
-    RateLimited,
+    /// The answer ended at the limit of tokens before the model had stopped thinking.
+    CutOff,
+    /// The server does not take this request.
+    Rejected(String),
+    /// Thresher does not take the row.
+    NotSelected(String),
+    RateLimited(String),
     /// The server failed, or could not be reached.
     Unavailable(String),
     /// The response is not one of this API.
@@ -59,7 +64,7 @@ pub enum Failure {
 impl Failure {
     /// Returns whether it says something about the server, and not about the prompt.
     pub fn is_of_the_server(&self) -> bool {
-        matches!(self, Self::RateLimited | Self::Unavailable(_) | Self::NotUnderstood(_))
+        matches!(self, Self::RateLimited(_) | Self::Unavailable(_) | Self::NotUnderstood(_))
     }
 
     /// Returns its name in reports.
@@ -68,7 +73,10 @@ impl Failure {
             Self::TooLong => "too long for the model",
             Self::Refused => "refused",
             Self::Empty => "empty",
-            Self::RateLimited => "rate limited",
+            Self::CutOff => "cut off while thinking",
+            Self::Rejected(_) => "rejected by the server",
+            Self::NotSelected(_) => "refused by Thresher",
+            Self::RateLimited(_) => "rate limited",
             Self::Unavailable(_) => "server failed",
             Self::NotUnderstood(_) => "response not understood",
         }
@@ -78,8 +86,12 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unavailable(why) | Self::NotUnderstood(why) => write!(f, "{}: {why}", self.name()),
-            _ => f.write_str(self.name()),
+            Self::Unavailable(why)
+            | Self::NotUnderstood(why)
+            | Self::Rejected(why)
+            | Self::NotSelected(why)
+            | Self::RateLimited(why) => write!(f, "{}: {why}", self.name()),
+            Self::TooLong | Self::Refused | Self::Empty | Self::CutOff => f.write_str(self.name()),
         }
     }
 }
@@ -131,12 +143,13 @@ pub fn opinion(response: &str) -> Option<bool> {
 
 pub struct Client {
     agent: Agent,
-    url: Url,
     completions: String,
     model: String,
     judge: Option<String>,
     key: Option<String>,
     body: Map<String, Value>,
+    /// Whether any request was answered: a refusal then says something about the request, and not about the server.
+    has_answered: AtomicBool,
 }
 
 impl Client {
@@ -153,8 +166,8 @@ impl Client {
         let base = options.url.as_str().trim_end_matches('/');
         Self {
             agent,
-            url: options.url.clone(),
             completions: format!("{base}/chat/completions"),
+            has_answered: AtomicBool::new(false),
             model: options.model.clone(),
             judge: options.judge.clone(),
             key: options.key.clone(),
@@ -162,8 +175,9 @@ impl Client {
         }
     }
 
-    pub fn url(&self) -> &Url {
-        &self.url
+    /// Returns the URL to which requests are sent.
+    pub fn url(&self) -> &str {
+        &self.completions
     }
 
     /// Returns the request that asks for an answer.
@@ -192,103 +206,112 @@ impl Client {
     /// Sends a request until it is answered, at most [`TRIES`] times.
     ///
     /// # Errors
-    /// Fails if no request can succeed: the key is wrong, the server has no such model or path, or does not take a field.
+    /// Fails if no request can succeed: the key is wrong, there is no credit, the server has no such model or path, or, as long as it has
+    /// answered none, it does not take a request.
     pub fn ask(&self, request: &Value, stop: &AtomicBool) -> Result<Result<Exchange, Failure>> {
-        let mut last = Failure::RateLimited;
-        for tried in 0..TRIES {
-            let began = Instant::now();
-            let mut call = self.agent.post(&self.completions);
-            if let Some(key) = &self.key {
-                call = call.header("authorization", format!("Bearer {key}"));
-            }
-            let body = serde_json::to_vec(request)?;
-            let wait = match call.content_type("application/json").send(&body[..]) {
-                Err(error) => {
-                    last = Failure::Unavailable(error.to_string());
-                    None
-                }
-                Ok(response) => {
-                    let (status, wait) = (response.status(), wait_of(&response));
-                    let text = match text_of(response) {
-                        Ok(text) => text,
-                        Err(error) => {
-                            last = Failure::Unavailable(error.to_string());
-                            self.pause(tried, None, stop);
-                            continue;
-                        }
-                    };
-                    match self.understand(status, &text, began.elapsed().as_secs_f64())? {
-                        Err(failure @ (Failure::RateLimited | Failure::Unavailable(_))) => last = failure,
-                        settled => return Ok(settled),
+        let mut tried = 0;
+        loop {
+            let (failure, wait) = match self.try_once(request)? {
+                (Err(failure @ (Failure::RateLimited(_) | Failure::Unavailable(_))), wait) => (failure, wait),
+                (settled, _) => {
+                    if settled.is_ok() {
+                        self.has_answered.store(true, Ordering::Relaxed);
                     }
-                    wait
+                    return Ok(settled);
                 }
             };
-            if tried + 1 < TRIES {
-                self.pause(tried, wait, stop);
+            tried += 1;
+            if tried == TRIES || stop.load(Ordering::Relaxed) {
+                return Ok(Err(failure));
             }
-            if stop.load(Ordering::Relaxed) {
-                break;
-            }
+            pause(wait.unwrap_or(Duration::from_secs(1 << (tried - 1))).min(WAIT_MAX), stop);
         }
-        Ok(Err(last))
+    }
+
+    /// Sends a request once. Returns also how long the server asks to wait, if it does.
+    fn try_once(&self, request: &Value) -> Result<(Result<Exchange, Failure>, Option<Duration>)> {
+        let began = Instant::now();
+        let mut call = self.agent.post(&self.completions);
+        if let Some(key) = &self.key {
+            call = call.header("authorization", format!("Bearer {key}"));
+        }
+        let body = serde_json::to_vec(request)?;
+        let response = match call.content_type("application/json").send(&body[..]) {
+            Ok(response) => response,
+            Err(error) => return Ok((Err(Failure::Unavailable(error.to_string())), None)),
+        };
+        let (status, wait) = (response.status(), wait_of(&response));
+        let settled = match text_of(response) {
+            Ok(text) => self.understand(status, &text, began.elapsed().as_secs_f64())?,
+            // It would be as long again.
+            Err(error @ ureq::Error::BodyExceedsLimit(_)) => Err(Failure::NotUnderstood(error.to_string())),
+            Err(error) => Err(Failure::Unavailable(error.to_string())),
+        };
+        Ok((settled, wait))
     }
 
     fn understand(&self, status: StatusCode, text: &str, seconds: f64) -> Result<Result<Exchange, Failure>> {
         let start: String = text.chars().take(200).collect();
         let body: Option<Value> = serde_json::from_str(text).ok();
         let message = body.as_ref().and_then(message_of).unwrap_or_else(|| start.clone());
+        let is_first = !self.has_answered.load(Ordering::Relaxed);
+        let server = &self.completions;
         match status.as_u16() {
             200 => {}
-            401 | 403 => {
-                bail!("{} refuses the key ({status}): {message}; set OPENAI_API_KEY", self.completions)
+            _ if text.contains("insufficient_quota") => bail!("{server} answers {status}: {message}"),
+            401 => bail!("{server} refuses the key ({status}): {message}; set OPENAI_API_KEY"),
+            404 | 405 => {
+                bail!("{server} answers {status}: {message}; check the URL and the name of the model")
             }
-            404 | 405 => bail!(
-                "{} answers {status}: {message}; check the URL and the name of the model",
-                self.completions
-            ),
-            429 => return Ok(Err(Failure::RateLimited)),
-            400 | 413 | 422 if is_too_long(&message) || status == StatusCode::PAYLOAD_TOO_LARGE => {
+            429 => return Ok(Err(Failure::RateLimited(message))),
+            400 | 413 | 422 if status == StatusCode::PAYLOAD_TOO_LARGE || is_too_long(text) => {
                 return Ok(Err(Failure::TooLong));
             }
-            400 | 422 if message.contains("content") && message.contains("filter") => {
+            400 | 403 | 422 if text.contains("content") && text.contains("filter") => {
                 return Ok(Err(Failure::Refused));
             }
-            400 | 422 => bail!(
-                "{} answers {status}: {message}; --body changes the fields of the request",
-                self.completions
-            ),
+            400 | 403 | 422 if is_first => {
+                bail!(
+                    "{server} answers {status}: {message}; check the key, and the fields of the request (--body)"
+                )
+            }
+            400 | 403 | 422 => return Ok(Err(Failure::Rejected(message))),
             _ => return Ok(Err(Failure::Unavailable(format!("{status}: {message}")))),
         }
         let Some(choice) = body.as_ref().and_then(|body| body.pointer("/choices/0")) else {
             return Ok(Err(Failure::NotUnderstood(format!("no choices in {start:?}"))));
         };
-        let refuses = choice.pointer("/message/refusal").is_some_and(Value::is_string);
-        if refuses || choice.get("finish_reason").and_then(Value::as_str) == Some("content_filter") {
+        let finish = choice.get("finish_reason").and_then(Value::as_str);
+        if choice.pointer("/message/refusal").is_some_and(Value::is_string)
+            || finish == Some("content_filter")
+        {
             return Ok(Err(Failure::Refused));
         }
         let said = choice.pointer("/message/content").and_then(Value::as_str).unwrap_or_default();
         // What a model thought before its answer is no part of it.
-        let said = said.rsplit_once("</think>").map_or(said, |(_, answer)| answer).trim();
-        if said.is_empty() {
+        let answer = said.rsplit_once("</think>").map_or(said, |(_, answer)| answer).trim();
+        let is_thinking = said.trim_start().starts_with("<think>") && !said.contains("</think>");
+        if is_thinking || answer.is_empty() && finish == Some("length") {
+            return Ok(Err(Failure::CutOff));
+        }
+        if answer.is_empty() {
             return Ok(Err(Failure::Empty));
         }
         let tokens = |name: &str| body.as_ref()?.pointer(&format!("/usage/{name}"))?.as_u64();
         Ok(Ok(Exchange {
-            text: said.to_owned(),
+            text: answer.to_owned(),
             tokens_in: tokens("prompt_tokens"),
             tokens_out: tokens("completion_tokens"),
             seconds,
         }))
     }
+}
 
-    /// Waits as long as the server asked for, or twice as long after each try.
-    fn pause(&self, tried: u32, asked: Option<Duration>, stop: &AtomicBool) {
-        let wait = asked.unwrap_or(Duration::from_secs(1 << tried)).min(WAIT_MAX);
-        let until = Instant::now() + wait;
-        while Instant::now() < until && !stop.load(Ordering::Relaxed) {
-            thread::sleep(Duration::from_millis(100).min(until.saturating_duration_since(Instant::now())));
-        }
+/// Waits, unless the run ends.
+fn pause(wait: Duration, stop: &AtomicBool) {
+    let until = Instant::now() + wait;
+    while Instant::now() < until && !stop.load(Ordering::Relaxed) {
+        thread::sleep(Duration::from_millis(100).min(until.saturating_duration_since(Instant::now())));
     }
 }
 
@@ -308,16 +331,18 @@ fn message_of(body: &Value) -> Option<String> {
 }
 
 /// Returns whether an error says that the prompt is longer than the model's context. Servers have no common code for it.
-fn is_too_long(message: &str) -> bool {
-    let message = message.to_lowercase();
-    [
+fn is_too_long(body: &str) -> bool {
+    const WORDS: [&str; 9] = [
         "context length",
         "context_length",
         "context window",
         "context size",
         "maximum model length",
+        "maximum number of tokens",
+        "max_model_len",
+        "prompt is too long",
         "too many tokens",
-    ]
-    .iter()
-    .any(|words| message.contains(words))
+    ];
+    let body = body.to_lowercase();
+    WORDS.iter().any(|words| body.contains(words))
 }

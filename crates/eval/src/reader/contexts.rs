@@ -7,6 +7,7 @@ use anyhow::Result;
 use thresher_core::domain::{Budget, CompressRequest, Granularity};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
+use thresher_core::pipeline::validate::InvalidRequest;
 use thresher_core::pipeline::{Pipeline, PipelineError, Prepared};
 
 use super::ReaderRow;
@@ -90,7 +91,7 @@ impl fmt::Display for Arm {
 impl FromStr for Arm {
     type Err = String;
 
-    fn from_str(name: &str) -> Result<Self, String> {
+    fn from_str(name: &str) -> std::result::Result<Self, String> {
         let every = Self::every();
         let names = || every.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         every
@@ -103,16 +104,16 @@ impl FromStr for Arm {
 
 /// A context, and its number of tokens (o200k_base).
 #[derive(Debug, Clone, Default)]
-pub struct ArmContext {
-    pub text: String,
-    pub tokens: usize,
+struct ArmContext {
+    text: String,
+    tokens: usize,
 }
 
 /// Returns the context of each arm for a row.
 ///
 /// # Errors
 /// Fails if the question or its chunks are beyond a limit, or if the model fails.
-pub fn contexts(row: &ReaderRow, arms: &[Arm], pipeline: &Pipeline) -> Result<Vec<ArmContext>> {
+pub fn contexts(row: &ReaderRow, arms: &[Arm], pipeline: &Pipeline) -> Result<Vec<String>> {
     let chunks = row.chunks.iter().enumerate().map(|(index, chunk)| {
         let mut chunk = chunk.chunk();
         chunk.id = index.to_string();
@@ -132,7 +133,7 @@ pub fn contexts(row: &ReaderRow, arms: &[Arm], pipeline: &Pipeline) -> Result<Ve
         )?,
         request,
     };
-    arms.iter().map(|&arm| row.context(arm)).collect()
+    arms.iter().map(|&arm| Ok(row.context(arm)?.text)).collect()
 }
 
 /// A row whose chunks are scored.
@@ -169,7 +170,7 @@ impl RowContexts<'_> {
             Ok(kept) => {
                 Ok(ArmContext { text: kept.context, tokens: kept.usage.map_or(0, |usage| usage.tokens_out) })
             }
-            Err(PipelineError::Invalid(_)) => Ok(ArmContext::default()),
+            Err(PipelineError::Invalid(InvalidRequest::BudgetImpossible { .. })) => Ok(ArmContext::default()),
             Err(error) => Err(error.into()),
         }
     }
@@ -185,7 +186,7 @@ impl RowContexts<'_> {
         let scores = Bm25.scores(&self.row.query, &reading, &texts)?;
         match self.pipeline.fit(&request, &reading, &scores, None, &Cancel::default()) {
             Ok(fitted) => Ok(ArmContext { text: fitted.context, tokens: fitted.usage.tokens_out }),
-            Err(PipelineError::Invalid(_)) => Ok(ArmContext::default()),
+            Err(PipelineError::Invalid(InvalidRequest::BudgetImpossible { .. })) => Ok(ArmContext::default()),
             Err(error) => Err(error.into()),
         }
     }

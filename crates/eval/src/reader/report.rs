@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
 
-use super::{Arm, Outcome, ReaderOptions, Sample};
+use super::{Arm, Judgement, Outcome, Price, ReaderOptions, Sample};
 use crate::estimate::{Estimate, bootstrap_mean};
 use crate::report::number;
 
@@ -39,7 +39,9 @@ pub struct ArmReport {
     pub declined: f64,
     /// Each measure: its mean, and the mean difference to all chunks over the rows that both have answers for.
     pub measures: Vec<(&'static str, Estimate, Estimate)>,
-    /// Mean numbers of tokens of prompts and answers.
+    /// Answers of which the judge said neither yes nor no.
+    pub not_judged: usize,
+    /// Mean numbers of tokens of prompts and answers, as the server counted them; NaN if it did not.
     pub tokens_in: f64,
     pub tokens_out: f64,
     /// Median seconds of a response.
@@ -54,7 +56,10 @@ const MEASURES: [Measure; 4] = [
     ("exact", |sample| Some(sample.score.exact)),
     ("f1", |sample| Some(sample.score.f1)),
     ("contained", |sample| Some(sample.score.contained)),
-    ("judged", |sample| sample.judged.map(|is_right| f64::from(u8::from(is_right)))),
+    ("judged", |sample| match sample.judgement {
+        Judgement::Is(is_right) => Some(f64::from(u8::from(is_right))),
+        Judgement::None | Judgement::Missing => None,
+    }),
 ];
 
 impl ReaderReport {
@@ -112,11 +117,13 @@ impl ReaderReport {
         }
         out.push('\n');
         for (arm, report) in &self.arms {
-            let ArmReport { answered, tokens_in, tokens_out, holds, declined, .. } = report;
+            let ArmReport { answered, holds, declined, .. } = report;
             let _ = write!(
                 out,
-                "  {:<17} {answered:>4} {tokens_in:>9.0} {tokens_out:>4.0} {holds:>5.2} {declined:>8.2}",
-                arm.to_string()
+                "  {:<17} {answered:>4} {:>9} {:>4} {holds:>5.2} {declined:>8.2}",
+                arm.to_string(),
+                whole(report.tokens_in),
+                whole(report.tokens_out)
             );
             for (name, mean, difference) in &report.measures {
                 let _ = write!(out, " {:>10}", decimal(mean.mean));
@@ -136,6 +143,9 @@ impl ReaderReport {
                 report.failures.iter().map(|(name, count)| format!("{count} {name}")).collect();
             let _ = writeln!(out, "  not scored with {arm}: {}", failures.join(", "));
         }
+        for (arm, report) in self.arms.iter().filter(|(_, report)| report.not_judged > 0) {
+            let _ = writeln!(out, "  not judged with {arm}: {} answers", report.not_judged);
+        }
         out
     }
 }
@@ -143,6 +153,10 @@ impl ReaderReport {
 /// Exact match is too strict for an interval to say more than those of the other measures.
 fn shows_difference(measure: &str) -> bool {
     measure != "exact"
+}
+
+fn whole(value: f64) -> String {
+    if value.is_nan() { "-".to_owned() } else { format!("{value:.0}") }
 }
 
 fn decimal(value: f64) -> String {
@@ -181,25 +195,28 @@ impl ArmReport {
         };
         let mut seconds: Vec<f64> = samples.iter().map(|sample| sample.seconds).collect();
         seconds.sort_unstable_by(f64::total_cmp);
-        let (tokens_in, tokens_out) =
-            (mean(&|sample| sample.tokens_in as f64), mean(&|sample| sample.tokens_out as f64));
-        let cost = |price: &super::Price| (price.input * tokens_in + price.output * tokens_out) / 1e6 * 1e3;
+        let tokens = |value: fn(&Sample) -> Option<u64>| {
+            mean(&|sample| value(sample).map_or(f64::NAN, |tokens| tokens as f64))
+        };
+        let (tokens_in, tokens_out) = (tokens(|sample| sample.tokens_in), tokens(|sample| sample.tokens_out));
+        let cost = |price: &Price| (price.input * tokens_in + price.output * tokens_out) / 1e6 * 1e3;
         Self {
             answered: samples.len(),
             failures,
             holds: mean(&|sample| f64::from(u8::from(sample.holds))),
             declined: mean(&|sample| f64::from(u8::from(sample.declined))),
+            not_judged: samples.iter().filter(|sample| sample.judgement == Judgement::Missing).count(),
             measures: measures.iter().map(measured).collect(),
             tokens_in,
             tokens_out,
             seconds: seconds.get(seconds.len() / 2).copied().unwrap_or(f64::NAN),
-            cost: options.price.as_ref().map(cost),
+            cost: options.price.as_ref().map(cost).filter(|cost| !cost.is_nan()),
         }
     }
 
     fn json(&self) -> Value {
         let mut out = json!({
-            "answered": self.answered, "failures": self.failures, "holds": number(self.holds), "declined": number(self.declined),
+            "answered": self.answered, "failures": self.failures, "not_judged": self.not_judged, "holds": number(self.holds), "declined": number(self.declined),
             "tokens_in": number(self.tokens_in), "tokens_out": number(self.tokens_out), "seconds": number(self.seconds),
             "cost_per_1000": self.cost.map(number),
         });

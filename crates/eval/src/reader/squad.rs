@@ -14,6 +14,10 @@ pub struct Score {
     pub contained: f64,
 }
 
+impl Score {
+    pub const ZERO: Self = Self { exact: 0.0, f1: 0.0, contained: 0.0 };
+}
+
 /// Returns a text in lower case, without punctuation and English articles, with single blanks.
 pub fn normalized(text: &str) -> String {
     let is_mark = |sign: char| sign.is_ascii_punctuation() || "、。，！？：；「」『』（）".contains(sign);
