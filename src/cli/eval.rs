@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -63,6 +64,9 @@ fn base_url(text: &str) -> Result<Url, String> {
         && url.fragment().is_none();
     if !matches!(url.scheme(), "http" | "https") || !url.has_host() || !is_plain {
         return Err("it must be http://HOST/PATH or https://HOST/PATH, without a user, ? and #".to_owned());
+    }
+    if url.path().trim_end_matches('/').ends_with("/chat/completions") {
+        return Err("name the base of the API, such as http://HOST/v1, without /chat/completions".to_owned());
     }
     Ok(url)
 }
@@ -128,7 +132,8 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         super::print(thresher_eval::table(&report));
         reports.push(report.json());
     }
-    write_json(args, reports)
+    write_json(args, reports)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Asks a language model the questions of the files.
@@ -138,22 +143,24 @@ fn ask_reader(config: &Config, args: &Args, options: &ReaderOptions) -> anyhow::
         config.model.dir.clone_from(dir);
     }
     let pipeline = app::pipeline(&config)?;
-    let mut reports = Vec::new();
+    let (mut reports, mut is_empty) = (Vec::new(), false);
     for file in &args.files {
         let report = with_progress(file, |progress| reader::evaluate(file, &pipeline, options, progress))?;
         super::print(report.table());
+        is_empty |= report.is_empty();
         reports.push(report.json());
     }
-    write_json(args, reports)
+    write_json(args, reports)?;
+    Ok(if is_empty { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn write_json(args: &Args, mut reports: Vec<Value>) -> anyhow::Result<ExitCode> {
+fn write_json(args: &Args, mut reports: Vec<Value>) -> anyhow::Result<()> {
     if let Some(path) = &args.json {
         let results = if reports.len() == 1 { reports.remove(0) } else { Value::Array(reports) };
         let text = serde_json::to_string_pretty(&results)? + "\n";
         std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// Shows the progress of `work` on a file.
@@ -162,6 +169,8 @@ pub fn with_progress<T>(
     work: impl FnOnce(&(dyn Fn(usize, usize) + Sync)) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let bar = ProgressBar::new(0).with_style(style()).with_message(file.display().to_string());
+    // The first row can take long.
+    bar.enable_steady_tick(Duration::from_millis(500));
     let found = work(&|done: usize, all: usize| {
         bar.set_length(all as u64);
         bar.set_position(done as u64);

@@ -130,7 +130,11 @@ fn arms_are_compared_with_all_chunks_and_answers_are_asked_for_once() {
     let arguments = ["--arms", "thresher:1/2,none", "--judge", "judges", "--parallel", "1"];
     let ran = ask(folder.path(), &rows(), &server, &arguments);
     assert_eq!(ran.code, Some(0), "{}", ran.err);
-    assert!(ran.out.contains("rows: 2 rows, answered by reads (1 without answers left out)"), "{}", ran.out);
+    assert!(
+        ran.out.contains("rows: 2 questions, answered by reads (1 without answers left out)"),
+        "{}",
+        ran.out
+    );
     assert!(ran.err.contains("reads has no price"), "{}", ran.err);
     let found = report(folder.path());
     let arms = &found["arms"];
@@ -182,7 +186,7 @@ fn failures_are_counted_and_never_scored_as_wrong() {
     let folder = tempfile::tempdir().expect("a folder");
     let server = Server::new(rule);
     let ran = ask(folder.path(), &rows(), &server, &["--arms", "thresher:1/4,none"]);
-    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert_eq!(ran.code, Some(1), "nothing can be compared: {}", ran.err);
     let arms = report(folder.path())["arms"].clone();
     assert_eq!(arms["all"]["failures"], json!({"too long for the model": 2}));
     assert_eq!(arms["none"]["failures"], json!({"cut off while thinking": 1, "empty": 1}));
@@ -246,7 +250,12 @@ fn a_run_ends_early_if_no_request_can_succeed() {
     check(
         "a field",
         |_, _| (400, "", json!({"error": {"message": "use max_completion_tokens"}}).to_string()),
-        "--body changes",
+        "use max_completion_tokens; check the key",
+    );
+    check(
+        "no credit",
+        |_, _| (429, "", json!({"error": {"code": "insufficient_quota"}}).to_string()),
+        "insufficient_quota",
     );
     check("a page", |_, _| (200, "", "<!doctype html>".to_owned()), "12 requests failed one after the other");
 }
@@ -263,6 +272,24 @@ fn rows_without_answers_and_wrong_arguments_are_refused() {
         let body = ask(folder.path(), &rows(), &server, &["--body", wrong]);
         assert!(body.code == Some(2) && body.err.contains("--body"), "{}", body.err);
     }
+    let nowhere = [
+        "eval",
+        "rows.jsonl",
+        "--reader",
+        "http://127.0.0.1:1/v1",
+        "--reader-model",
+        "m",
+        "--answers",
+        "a.jsonl",
+    ];
+    let mut command = thresher(&nowhere);
+    command.current_dir(folder.path());
+    let unreachable = run(command, "");
+    assert!(
+        unreachable.code == Some(1) && unreachable.err.contains("cannot reach http://127.0.0.1:1/v1"),
+        "{}",
+        unreachable.err
+    );
     for wrong in ["localhost:8000/v1", "http://a:b@localhost/v1", "http://localhost/v1?a=b"] {
         let url = run(thresher(&["eval", "rows.jsonl", "--reader", wrong, "--reader-model", "m"]), "");
         assert!(url.code == Some(2) && url.err.contains("it must be http"), "{}", url.err);

@@ -180,10 +180,10 @@ pub fn evaluate(
         }
     });
     if let Some(error) = run.fatal.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        return Err(error.context(format!(
-            "the answers so far are in {}; the same command goes on from there",
+        bail!(
+            "{error:#} (the answers so far are in {}; the same command goes on from there)",
             options.answers.display()
-        )));
+        );
     }
     let mut by_arm: Vec<Vec<Outcome>> = vec![Vec::new(); arms.len()];
     for of_row in run.outcomes.into_inner().unwrap_or_else(PoisonError::into_inner).into_values() {

@@ -118,9 +118,24 @@ pub fn question(row: &ReaderRow, context: &str) -> String {
         )
 }
 
+/// How an answer begins, without punctuation, that says that there is none.
+const DECLINES: [&str; 10] = [
+    NO_ANSWER,
+    "i cannot answer",
+    "i do not know",
+    "i dont know",
+    "it is not stated",
+    "not stated",
+    "question cannot be answered",
+    "context does not",
+    "text does not",
+    "there is no answer",
+];
+
 /// Returns whether a model said that there is no answer.
 pub fn declines(answer: &str) -> bool {
-    super::squad::normalized(answer).starts_with(NO_ANSWER)
+    let answer = super::squad::normalized(answer);
+    DECLINES.iter().any(|words| answer.starts_with(words))
 }
 
 /// Returns the prompt by which a model judges an answer.
@@ -238,6 +253,9 @@ impl Client {
         let body = serde_json::to_vec(request)?;
         let response = match call.content_type("application/json").send(&body[..]) {
             Ok(response) => response,
+            Err(error) if !self.has_answered.load(Ordering::Relaxed) => {
+                bail!("cannot reach {}: {error}", self.completions)
+            }
             Err(error) => return Ok((Err(Failure::Unavailable(error.to_string())), None)),
         };
         let (status, wait) = (response.status(), wait_of(&response));

@@ -84,6 +84,11 @@ impl ReaderReport {
         }
     }
 
+    /// Returns whether nothing can be compared, because no answer from all chunks could be scored.
+    pub fn is_empty(&self) -> bool {
+        self.arms[0].1.answered == 0
+    }
+
     /// Returns the report as a JSON object.
     pub fn json(&self) -> Value {
         let arms: Map<_, _> =
@@ -96,7 +101,7 @@ impl ReaderReport {
 
     /// Renders the report as a text table with 95 % intervals.
     pub fn table(&self) -> String {
-        let mut out = format!("{}: {} rows, answered by {}", self.data, self.rows, self.model);
+        let mut out = format!("{}: {} questions, answered by {}", self.data, self.rows, self.model);
         if self.without_answers > 0 {
             let _ = write!(out, " ({} without answers left out)", self.without_answers);
         }
@@ -120,10 +125,12 @@ impl ReaderReport {
             let ArmReport { answered, holds, declined, .. } = report;
             let _ = write!(
                 out,
-                "  {:<17} {answered:>4} {:>9} {:>4} {holds:>5.2} {declined:>8.2}",
+                "  {:<17} {answered:>4} {:>9} {:>4} {:>5} {:>8}",
                 arm.to_string(),
                 whole(report.tokens_in),
-                whole(report.tokens_out)
+                whole(report.tokens_out),
+                hundredths(*holds),
+                hundredths(*declined)
             );
             for (name, mean, difference) in &report.measures {
                 let _ = write!(out, " {:>10}", decimal(mean.mean));
@@ -132,7 +139,7 @@ impl ReaderReport {
                     let _ = write!(out, " {difference:<24}");
                 }
             }
-            let _ = write!(out, " {:>8.2}", report.seconds);
+            let _ = write!(out, " {:>8}", hundredths(report.seconds));
             if let Some(cost) = report.cost {
                 let _ = write!(out, " {cost:>12.4}");
             }
@@ -157,6 +164,10 @@ fn shows_difference(measure: &str) -> bool {
 
 fn whole(value: f64) -> String {
     if value.is_nan() { "-".to_owned() } else { format!("{value:.0}") }
+}
+
+fn hundredths(value: f64) -> String {
+    if value.is_nan() { "-".to_owned() } else { format!("{value:.2}") }
 }
 
 fn decimal(value: f64) -> String {

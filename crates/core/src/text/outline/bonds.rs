@@ -13,7 +13,7 @@ use std::ops::Range;
 use super::{Pieces, markdown::is_item};
 use crate::domain::Kind;
 use headings::{is_clause, titles};
-use lists::{lists, records, steps};
+use lists::{lists, records, steps, values};
 use pages::{captions, contents, footnotes, interrupted};
 use questions::{QUESTION_LABELS, questions};
 pub(super) use references::is_dependent;
@@ -47,6 +47,7 @@ pub(super) fn bind(pieces: &mut Pieces, text: &str, kind: Kind) {
     }
     questions(pieces, &parts);
     lists(pieces, &parts);
+    values(pieces, &parts);
     steps(pieces, &parts);
     // The head of a mail has fields as well.
     if kind != Kind::Mail {
@@ -254,6 +255,20 @@ mod tests {
             "records",
             "Name: Ann\nBorn: 1988\n\nName: Bob\nBorn: 1961",
             &[">1 Name: Ann", "0 Born: 1988", ">3 Name: Bob", "2 Born: 1961"],
+        );
+        check(
+            "labels above their values",
+            "Invoice 12\nTotal\n  80.00\nDue date\n  2 May\nSent to\n  Ann Lee\n  Ulm",
+            &[
+                "Invoice 12",
+                "2 Total",
+                "1 80.00",
+                "4 Due date",
+                "3 2 May",
+                "6,7 Sent to",
+                "5 Ann Lee",
+                "5 Ulm",
+            ],
         );
         check("lines of a song", "red apples\n\nblue plums\n\ngreen pears", &[]);
         check(

@@ -7,6 +7,9 @@ use super::{ANSWER_BYTES_WHOLE, LIST_BYTES_WHOLE, Part, Pieces, TITLE_BYTES_MAX,
 /// The longest name of a field of a record, in bytes.
 const FIELD_BYTES_MAX: usize = 40;
 
+/// The most lines of a value below its label, as of an address.
+const VALUE_LINES_MAX: usize = 4;
+
 /// The fewest fields of a record that stands alone, and the names of its first field.
 const RECORD_FIELDS_MIN: usize = 3;
 const WHOSE: [&str; 16] = [
@@ -48,6 +51,34 @@ const ALL_OF: [&str; 31] = [
     "unless",
     "wenn",
 ];
+
+/// Lets a label and the indented lines below it require each other: "Due date" says nothing without the date in the next line, and the line
+/// after it says something else.
+pub(super) fn values(pieces: &mut Pieces, parts: &[Part]) {
+    for (label, part) in parts.iter().enumerate() {
+        let is_label = part.begins_line
+            && part.ends_line
+            && part.text.len() <= TITLE_BYTES_MAX
+            && !part.text.contains('\n')
+            && !part.text.ends_with(['.', '!', ';', ','])
+            && !part.is_item()
+            && !part.is_row;
+        if !is_label {
+            continue;
+        }
+        let below = parts[label + 1..].iter().take_while(|next| {
+            next.begins_line
+                && !next.begins_paragraph
+                && next.indent > part.indent
+                && !next.is_row
+                && !next.is_item()
+        });
+        let values = below.count();
+        if (1..=VALUE_LINES_MAX).contains(&values) {
+            together(pieces, parts, label, label + 1..label + 1 + values, ANSWER_BYTES_WHOLE);
+        }
+    }
+}
 
 /// Lets items require what introduces them, and the other items if the list must be complete.
 pub(super) fn lists(pieces: &mut Pieces, parts: &[Part]) {
