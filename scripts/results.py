@@ -69,7 +69,7 @@ def slim(value):
     if isinstance(value, dict):
         # "rows" of a report is a number, that of a judgement a list.
         return {key: slim(part) for key, part in value.items() if not (key in ROWS and isinstance(part, list))}
-    return round(value, 4) if isinstance(value, float) else [slim(part) for part in value] if isinstance(value, list) else value
+    return round(value, 6) if isinstance(value, float) else [slim(part) for part in value] if isinstance(value, list) else value
 
 
 def fill(writes):
@@ -164,6 +164,22 @@ def attribution(sets):
     return table(["method", *("{} ({} rows)".format(name, sets[name]["rows"]) for name in ATTRIBUTION_SETS)], rows)
 
 
+def budgets(sets):
+    def kept(ratio):
+        return [figure(sets[name], DEFAULT, "kept.{}".format(ratio)) for name in COMPRESSION_SETS]
+
+    rows = [["`ratio` {}".format(1 / ratio), *kept(ratio)] for ratio in (4, 8, 16)]
+    rows.append(["`auto`", *(figure(sets[name], "-", "auto.kept") for name in COMPRESSION_SETS)])
+    rows.append(["tokens kept by `auto`", *(figure(sets[name], "-", "auto.tokens_share") for name in COMPRESSION_SETS)])
+    return table(["budget", *COMPRESSION_SETS], rows)
+
+
+def auto(sets):
+    measures = ("auto.tokens_share", "auto.kept", "auto.gold_share")
+    rows = [[name, *(figure(sets[name], "-", measure, interval=True) for measure in measures)] for name in COMPRESSION_SETS]
+    return table(["set", "share of tokens kept", "share of answers kept", "share of needed chunks of which something is kept"], rows)
+
+
 def support(sets):
     kinds = ("number", "name", "negation", "elsewhere")
     measures = ["support.auroc", *("support.by_kind.{}".format(kind) for kind in kinds)]
@@ -171,7 +187,7 @@ def support(sets):
     return table(["set", "all", *kinds], rows)
 
 
-TABLES = {"selection": selection, "compression": compression, "attribution": attribution, "support": support}
+TABLES = {"selection": selection, "compression": compression, "attribution": attribution, "auto": auto, "budgets": budgets, "support": support}
 
 if __name__ == "__main__":
     main(sys.argv[1:])
