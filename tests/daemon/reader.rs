@@ -170,9 +170,10 @@ fn failures_are_counted_and_never_scored_as_wrong() {
         let prompt = prompt(request);
         match () {
             () if !prompt.contains("Weather") && !prompt.contains("Fleming") => {
-                match prompt.contains("river") {
-                    true => says(" "),
-                    false => says("<think>It may be"),
+                if prompt.contains("river") {
+                    says(" ")
+                } else {
+                    says("<think>It may be")
                 }
             }
             () if prompt.contains("Rain fell") => {

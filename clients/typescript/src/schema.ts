@@ -395,7 +395,8 @@ export interface components {
             relevant_spans?: components["schemas"]["RelevantSpansOptions"] | null;
             /**
              * Format: double
-             * @description The least `relevance_score` of a result, from 0 to 1. Documents below it are left out, also all of them. Default: none is.
+             * @description The least `relevance_score` of a result, from 0 to 1. Documents below it are left out, also all of them. Default: none is. Without
+             *     effect where relevance was not measured (header `x-thresher-relevance: unmeasured`).
              */
             threshold?: number | null;
         };

@@ -109,7 +109,10 @@ class RerankOptions(TypedDict, total=False):
     relevant_spans: RelevantSpansOptions | None
     """Whether results name the relevant sentences of their documents."""
     threshold: float | None
-    """The least `relevance_score` of a result, from 0 to 1. Documents below it are left out, also all of them. Default: none is."""
+    """
+    The least `relevance_score` of a result, from 0 to 1. Documents below it are left out, also all of them. Default: none is. Without
+    effect where relevance was not measured (header `x-thresher-relevance: unmeasured`).
+    """
 
 
 class SearchOptions(TypedDict, total=False):

@@ -111,7 +111,7 @@ fn logistic(value: f32) -> f32 {
     1.0 / (1.0 + (-value).exp())
 }
 
-fn is_language_code(code: &String) -> bool {
+fn is_language_code(code: &str) -> bool {
     code.len() == 3 && code.bytes().all(|byte| byte.is_ascii_lowercase())
 }
 
@@ -235,7 +235,8 @@ impl Calibration {
             return Err("related.prose and related.structured are from -1 to 1".to_owned());
         }
         if let Some(AnswerableCurve { missed, slope, bias, languages }) = &found.answerable {
-            if !slope.is_finite() || !bias.is_finite() || !languages.iter().all(is_language_code) {
+            if !slope.is_finite() || !bias.is_finite() || !languages.iter().all(|code| is_language_code(code))
+            {
                 return Err(
                     "answerable.slope and bias are numbers, and languages are ISO 639-3 codes such as \"eng\"".to_owned()
                 );
@@ -252,7 +253,7 @@ impl Calibration {
             && !(*slope > 0.0
                 && slope.is_finite()
                 && bias.is_finite()
-                && languages.iter().all(is_language_code))
+                && languages.iter().all(|code| is_language_code(code)))
         {
             return Err(
                 "relevance.slope is above 0, bias is a number, and languages are ISO 639-3 codes such as \"eng\"".to_owned()
