@@ -20,7 +20,7 @@ pub struct ReaderReport {
     pub rows: usize,
     /// Rows that were left out because they have no reference answer.
     pub without_answers: usize,
-    /// The currency of [`ArmReport::cost`]; `None` if the price is not known.
+    /// The currency of the costs; `None` if the price is not known.
     pub currency: Option<String>,
     /// The first arm is all chunks.
     pub arms: Vec<(Arm, ArmReport)>,
