@@ -127,19 +127,19 @@ impl ReaderReport {
                 out,
                 "  {:<17} {answered:>4} {:>9} {:>4} {:>5} {:>8}",
                 arm.to_string(),
-                whole(report.tokens_in),
-                whole(report.tokens_out),
-                hundredths(*holds),
-                hundredths(*declined)
+                fixed(report.tokens_in, 0),
+                fixed(report.tokens_out, 0),
+                fixed(*holds, 2),
+                fixed(*declined, 2)
             );
             for (name, mean, difference) in &report.measures {
-                let _ = write!(out, " {:>10}", decimal(mean.mean));
+                let _ = write!(out, " {:>10}", fixed(mean.mean, 3));
                 if shows_difference(name) {
                     let difference = if *arm == Arm::All { String::new() } else { signed(*difference) };
                     let _ = write!(out, " {difference:<24}");
                 }
             }
-            let _ = write!(out, " {:>8}", hundredths(report.seconds));
+            let _ = write!(out, " {:>8}", fixed(report.seconds, 2));
             if let Some(cost) = report.cost {
                 let _ = write!(out, " {cost:>12.4}");
             }
@@ -162,16 +162,9 @@ fn shows_difference(measure: &str) -> bool {
     measure != "exact"
 }
 
-fn whole(value: f64) -> String {
-    if value.is_nan() { "-".to_owned() } else { format!("{value:.0}") }
-}
-
-fn hundredths(value: f64) -> String {
-    if value.is_nan() { "-".to_owned() } else { format!("{value:.2}") }
-}
-
-fn decimal(value: f64) -> String {
-    if value.is_nan() { "-".to_owned() } else { format!("{value:.3}") }
+/// Writes a number with so many digits after the point; a dash if it is the mean of nothing.
+fn fixed(value: f64, digits: usize) -> String {
+    if value.is_nan() { "-".to_owned() } else { format!("{value:.digits$}") }
 }
 
 /// Writes a mean difference with its interval.
