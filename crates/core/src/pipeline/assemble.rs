@@ -165,6 +165,11 @@ fn write_opening(out: &mut String, chunk: &Chunk, first: &str, number: usize, st
     }
 }
 
+/// Returns whether a chunk's text begins with its title.
+pub fn begins_with_title(chunk: &Chunk) -> bool {
+    chunk.title.as_deref().is_some_and(|title| begins_with(&chunk.text, title))
+}
+
 /// Returns whether a text begins with its title, as a heading or as plain text, or the title is blank.
 fn begins_with(text: &str, title: &str) -> bool {
     let title = title.trim();

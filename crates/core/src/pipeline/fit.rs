@@ -116,8 +116,8 @@ pub fn budget(
     }
     let unit_scores = fitter.scores_of_firsts();
     let costs = fitter.unit_costs()?;
-    let frame_costs = fitter.frame_costs(|_| "")?;
-    let frame_costs_of_first = fitter.frame_costs(|chunk| &chunk.text)?;
+    let frame_costs = fitter.frame_costs()?;
+    let frame_costs_of_first = fitter.frame_costs_of_first(&frame_costs)?;
     // A promise is calibrated for units in the order of their scores.
     let leading = match limit {
         Some(_) => Vec::new(),
@@ -300,10 +300,25 @@ impl Fitter<'_> {
         }
     }
 
-    /// Returns `[chunk]`, the number of tokens of each chunk's frame. `first` returns what is kept first of its text.
-    fn frame_costs(&self, first: impl Fn(&Chunk) -> &str + Sync) -> Result<Vec<usize>, PipelineError> {
-        let frame_cost = |(i, chunk): (usize, &Arc<Chunk>)| self.frame_cost(chunk, first(chunk), i);
+    /// Returns `[chunk]`, the number of tokens of each chunk's frame with its title.
+    fn frame_costs(&self) -> Result<Vec<usize>, PipelineError> {
+        let frame_cost = |(i, chunk): (usize, &Arc<Chunk>)| self.frame_cost(chunk, "", i);
         self.request.chunks.par_iter().enumerate().with_min_len(256).map(frame_cost).collect()
+    }
+
+    /// Returns `[chunk]`, the number of tokens of each chunk's frame around its text as a whole. Only a text that begins with its title has
+    /// another one than `frame_costs`.
+    fn frame_costs_of_first(&self, frame_costs: &[usize]) -> Result<Vec<usize>, PipelineError> {
+        let chunks = self.request.chunks.iter().zip(frame_costs).enumerate();
+        chunks
+            .map(|(i, (chunk, &cost))| {
+                if assemble::begins_with_title(chunk) {
+                    self.frame_cost(chunk, &chunk.text, i)
+                } else {
+                    Ok(cost)
+                }
+            })
+            .collect()
     }
 
     /// Returns the number of tokens of a chunk's frame, if `first` is kept first of its text, and it is the chunk at `index` of the context.
