@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Fills figures of the documentation that are marked from docs/results/quality.json, so that each has one source.
+"""Fills or checks the marked figures of the documentation from docs/results, so that each has one source.
 
     results.py gather FILE.json...    write docs/results/quality.json from what `thresher-lab --json FILE eval` has written, then fill
     results.py fill                   write the figures into the pages
     results.py check                  fail if a page has another figure than the results
 
-A page marks what is filled with comments, which readers do not see. A table:
+A page marks its figures with comments, which readers do not see. A table that is filled, from quality.json or peers.json:
 
     <!-- results: compression -->
     ...
@@ -15,10 +15,18 @@ A figure with its number of digits, without and with the 95 % interval (SET | ME
 
     <!-- results: hotpot | bm25 | kept.8 | 2 -->0.67<!-- /results -->
 
+Figures of a text file are only checked: each number, rounded to as many digits as the page has, must be in the file. With "results-rows", the
+numbers of a table's row, without its first cell, must be in one line of the file:
+
+    <!-- results-file: gpu-h200-2026-11-27.txt -->
+    ...
+    <!-- /results-file -->
+
 It needs only the standard library of Python 3.8 or later.
 """
 
 import datetime
+import functools
 import json
 import re
 import subprocess
@@ -28,11 +36,26 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs/results/quality.json"
 MARKED = re.compile(r"(<!-- results: (.+?) -->)(.*?)(<!-- /results -->)", re.DOTALL)
+CHECKED = re.compile(r"<!-- results-(file|rows): (\S+) -->(.*?)<!-- /results-\1 -->", re.DOTALL)
+# A number that is not part of a word or of a version.
+NUMBER = re.compile(r"(?<![\w.])([-+]?\d+(?:,\d{3})*(?:\.(\d+))?)(?!\w|\.\d)( million)?")
 DEFAULT = "peak/ranked+coverage"
 METHODS = (DEFAULT, "mean/self", "maxsim", "cosine", "bm25")
 SELECTION_SETS = ("nq20", "xquad", "hotpot", "wiki2", "musique", "wice")
 COMPRESSION_SETS = SELECTION_SETS[:5]
 ATTRIBUTION_SETS = ("quotesum", "verigran")
+# The methods of benches/peers.py that the comparison lists, as it calls them.
+PEERS = {
+    "Thresher 1/4": "Thresher 1/4",
+    "Thresher auto": "Thresher `auto`",
+    "Thresher chunks": "Thresher, complete chunks",
+    "BM25 sentences": "BM25, sentences",
+    "BM25 chunks": "BM25, complete chunks",
+    "cosine chunks": "cosine (MiniLM), complete chunks",
+    "Headroom TextCrusher": "Headroom 0.42, TextCrusher",
+    "LLMLingua, SmolLM2": "LLMLingua with SmolLM2-135M",
+    "LongLLMLingua, SmolLM2": "LongLLMLingua with SmolLM2-135M",
+}
 # What would make the file large: single rows, and the bins of diagrams.
 ROWS = ("rows", "spans", "bins")
 
@@ -73,31 +96,73 @@ def slim(value):
 
 
 def fill(writes):
-    try:
-        sets = json.loads(RESULTS.read_text())["sets"]
-    except (OSError, ValueError, KeyError) as error:
-        raise ResultsError("docs/results/quality.json: {}".format(error))
-    stale = []
+    stale, wrong = [], []
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        before = page.read_text()
+        name, before = page.relative_to(ROOT), page.read_text()
 
         def filled(found):
             begin, wanted, _, end = found.groups()
             try:
-                return begin + text_of(sets, wanted) + end
-            except (KeyError, TypeError, ValueError) as wrong:
-                raise ResultsError("{}: {!r} cannot be filled from docs/results/quality.json: {!r}".format(page.relative_to(ROOT), wanted, wrong))
+                return begin + text_of(wanted) + end
+            except (KeyError, TypeError, ValueError) as error:
+                raise ResultsError("{}: {!r} cannot be filled from docs/results: {!r}".format(name, wanted, error))
 
         after = MARKED.sub(filled, before)
         if after != before:
-            stale.append(str(page.relative_to(ROOT)))
+            stale.append(str(name))
             if writes:
                 page.write_text(after)
+        wrong += [found for block in CHECKED.finditer(after) for found in unsourced(name, after, block)]
     if stale and not writes:
-        raise ResultsError("figures differ from docs/results/quality.json: {}; run scripts/results.py fill".format(", ".join(stale)))
+        wrong.insert(0, "figures differ from docs/results: {}; run scripts/results.py fill".format(", ".join(stale)))
+    if wrong:
+        raise ResultsError("\n  ".join(wrong))
 
 
-def text_of(sets, wanted):
+def unsourced(page, text, block):
+    """Yields the numbers of a checked block that its file does not have."""
+    how, file, body = block.groups()
+    try:
+        known = [[value for _, value, _ in numbers(line)] for line in (ROOT / "docs/results" / file).read_text().splitlines()]
+    except OSError as error:
+        raise ResultsError("{}: docs/results/{}: {}".format(page, file, error.strerror))
+    everywhere = sum(known, [])
+    first = text.count("\n", 0, block.start(3)) + 1
+    for place, line in enumerate(body.split("\n"), first):
+        if how == "rows":
+            wanted = list(numbers("|".join(line.split("|")[2:]))) if line.startswith("|") else []
+            if wanted and not any(all(is_near(number, values) for number in wanted) for values in known):
+                yield "{}:{}: no line of docs/results/{} has {}".format(page, place, file, ", ".join(written for written, _, _ in wanted))
+        else:
+            for number in numbers(line):
+                if not is_near(number, everywhere):
+                    yield "{}:{}: {} is not in docs/results/{}".format(page, place, number[0], file)
+
+
+def numbers(text):
+    """Yields each number as it is written, its value, and how far the value that it was rounded from may be away."""
+    for written, decimals, million in NUMBER.findall(text):
+        unit = 1e6 if million else 1
+        yield written + million, float(written.replace(",", "")) * unit, 0.5 * unit / 10 ** len(decimals)
+
+
+def is_near(number, values):
+    _, wanted, tolerance = number
+    return any(abs(value - wanted) <= tolerance * 1.000001 for value in values)
+
+
+@functools.lru_cache()
+def sets_of(file):
+    try:
+        return json.loads((ROOT / "docs/results" / file).read_text())["sets"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ResultsError("docs/results/{}: {}".format(file, error))
+
+
+def text_of(wanted):
+    if wanted == "peers":
+        return "\n" + peers(sets_of("peers.json")["all sets"]) + "\n"
+    sets = sets_of("quality.json")
     if wanted in TABLES:
         return "\n" + TABLES[wanted](sets) + "\n"
     place, _, interval = wanted.partition(" | interval")
@@ -185,6 +250,17 @@ def support(sets):
     measures = ["support.auroc", *("support.by_kind.{}".format(kind) for kind in kinds)]
     rows = [[name, *(figure(sets[name], "-", measure, interval=True) for measure in measures)] for name in ATTRIBUTION_SETS]
     return table(["set", "all", *kinds], rows)
+
+
+def peers(methods):
+    def less(name):
+        return "" if name == "Thresher 1/4" else "{:+.3f} [{:+.3f}, {:+.3f}]".format(*methods[name]["thresher_minus_this"])
+
+    rows = [
+        [shown, str(methods[name]["rows"]), "{:.3f}".format(methods[name]["kept"]), "{:.3f}".format(methods[name]["tokens"]), less(name)]
+        for name, shown in PEERS.items()
+    ]
+    return table(["method", "rows", "kept", "tokens", "Thresher 1/4 minus this"], rows)
 
 
 TABLES = {"selection": selection, "compression": compression, "attribution": attribution, "auto": auto, "budgets": budgets, "support": support}
