@@ -28,27 +28,36 @@ def ask(question: str, context: str) -> str:
     return response.choices[0].message.content or ""
 
 
-def plain(question: str) -> str:
+def ask_with_all_chunks(question: str) -> str:
     return ask(question, "\n\n".join(chunk["text"] for chunk in retrieve(question)))
 
 
-def cited(question: str) -> str:
+def ask_and_check(question: str) -> str:
+    # Step 1: fewer tokens
     chunks = retrieve(question)
     found = thresher.compress(question, chunks)
     if found.usage:
         print(f"{found.usage.tokens_in} tokens retrieved, {found.usage.tokens_out} tokens sent:\n{found.context}\n")
     if not found.context:
         return "No document is about this question."
+
+    # Step 2: citations and verdicts
     answer = ask(question, found.context)
-    for part in thresher.attribute(answer, compress_id=found.id).parts:
+    checked = thresher.attribute(answer, compress_id=found.id)
+    for part in checked.parts:
         print(part.verdict, [source.chunk for source in part.sources if source.cited], part.text.strip())
         for conflict in part.conflicts:
             print(f"  the answer says {conflict.text}, {conflict.chunk} says {conflict.source.text}")
+    if any(part.verdict == "contradicted" for part in checked.parts):
+        return f"Not certain, see the sources: {answer}"
     return answer
 
 
 question = "When was the lighthouse at Cape Orrin built and automated?"
+# Step 3: a fallback
 try:
-    cited(question)
+    answer = ask_and_check(question)
 except ThresherError as error:  # the daemon is down, busy or late
-    print("without Thresher:", error.code, plain(question))
+    print("without Thresher:", error.code)
+    answer = ask_with_all_chunks(question)
+print(f"\n{answer}")

@@ -23,7 +23,7 @@ EXPECTED = {
     "with_haystack.py": ["history Cape Orrin Light was completed in 1874.", "[{'start': 0,"],
     "with_cohere.py": ["Fleming discovered penicillin in 1928."],
     # The output that docs/tutorial-python.md shows.
-    "with_any_model.py": [re.findall(r"^```\n(.*?)^```$", TUTORIAL.read_text(), re.MULTILINE | re.DOTALL)[-1]],
+    "with_any_model.py": [re.findall(r"^```text\n(.*?)^```$", TUTORIAL.read_text(), re.MULTILINE | re.DOTALL)[-1]],
 }
 MESSAGE = {"role": "assistant", "content": "The lighthouse was built in 1874. It was automated in 1978."}
 CHAT = {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [{"index": 0, "finish_reason": "stop", "message": MESSAGE}]}
@@ -68,7 +68,7 @@ class Recipes(unittest.TestCase):
         run = subprocess.run(
             [sys.executable, RECIPES / "with_any_model.py"], env=environment, capture_output=True, text=True, timeout=120
         )
-        self.assertEqual(run.stdout, f"without Thresher: connection_failed {MESSAGE['content']}\n", run.stderr)
+        self.assertEqual(run.stdout, f"without Thresher: connection_failed\n\n{MESSAGE['content']}\n", run.stderr)
         (request,) = llm.requests
         self.assertIn("Trains leave at 7:15", request.body["messages"][0]["content"])
 
