@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use thresher_core::domain::{ByteRange, Chunk, CompressRequest, Kind, Lang, TokenizerName};
 use thresher_core::pipeline::clock::Timings;
+use thresher_core::pipeline::conformal::Shortfall;
 use thresher_core::pipeline::explain::Explanation;
 use thresher_core::pipeline::score::Scoring;
 use thresher_core::pipeline::{
@@ -89,7 +90,8 @@ struct PrefilterAnswer {
 #[schemars(rename = "Warning")]
 /// Something that the caller should know about the context, though it is not an error.
 struct WarningAnswer {
-    /// `unrelated`, `rows_left_out`, `group_cut`, `kind_unfit`, `script_unknown`, `question_shortened` or `unread`.
+    /// `unrelated`, `rows_left_out`, `group_cut`, `kind_unfit`, `coverage_not_promised`, `script_unknown`, `question_shortened` or
+    /// `unread`.
     code: &'static str,
     /// What it means, in words.
     message: Cow<'static, str>,
@@ -135,6 +137,15 @@ impl WarningAnswer {
                     named.name()
                 );
                 ("kind_unfit", message.into(), Some(chunk))
+            }
+            Warning::CoverageNotPromised(Shortfall { promised, covered, rows }) => {
+                let message = format!(
+                    "several chunks score alike, so the answer may need several passages: for such questions a coverage of {promised} is \
+                     no promise, since of {rows} labelled ones {:.0} % kept all that they need. Send a larger coverage, or calibrate with \
+                     questions of your own (`thresher calibrate --coverage`)",
+                    100.0 * covered
+                );
+                ("coverage_not_promised", message.into(), None)
             }
             Warning::ScriptUnknown => (
                 "script_unknown",

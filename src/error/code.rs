@@ -100,7 +100,7 @@ error_codes! {
     RegistryFull = "registry_full",
     /// The registry or the store of original texts failed.
     StorageFailed = "storage_failed",
-    /// The registry cannot be written: mostly, because the disk is full.
+    /// The registry cannot be written, usually because the disk is full.
     StorageFull = "storage_full",
     /// A text, or several together, are longer than a limit, or nested too deeply.
     TooLong = "too_long",

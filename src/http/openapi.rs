@@ -383,11 +383,14 @@ fn rerank(schemas: &mut Schemas) -> Vec<Entry> {
         r#"{"query": "Who discovered penicillin?", "texts": ["It is a mould.", "Fleming did."]}"#;
     const PAIRS: &str =
         r#"{"text_1": "Who discovered penicillin?", "text_2": ["It is a mould.", "Fleming did."]}"#;
-    let related = json!({"x-thresher-related": {
+    let headers = json!({"x-thresher-related": {
         "description": "Whether any document is related to the question. Left out by models that do not tell (decoders).",
         "schema": {"type": "string", "enum": ["true", "false"]},
     }, "x-thresher-answerable": {
         "description": "Whether the documents answer the question, and the probability, such as `false;p=0.031`. Left out where it was not measured: docs/verdicts.md.",
+        "schema": {"type": "string"},
+    }, "x-thresher-relevance": {
+        "description": "`unmeasured` if the scores are by RC, so that they compare within this response only.",
         "schema": {"type": "string"},
     }});
     struct Format {
@@ -437,7 +440,7 @@ fn rerank(schemas: &mut Schemas) -> Vec<Entry> {
             .response("The documents, best first.", format.answer.clone())
             .errors(errors(schemas, format.errors, &[ANY, BODY, WORK]))
             .at(path, "post");
-        operation["responses"]["200"]["headers"] = related.clone();
+        operation["responses"]["200"]["headers"] = headers.clone();
         all.push((path.to_owned(), "post", operation));
     }
     let mut scores = |id, path| {

@@ -91,6 +91,28 @@ fn the_relevance_of_a_chunk_does_not_depend_on_the_others() {
 }
 
 #[test]
+fn a_coverage_is_no_promise_where_several_passages_seem_to_be_needed() {
+    let codes = |query: &str, coverage: f64| {
+        let chunks = json!([
+            "The Alder Bridge was opened in 1921. It is made of granite, and trams cross it twice an hour. Anglers like its shade.",
+            "The Birch Bridge was opened in 1934. It is made of steel, and barges pass it at night. A kiosk stands beside it.",
+            "Penguins breed on the southern islands. Their eggs are laid in June.",
+        ]);
+        let body = json!({"query": query, "chunks": chunks, "budget": {"coverage": coverage}});
+        let answer = run(thresher(&["compress"]), &body.to_string()).json();
+        let warnings = answer["warnings"].as_array().cloned().unwrap_or_default();
+        warnings
+            .iter()
+            .map(|warning| warning["code"].as_str().expect("a code").to_owned())
+            .collect::<Vec<_>>()
+    };
+    let both = "Which bridge was opened first, the Alder Bridge or the Birch Bridge?";
+    assert_eq!(codes(both, 0.8), ["coverage_not_promised"]);
+    assert_eq!(codes(both, 0.99), [""; 0], "that much holds for such questions, too");
+    assert_eq!(codes("When do penguins lay their eggs?", 0.8), [""; 0], "one passage stands out");
+}
+
+#[test]
 fn a_title_that_a_later_sentence_needs_is_counted_before_it_is_written() {
     let title = "Lady Winifred Aldersworth of Whitby and Staithes, keeper of the lighthouse";
     let body = json!({

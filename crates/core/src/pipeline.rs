@@ -62,7 +62,7 @@ use self::blocks::{Blocks, Reader};
 use self::calibration::{Calibration, is_other_language};
 use self::cancel::Cancel;
 use self::clock::Clock;
-use self::conformal::CoverageLimits;
+use self::conformal::{CoverageLimits, Shortfall};
 use self::count::{TextCosts, TokenCounter};
 use self::fit::{FitContext, Fitted};
 use self::in_time::InTime;
@@ -462,7 +462,7 @@ impl Pipeline {
         // The RC of tokens does not explain the score of a probe.
         let explain = || clock.stage("explain", || explain::explanation(reading, cancel));
         let explanation = (request.explain && !scores.are_probabilities).then(explain).transpose()?;
-        let warnings = self.warnings(request, reading, &fitted);
+        let warnings = self.warnings(request, reading, scores, &fitted);
         let relevances = self.chunk_relevances(&request.query, reading, scores);
         Ok(Compressed {
             warnings,
@@ -518,7 +518,28 @@ impl Pipeline {
         is_measured.then(|| scores.chunk_relevances.iter().map(|&value| curve.probability(value)).collect())
     }
 
-    fn warnings(&self, request: &CompressRequest, reading: &Reading, fitted: &Fitted) -> Vec<Warning> {
+    /// Returns by how much a promised coverage is missed where it leaves something out and several chunks score alike.
+    fn shortfall(
+        &self,
+        request: &CompressRequest,
+        reading: &Reading,
+        scores: &Scores,
+        fitted: &Fitted,
+    ) -> Option<Shortfall> {
+        let Budget::Coverage(promised) = request.budget else { return None };
+        let kept: usize = fitted.spans.iter().flatten().map(|span| span.tokens.len()).sum();
+        let all: usize = reading.units.iter().map(|unit| unit.tokens.len()).sum();
+        let is_in_doubt = kept < all && scores.are_alike(reading);
+        self.coverage_limits()?.shortfall(promised).filter(|_| is_in_doubt)
+    }
+
+    fn warnings(
+        &self,
+        request: &CompressRequest,
+        reading: &Reading,
+        scores: &Scores,
+        fitted: &Fitted,
+    ) -> Vec<Warning> {
         let is_unknown = |c: char| c.is_alphabetic() && !self.tokenizer.knows(text::script_of(c));
         let script = reading.lexical.is_none() && request.query.chars().any(is_unknown);
         let unfit = |(chunk, layout): (usize, &Arc<Layout>)| {
@@ -534,7 +555,9 @@ impl Pipeline {
         let rows = fitted.rows_left_out.iter().map(|&chunk| Warning::RowsLeftOut { chunk });
         let headers = fitted.groups_cut.iter().map(|&chunk| Warning::GroupCut { chunk });
         let unfit = layouts.iter().enumerate().filter_map(unfit);
-        rows.chain(headers).chain(unfit).chain(script.then_some(Warning::ScriptUnknown)).collect()
+        let coverage = self.shortfall(request, reading, scores, fitted).map(Warning::CoverageNotPromised);
+        let script = script.then_some(Warning::ScriptUnknown);
+        rows.chain(headers).chain(unfit).chain(coverage).chain(script).collect()
     }
 
     /// Encodes the question of a request, and finds or reads the blocks of its chunks. It checks what depends

@@ -251,7 +251,10 @@ impl Rankings {
     /// Fails if there are too few rows for any promise.
     pub fn limits(&self, estimator: String, data: String) -> Result<CoverageLimits> {
         let efforts = self.rows.iter().map(|row| row.effort).collect();
+        let several = self.rows.iter().filter(|row| row.groups.needed > 1);
+        let several: Vec<f32> = several.map(|row| row.effort).collect();
         CoverageLimits::of_efforts(efforts, estimator, data)
+            .map(|limits| limits.with_several(&several))
             .map_err(|needed| anyhow::anyhow!("at least {needed} rows are needed, found {}", self.rows.len()))
     }
 

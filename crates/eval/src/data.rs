@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use serde::Deserialize;
+use serde::de::Error as _;
 use serde_json::Value;
 use thresher_core::domain::{Chunk, Kind};
 
@@ -80,8 +81,9 @@ pub struct LabelledSpan {
     pub supported: Option<bool>,
 }
 
-/// A candidate chunk.
-#[derive(Debug, Clone, Deserialize)]
+/// A candidate chunk: an object, or its text.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(remote = "Self")]
 pub struct LabelledChunk {
     /// Identifier of the chunk; may be empty.
     #[serde(default, deserialize_with = "null_as_empty")]
@@ -90,6 +92,18 @@ pub struct LabelledChunk {
     #[serde(default, deserialize_with = "null_as_empty")]
     pub title: String,
     pub text: String,
+}
+
+impl<'de> Deserialize<'de> for LabelledChunk {
+    fn deserialize<D: serde::Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        match Value::deserialize(value)? {
+            Value::String(text) => Ok(Self { text, ..Self::default() }),
+            value @ Value::Object(_) => Self::deserialize(value).map_err(D::Error::custom),
+            value => Err(D::Error::custom(format_args!(
+                "a chunk is an object with \"text\", or a text, not {value}"
+            ))),
+        }
+    }
 }
 
 pub(crate) fn one_or_many<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Vec<String>, D::Error> {
@@ -270,5 +284,25 @@ fn check_gold<'a>(mut gold: impl Iterator<Item = &'a usize>, chunks: &[LabelledC
     match gold.find(|&&gold| gold >= chunks.len()) {
         Some(gold) => bail!("gold names chunk {gold} of {}; indices start at 0", chunks.len()),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::LabelledChunk;
+
+    #[test]
+    fn a_chunk_is_an_object_or_its_text() {
+        let of = |json: &str| serde_json::from_str::<LabelledChunk>(json);
+        let fields = |json: &str| {
+            let LabelledChunk { id, title, text } = of(json).expect("a chunk");
+            [id, title, text]
+        };
+        assert_eq!(fields(r#""It rains.""#), ["", "", "It rains."]);
+        assert_eq!(fields(r#"{"id": "a", "title": null, "text": "It rains."}"#), ["a", "", "It rains."]);
+        for (json, says) in [("3", "not 3"), (r#"{"id": "a"}"#, "missing field `text`")] {
+            let message = of(json).expect_err("refused").to_string();
+            assert!(message.contains(says), "{message}");
+        }
     }
 }

@@ -13,6 +13,12 @@ use serde::{Deserialize, Serialize};
 /// The promises that a calibration can have limits for, in hundredths.
 const PROMISES: std::ops::RangeInclusive<usize> = 50..=99;
 
+/// A promise is reported as not made if questions that need several passages fall short of it by more than this.
+const SHORTFALL_MAX: f64 = 0.03;
+
+/// The fewest questions that need several passages from which their coverage is told.
+const SEVERAL_ROWS_MIN: usize = 20;
+
 /// Scores below this share of the best one count as this share, so that every effort is finite.
 const RELATIVE_MIN: f32 = 1e-3;
 
@@ -28,6 +34,29 @@ pub struct CoverageLimits {
     data: String,
     /// `[promise]`: the limits of the promises 0.50, 0.51 and so on, as far as there are enough rows.
     limits: Vec<f32>,
+    /// What the promises are worth for questions that need several passages; `None` if too few rows do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    several: Option<Several>,
+}
+
+/// How often the limits keep all evidence of questions that need several passages. They are the harder ones, and a promise holds only for
+/// all questions together.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Several {
+    rows: usize,
+    /// `[promise]`: the share of these rows whose evidence is kept, beside `limits`.
+    covered: Vec<f32>,
+}
+
+/// A promise that questions which need several passages do not get.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Shortfall {
+    pub promised: f64,
+    /// The share of such labelled questions whose evidence is kept.
+    pub covered: f32,
+    /// The number of such labelled questions.
+    pub rows: usize,
 }
 
 /// Returns the effort of keeping a unit: its rank, counted from 1, divided by the root of its score relative to the
@@ -64,17 +93,42 @@ impl CoverageLimits {
         if limits.is_empty() {
             return Err(rows_needed(*PROMISES.start() as f64 / 100.0));
         }
-        Ok(Self { estimator, rows: efforts.len(), data, limits })
+        Ok(Self { estimator, rows: efforts.len(), data, limits, several: None })
     }
 
-    /// Returns the largest effort of units that a promise keeps. A promise between two hundredths is rounded up.
+    /// Adds what the promises are worth for questions that need several passages, from the efforts of these rows.
+    #[must_use]
+    pub fn with_several(mut self, efforts: &[f32]) -> Self {
+        let covered = |limit: &f32| {
+            let kept = efforts.iter().filter(|effort| *effort <= limit).count();
+            kept as f32 / efforts.len() as f32
+        };
+        let is_enough = efforts.len() >= SEVERAL_ROWS_MIN;
+        self.several = is_enough
+            .then(|| Several { rows: efforts.len(), covered: self.limits.iter().map(covered).collect() });
+        self
+    }
+
+    /// Returns by how much questions that need several passages miss a promise; `None` if it holds for them, or if that was not measured.
+    pub fn shortfall(&self, promised: f64) -> Option<Shortfall> {
+        let several = self.several.as_ref()?;
+        let covered = *several.covered.get(Self::index(promised))?;
+        let is_missed = f64::from(covered) < promised - SHORTFALL_MAX;
+        is_missed.then_some(Shortfall { promised, covered, rows: several.rows })
+    }
+
+    /// Returns the index of a promise in `limits`. One between two hundredths is rounded up.
+    fn index(promise: f64) -> usize {
+        ((promise * 100.0 - 1e-9).ceil() as usize).saturating_sub(*PROMISES.start())
+    }
+
+    /// Returns the largest effort of units that a promise keeps.
     ///
     /// # Errors
     /// Returns the largest promise that the rows allow if this one is larger.
     pub fn limit(&self, promise: f64) -> Result<f32, f64> {
-        let percent = ((promise * 100.0 - 1e-9).ceil() as usize).max(*PROMISES.start());
         let largest = PROMISES.start() + self.limits.len() - 1;
-        self.limits.get(percent - PROMISES.start()).copied().ok_or(largest as f64 / 100.0)
+        self.limits.get(Self::index(promise)).copied().ok_or(largest as f64 / 100.0)
     }
 
     /// Checks limits that were read from a file.
@@ -85,6 +139,15 @@ impl CoverageLimits {
         let is_ascending = self.limits.is_sorted() && self.limits.iter().all(|limit| *limit >= 1.0);
         if self.limits.is_empty() || self.limits.len() > PROMISES.count() || !is_ascending {
             return Err("coverage.limits are 1 to 50 numbers from 1 upwards, in ascending order".to_owned());
+        }
+        let is_share = |covered: &f32| (0.0..=1.0).contains(covered);
+        let is_wrong = |several: &Several| {
+            several.covered.len() != self.limits.len() || !several.covered.iter().all(is_share)
+        };
+        if self.several.as_ref().is_some_and(is_wrong) {
+            return Err(
+                "coverage.several.covered are as many numbers from 0 to 1 as coverage.limits".to_owned()
+            );
         }
         Ok(())
     }
@@ -136,6 +199,22 @@ mod tests {
             let share = covered as f64 / (10.0 * efforts.len() as f64);
             assert!((promise - 0.005..promise + 0.02).contains(&share), "{promise}: {share}");
         }
+    }
+
+    #[test]
+    fn questions_that_need_several_passages_may_miss_a_promise() {
+        let limits = calibration(100).expect("enough rows");
+        assert_eq!(limits.clone().with_several(&[99.0; 19]).shortfall(0.9), None, "too few rows");
+        // The limits of 0.8 and 0.9 are 81 and 91.
+        let efforts: Vec<f32> = (0..20).map(|row| if row < 14 { 50.0 } else { 90.0 }).collect();
+        let limits = limits.with_several(&efforts);
+        let missed = Shortfall { promised: 0.8, covered: 0.7, rows: 20 };
+        assert_eq!(limits.shortfall(0.8), Some(missed));
+        assert_eq!(limits.shortfall(0.9), None, "all are covered");
+        assert_eq!(limits.shortfall(0.72), None, "0.7 is near enough");
+        assert_eq!(limits.check(), Ok(()));
+        let several = Some(Several { rows: 20, covered: vec![0.5] });
+        assert!(CoverageLimits { several, ..limits }.check().is_err(), "one share for many limits");
     }
 
     #[test]

@@ -221,7 +221,10 @@ impl<'a> InTime<'a> {
                 Warning::RowsLeftOut { chunk }
                 | Warning::GroupCut { chunk }
                 | Warning::KindUnfit { chunk, .. } => *chunk = self.indices[*chunk],
-                Warning::ScriptUnknown | Warning::QuestionShortened { .. } | Warning::Unread { .. } => {}
+                Warning::CoverageNotPromised(_)
+                | Warning::ScriptUnknown
+                | Warning::QuestionShortened { .. }
+                | Warning::Unread { .. } => {}
             }
         }
         if let Some(explanation) = &mut compressed.explanation {

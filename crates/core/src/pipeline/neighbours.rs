@@ -10,20 +10,28 @@ use crate::text::outline;
 /// The fewest chunks that are taken as a dialogue.
 const TURNS_MIN: usize = 8;
 
-/// How far away the turns are that count.
-const DISTANCE_MAX: u64 = 8;
+/// How much the turns on one side of a turn count, relative to the turn itself.
+#[derive(Debug, Clone, Copy)]
+struct Side {
+    /// What the nearest turn counts.
+    nearest: f32,
+    /// How much less each further turn counts than the one nearer by.
+    decay: f32,
+    /// How far away the turns are that count.
+    distance_max: u64,
+}
 
-/// How much the next turn counts, relative to the turn itself.
-const NEXT_SHARE: f32 = 0.35;
+/// The turns before a turn. They count most, and from far away: a discussion follows the turn that names its topic.
+const BEFORE: Side = Side { nearest: 0.5, decay: 0.95, distance_max: 24 };
 
-/// How much less each further turn counts than the one before it.
-const DECAY: f32 = 0.7;
+/// The turns after a turn.
+const AFTER: Side = Side { nearest: 0.35, decay: 0.7, distance_max: 8 };
 
 /// The neighbours of each chunk.
 #[derive(Debug, Clone, Default)]
 pub struct Neighbours {
-    /// `[chunk]`: its neighbours with their distances. Empty if the chunks are no dialogue.
-    of: Vec<Vec<(usize, u64)>>,
+    /// `[chunk]`: its neighbours, with how much they count. Empty if the chunks are no dialogue.
+    of: Vec<Vec<(usize, f32)>>,
 }
 
 impl Neighbours {
@@ -43,12 +51,12 @@ impl Neighbours {
             places.iter().enumerate().filter_map(|(index, place)| Some(((*place)?, index))).collect();
         let neighbours = |place: &Option<Place>| {
             let Some(place) = place else { return Vec::new() };
-            let distances = (1..=DISTANCE_MAX).flat_map(|distance| {
-                let numbers = [place.number.checked_sub(distance), place.number.checked_add(distance)];
-                numbers.into_iter().flatten().map(move |number| (number, distance))
-            });
-            let found = |(number, distance)| Some((*at.get(&Place { number, ..*place })?, distance));
-            distances.filter_map(found).collect()
+            let before = BEFORE.shares().map(|(distance, share)| (place.number.checked_sub(distance), share));
+            let after = AFTER.shares().map(|(distance, share)| (place.number.checked_add(distance), share));
+            let found = |(number, share): (Option<u64>, f32)| {
+                Some((*at.get(&Place { number: number?, ..*place })?, share))
+            };
+            before.chain(after).filter_map(found).collect()
         };
         Self { of: places.iter().map(neighbours).collect() }
     }
@@ -59,28 +67,37 @@ impl Neighbours {
         if self.of.is_empty() {
             return own;
         }
-        let total = 1.0 + 2.0 * (1..=DISTANCE_MAX).map(share).sum::<f32>();
-        let smooth = |(own_score, neighbours): (&f32, &Vec<(usize, u64)>)| {
-            let around: f32 = neighbours.iter().map(|&(other, distance)| share(distance) * own[other]).sum();
+        let total = 1.0 + BEFORE.total() + AFTER.total();
+        let smooth = |(own_score, neighbours): (&f32, &Vec<(usize, f32)>)| {
+            let around: f32 = neighbours.iter().map(|&(other, share)| share * own[other]).sum();
             (own_score + around) / total
         };
         own.iter().zip(&self.of).map(smooth).collect()
     }
 }
 
-/// Returns how much a turn at this distance counts, relative to the turn itself.
-fn share(distance: u64) -> f32 {
-    NEXT_SHARE * DECAY.powi(distance as i32 - 1)
+impl Side {
+    /// Returns the distances of the turns that count, with how much they count.
+    fn shares(self) -> impl Iterator<Item = (u64, f32)> {
+        (1..=self.distance_max).scan(self.nearest, move |share, distance| {
+            let found = *share;
+            *share *= self.decay;
+            Some((distance, found))
+        })
+    }
+
+    fn total(self) -> f32 {
+        self.shares().map(|(_, share)| share).sum()
+    }
 }
 
 /// Returns for each turn of one chat the mean of its score and those of the turns before it, in which a turn counts
 /// less the further away it is: what an answer is about is said before it. A turn that is not there counts as one
 /// with the score 0.
 pub fn with_turns_before(own: &[f32]) -> Vec<f32> {
-    let total = 1.0 + (1..=DISTANCE_MAX).map(share).sum::<f32>();
-    let before = |turn: usize| (1..=DISTANCE_MAX).zip(own[..turn].iter().rev());
-    let sum =
-        |turn: usize| own[turn] + before(turn).map(|(distance, other)| share(distance) * other).sum::<f32>();
+    let total = 1.0 + BEFORE.total();
+    let before = |turn: usize| BEFORE.shares().zip(own[..turn].iter().rev());
+    let sum = |turn: usize| own[turn] + before(turn).map(|((_, share), other)| share * other).sum::<f32>();
     (0..own.len()).map(|turn| sum(turn) / total).collect()
 }
 
@@ -109,15 +126,15 @@ mod tests {
 
     #[test]
     fn turns_take_part_of_the_scores_of_the_turns_before_them() {
-        let total = 1.0 + (1..=8).map(|distance| 0.35 * 0.7_f32.powi(distance - 1)).sum::<f32>();
+        let total = 1.0 + (1..=24).map(|distance| 0.5 * 0.95_f32.powi(distance - 1)).sum::<f32>();
         let found = with_turns_before(&[0.0, 1.0, 0.0, 2.0]);
-        let expect = [0.0, 1.0, 0.35, 2.0 + 0.35 * 0.7].map(|sum| sum / total);
+        let expect = [0.0, 1.0, 0.5, 2.0 + 0.5 * 0.95].map(|sum| sum / total);
         assert!(found.iter().zip(expect).all(|(found, expect)| (found - expect).abs() < 1e-6), "{found:?}");
-        let far: Vec<f32> = std::iter::once(1.0).chain([0.0; 9]).collect();
+        let far: Vec<f32> = std::iter::once(1.0).chain([0.0; 30]).collect();
         assert_eq!(
             with_turns_before(&far).iter().filter(|&&score| score > 0.0).count(),
-            9,
-            "itself and eight more"
+            25,
+            "itself and 24 more"
         );
         assert!(with_turns_before(&[]).is_empty());
     }
@@ -151,14 +168,18 @@ mod tests {
 
     #[test]
     fn turns_share_their_scores_with_their_neighbours() {
-        let near = [1.0, 0.35, 0.245, 0.172, 0.12, 0.084, 0.059, 0.041];
-        check("a dialogue", &chunks(&IDS, turn), &near);
+        let after_it = [1.0, 0.5, 0.475, 0.451, 0.429, 0.407, 0.387, 0.368];
+        check("a dialogue", &chunks(&IDS, turn), &after_it);
+        let mut backwards = IDS;
+        backwards.reverse();
+        let before_it = [1.0, 0.35, 0.245, 0.172, 0.12, 0.084, 0.059, 0.041];
+        check("the same from its end", &chunks(&backwards, turn), &before_it);
         let alone = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
         check("prose", &chunks(&IDS, |index| format!("This is paragraph {index}.")), &alone);
         check("too few turns", &chunks(&IDS[..7], turn), &alone[..7]);
         let found = ["t90", "t17", "t91", "t40", "t60", "t77", "u90", "x"];
-        let only_third = [1.0, 0.0, 0.35, 0.0, 0.0, 0.0, 0.0, 0.0];
-        check("turns that a retriever found", &chunks(&found, turn), &only_third);
+        let near_ones = [1.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0];
+        check("turns that a retriever found", &chunks(&found, turn), &near_ones);
         let counted = ["0", "1", "2", "3", "4", "5", "6", "7"];
         check("ids that count the chunks of a request", &chunks(&counted, turn), &alone);
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::answerable::Answerable;
 use super::assemble::{self, MarkerTag};
 use super::clock::Timings;
+use super::conformal::Shortfall;
 use super::explain::Explanation;
 use crate::domain::{ByteRange, Chunk, CompressRequest, KeptSpan, Kind, Lang};
 use crate::kv::store::BlockOrigins;
@@ -48,7 +49,7 @@ pub struct Compressed {
 }
 
 /// Something that the caller should know about a result, though it is not an error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Warning {
     /// The question compares all rows of a table, as "Which is the cheapest?" does, and some rows of this
     /// chunk are left out.
@@ -69,6 +70,8 @@ pub enum Warning {
         chunk: usize,
         named: Kind,
     },
+    /// Several chunks score alike, as where a question needs several passages, and such questions miss the promised coverage.
+    CoverageNotPromised(Shortfall),
     /// The decoder does not know the script of the question, so scores say little.
     ScriptUnknown,
     /// The question is too long; the model read the sentences of it that ask something, and its last ones.

@@ -52,20 +52,21 @@ const SOURCES: [&str; 13] = [
     "text",
     "texts",
 ];
-const ABSTENTIONS: [&str; 31] = [
+// Without contractions.
+const ABSTENTIONS: [&str; 28] = [
     "am not able to find",
+    "am not sure",
     "am unable to find",
-    "can't find",
     "cannot answer",
-    "can't answer",
     "cannot find",
+    "cannot say",
+    "cannot tell",
     "could not find",
-    "couldn't find",
     "did not find",
-    "didn't find",
     "do not contain",
     "do not have enough",
     "do not have information",
+    "do not know",
     "do not mention",
     "do not say",
     "do not specify",
@@ -76,9 +77,6 @@ const ABSTENTIONS: [&str; 31] = [
     "does not say",
     "does not specify",
     "does not state",
-    "don't have enough",
-    "don't have information",
-    "don't know",
     "have no information",
     "say nothing",
     "says nothing",
@@ -147,9 +145,12 @@ fn is_courtesy(text: &str) -> bool {
         || !says && COURTESIES.iter().any(|courtesy| lower.starts_with(courtesy))
 }
 
+/// Beginnings of sentences that find nothing, and do not say who found it.
+const NOTHING: [&str; 3] = ["it is not clear from the", "it is unclear from the", "there is no information"];
+
 /// Returns whether a sentence says that the sources do not have what was asked for, and nothing else.
 fn finds_nothing(text: &str) -> bool {
-    let lower = text.to_lowercase().replace('’', "'");
+    let lower = text.to_lowercase().replace('’', "'").replace("can't", "cannot").replace("n't", " not");
     if lower.contains(|c: char| c.is_ascii_digit())
         || [" but ", "however", ", so "].iter().any(|word| lower.contains(word))
     {
@@ -165,10 +166,13 @@ fn finds_nothing(text: &str) -> bool {
         Some("i" | "we") => 1,
         // "The documents", "the provided context".
         Some("the") => {
+            if bare.starts_with("the answer is not ") {
+                return bare.split(' ').any(|word| SOURCES.contains(&word.trim_end_matches('.')));
+            }
             let noun = words.take(2).position(|word| SOURCES.contains(&word.trim()));
             noun.map_or(0, |noun| noun + 2)
         }
-        _ => return bare.starts_with("there is no information"),
+        _ => return NOTHING.iter().any(|beginning| bare.starts_with(beginning)),
     };
     let said: String = bare.split_inclusive(' ').skip(subject).collect();
     subject > 0 && ABSTENTIONS.iter().any(|denial| said.starts_with(denial))
@@ -195,6 +199,12 @@ mod tests {
             "Let me know if you need more.",
             "If you have any questions, just ask!",
             "Here is what the report says:",
+            "I do not know.",
+            "I don't know when the bridge was built.",
+            "Sorry, I can’t tell from these documents.",
+            "The passages don't say who built it.",
+            "The answer is not in the context.",
+            "It is unclear from the documents whether dogs are allowed.",
         ] {
             assert!(needs_no_evidence(text), "{text}");
         }
@@ -216,6 +226,8 @@ mod tests {
             "The capital of Australia is Sydney:",
             "Thanks for asking, dogs are welcome.",
             "If you have any questions, call 0800 123.",
+            "The answer is not a number.",
+            "It is unclear who won.",
         ] {
             assert!(!needs_no_evidence(text), "{text}");
         }

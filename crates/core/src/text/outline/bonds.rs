@@ -273,6 +273,21 @@ mod tests {
             &["The pump is old.", "0 It leaks.", "0 It is loud."],
         );
         check(
+            "possessives, and a pronoun behind a phrase",
+            "Ada built two mills. Her son sold them. In 1929 she left. After Eve died, she came back.",
+            &[
+                "Ada built two mills.",
+                "0 Her son sold them.",
+                "0 In 1929 she left.",
+                "After Eve died, she came back.",
+            ],
+        );
+        check(
+            "a question among sentences",
+            "The mill is old. When was it built? Parish records name 1790.",
+            &["The mill is old.", "2 When was it built?", "Parish records name 1790."],
+        );
+        check(
             "questions and answers",
             "Q: May I bring a dog? A: No.\nQ: May I smoke? A: Outside.",
             &["1 Q: May I bring a dog?", "0 A: No.", "3 Q: May I smoke?", "2 A: Outside."],

@@ -42,7 +42,8 @@ pub(super) fn questions(pieces: &mut Pieces, parts: &[Part]) {
             continue;
         }
         if !is_list {
-            // A question among other sentences needs no answer, but "No." needs its question.
+            // What a question among other sentences asks is mostly said next, and "No." needs its question.
+            pieces.require(question, question + 1);
             if parts[question + 1].is_within(SHORT_ANSWER_WORDS_MAX) {
                 pieces.require(question + 1, question);
             }

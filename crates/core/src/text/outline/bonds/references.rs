@@ -36,7 +36,12 @@ const REFERRING_PHRASES: [&str; 9] = [
     "in this case",
     "until then",
 ];
-const SUBJECTS: [&str; 10] = ["it", "they", "it's", "he", "she", "er", "sie", "elle", "elles", "ils"];
+const SUBJECTS: [&str; 14] =
+    ["it", "they", "it's", "he", "she", "his", "her", "its", "their", "er", "sie", "elle", "elles", "ils"];
+
+/// Words that may begin a phrase before the subject, and how many words after them are looked at: "In 1929 she left."
+const BEFORE_SUBJECT: [&str; 9] = ["after", "at", "before", "by", "during", "from", "in", "on", "until"];
+const BEFORE_SUBJECT_WORDS_MAX: usize = 5;
 
 /// The longest sentence that is kept with what it is an exception to, in bytes.
 const EXCEPTION_BYTES_MAX: usize = 160;
@@ -131,16 +136,29 @@ fn refers(text: &str, begins_paragraph: bool) -> bool {
         || phrases.into_iter().any(|phrase| begins(phrase))
 }
 
+/// Returns whether the subject of a sentence stands in one before it: "She left.", "His son rebuilt it.", "In 1929 she left." A name in a
+/// phrase of time may be that of the person ("After Anna died, she").
+fn has_subject_before(text: &str) -> bool {
+    let first = first_word(text);
+    if !BEFORE_SUBJECT.contains(&&*first) {
+        return SUBJECTS.contains(&&*first);
+    }
+    let may_name = ["after", "before", "until"].contains(&&*first);
+    let words = text.split_whitespace().skip(1).take(BEFORE_SUBJECT_WORDS_MAX);
+    let mut phrase = words.take_while(|word| !(may_name && word.starts_with(char::is_uppercase)));
+    phrase.any(|word| matches!(word, "he" | "she"))
+}
+
 /// Returns whether a sentence begins with words that refer to something before it.
 pub(in super::super) fn is_dependent(text: &str) -> bool {
-    refers(text, false) || SUBJECTS.contains(&&*first_word(text))
+    refers(text, false) || has_subject_before(text)
 }
 
 /// Lets a sentence that begins with `That` or `It` require the sentence that it refers to, and a sentence require the exception to it
 /// that follows.
 pub(super) fn references(pieces: &mut Pieces, parts: &[Part]) {
     let is_before = |at: &usize| !(parts[*at].is_frame || parts[*at].is_row);
-    let is_subject = |at: usize| !SUBJECTS.contains(&&*first_word(parts[at].bare()));
+    let is_subject = |at: usize| !has_subject_before(parts[at].bare());
     // `[part]`: how many sentences in a row refer to the one before them, and the sentence with the subject of `It`.
     let (mut chain, mut subjects) = (vec![0; parts.len()], vec![None; parts.len()]);
     for at in 1..parts.len() {
