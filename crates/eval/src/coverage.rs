@@ -170,14 +170,9 @@ impl Ranking {
         need: &Need,
         pipeline: &Pipeline,
     ) -> Result<Option<Self>> {
-        let numbered = chunks.iter().map(LabelledChunk::chunk).enumerate();
-        let numbered = numbered.map(|(at, mut chunk)| {
-            chunk.id = at.to_string();
-            chunk
-        });
         let request = CompressRequest {
             granularity: Granularity::Sentence,
-            ..CompressRequest::new(query, numbered.collect())
+            ..CompressRequest::new(query, data::request_chunks(chunks))
         };
         let cancel = Cancel::default();
         let reading = pipeline.read(&request, &cancel, &mut Clock::start())?;

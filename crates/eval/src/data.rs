@@ -1,6 +1,7 @@
 //! Labelled data of `eval`: JSON Lines, one object per line, in one of five shapes (selection, attribution,
 //! needed parts, claims or answerable questions). A line may also hold several questions about the same chunks.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use anyhow::{Context, bail};
@@ -135,6 +136,18 @@ impl LabelledChunk {
     pub fn full_text(&self) -> String {
         if self.title.is_empty() { self.text.clone() } else { format!("{}. {}", self.title, self.text) }
     }
+}
+
+/// Converts chunks to the type that requests use. They keep their ids, which say which turns of a dialogue are neighbours, if each has one
+/// of its own; otherwise their indices are their ids.
+pub fn request_chunks(chunks: &[LabelledChunk]) -> Vec<Chunk> {
+    let ids: HashSet<&str> = chunks.iter().map(|chunk| &*chunk.id).filter(|id| !id.is_empty()).collect();
+    let has_ids = ids.len() == chunks.len();
+    let of_request = |(index, labelled): (usize, &LabelledChunk)| {
+        let chunk = labelled.chunk();
+        if has_ids { chunk } else { Chunk { id: index.to_string(), ..chunk } }
+    };
+    chunks.iter().enumerate().map(of_request).collect()
 }
 
 /// A file of rows, one JSON object per line. Its first row says which shape all rows have.

@@ -128,12 +128,7 @@ pub fn observe<T>(
     score: impl Fn(&Reading, &Question) -> anyhow::Result<T>,
 ) -> anyhow::Result<Vec<T>> {
     let score_question = |(i, question): (usize, &Question)| {
-        let numbered = |(index, chunk): (usize, &LabelledChunk)| {
-            let mut chunk = chunk.chunk();
-            chunk.id = index.to_string();
-            chunk
-        };
-        let chunks = question.chunks.iter().enumerate().map(numbered).collect();
+        let chunks = data::request_chunks(&question.chunks);
         let request = CompressRequest {
             granularity: Granularity::Chunk,
             ..CompressRequest::new(&question.query, chunks)

@@ -18,7 +18,7 @@ use thresher_registry::{Change, Registry, RegistrySettings};
 
 use super::Values;
 use super::attribution;
-use super::data::{LabelledChunk, SelectionRow};
+use super::data::{self, LabelledChunk, SelectionRow};
 use super::estimate::{bootstrap_mean, wilson_proportion};
 use super::judged::{Judged, JudgedReport};
 use super::methods::{Configured, Method, Texts};
@@ -247,18 +247,12 @@ impl SelectionRow {
 /// Converts the row to a request for sentences in plain format, so that the token count covers the row's text
 /// only.
 fn request(row: &SelectionRow) -> CompressRequest {
-    let numbered = |(index, chunk): (usize, &LabelledChunk)| {
-        let mut chunk = chunk.chunk();
-        chunk.id = index.to_string();
-        chunk
-    };
-    let chunks = row.chunks.iter().enumerate().map(numbered).collect();
     CompressRequest {
         format: Format::Plain,
         // All methods share these budgets, and the baselines count with the model's tokenizer.
         tokenizer: TokenizerName::Model,
         history: row.history.iter().map(|turn| turn.content.clone()).collect(),
-        ..CompressRequest::new(&row.query, chunks)
+        ..CompressRequest::new(&row.query, data::request_chunks(&row.chunks))
     }
 }
 

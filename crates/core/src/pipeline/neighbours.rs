@@ -21,6 +21,9 @@ struct Side {
     distance_max: u64,
 }
 
+/// By how many standard deviations fewer speakers must follow themselves than by chance, if chunks are to be in the order of the dialogue.
+const ORDER_DEVIATIONS_MIN: f64 = 3.0;
+
 /// The turns before a turn. They count most, and from far away: a discussion follows the turn that names its topic.
 const BEFORE: Side = Side { nearest: 0.5, decay: 0.95, distance_max: 24 };
 
@@ -37,13 +40,17 @@ pub struct Neighbours {
 impl Neighbours {
     /// Finds the neighbours of chunks that are turns. Chunks are turns if most begin with the name of a speaker,
     /// and speakers come again. Which turns follow each other is known from the numbers at the end of their ids,
-    /// so turns that a retriever found are neighbours only if they were. Ids that count the chunks of the request say nothing: a retriever
-    /// sends turns by relevance.
+    /// so turns that a retriever found are neighbours only if they were. Ids that count the chunks of the request say nothing of
+    /// turns that a retriever sends by relevance, so the speakers must take turns as well.
     pub fn find(chunks: &[Arc<Chunk>]) -> Self {
-        let is_dialogue =
-            chunks.len() >= TURNS_MIN && outline::is_dialogue(chunks.iter().map(|chunk| &*chunk.text));
+        if chunks.len() < TURNS_MIN {
+            return Self::default();
+        }
+        let Some(speakers) = outline::speakers(chunks.iter().map(|chunk| &*chunk.text)) else {
+            return Self::default();
+        };
         let are_counted = chunks.iter().enumerate().all(|(index, chunk)| chunk.id == index.to_string());
-        if !is_dialogue || are_counted {
+        if are_counted && !take_turns(&speakers) {
             return Self::default();
         }
         let places: Vec<Option<Place>> = chunks.iter().map(|chunk| Place::parse(chunk)).collect();
@@ -74,6 +81,20 @@ impl Neighbours {
         };
         own.iter().zip(&self.of).map(smooth).collect()
     }
+}
+
+/// Returns whether speakers follow themselves so much less often than in a random order that the order is that of the dialogue.
+fn take_turns(speakers: &[Option<&str>]) -> bool {
+    let mut counts: HashMap<&str, usize> = HashMap::new();
+    speakers.iter().flatten().for_each(|speaker| *counts.entry(speaker).or_default() += 1);
+    let known = counts.values().sum::<usize>().max(1) as f64;
+    let chance: f64 = counts.values().map(|&count| (count as f64 / known).powi(2)).sum();
+    let pairs = speakers.windows(2).filter(|pair| pair[0].is_some() && pair[1].is_some());
+    let (pairs, same) = pairs.fold((0.0, 0.0), |(pairs, same), pair| {
+        (pairs + 1.0, same + f64::from(u8::from(pair[0] == pair[1])))
+    });
+    let deviation = (pairs * chance * (1.0 - chance)).sqrt();
+    deviation > 0.0 && pairs * chance - same >= ORDER_DEVIATIONS_MIN * deviation
 }
 
 impl Side {
@@ -181,6 +202,23 @@ mod tests {
         let near_ones = [1.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0];
         check("turns that a retriever found", &chunks(&found, turn), &near_ones);
         let counted = ["0", "1", "2", "3", "4", "5", "6", "7"];
-        check("ids that count the chunks of a request", &chunks(&counted, turn), &alone);
+        check("ids that count too few chunks to tell the order", &chunks(&counted, turn), &alone);
+    }
+
+    #[test]
+    fn speakers_who_take_turns_tell_that_chunks_are_in_order() {
+        let names = ["Ann", "Bob", "Cas"];
+        let in_turns: Vec<Option<&str>> = (0..40).map(|at| Some(names[at % 3])).collect();
+        assert!(take_turns(&in_turns));
+        assert!(!take_turns(&in_turns[..8]), "too few");
+        assert!(!take_turns(&[Some("Ann"); 40]), "one speaker");
+        assert!(!take_turns(&[None; 40]), "no speaker");
+        let mut random = fastrand::Rng::with_seed(1);
+        let wrong = (0..1_000).filter(|_| {
+            let mut mixed = in_turns.clone();
+            random.shuffle(&mut mixed);
+            take_turns(&mixed)
+        });
+        assert!(wrong.count() < 5, "a random order is hardly taken for that of the dialogue");
     }
 }

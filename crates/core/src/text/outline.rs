@@ -28,11 +28,13 @@ use line::Line;
 
 use crate::domain::{ByteRange, Kind};
 
-/// Returns whether texts are turns of one dialogue: most begin with the name of a speaker, and speakers come again.
-pub fn is_dialogue<'a>(texts: impl Iterator<Item = &'a str>) -> bool {
-    let first_line = |text: &'a str| text.lines().find(|line| !line.trim().is_empty());
-    let lines: Vec<Line> = texts.filter_map(first_line).map(|text| Line { start: 0, text }).collect();
-    chat::format(&lines).is_some()
+/// Returns the speaker of each text, as far as it names one, if the texts are turns of one dialogue: most begin with the name of a
+/// speaker, and speakers come again.
+pub fn speakers<'a>(texts: impl Iterator<Item = &'a str>) -> Option<Vec<Option<&'a str>>> {
+    let first_line = |text: &'a str| text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    let lines: Vec<Line> = texts.map(|text| Line { start: 0, text: first_line(text) }).collect();
+    let format = chat::format(&lines)?;
+    Some(lines.iter().map(|line| Some(format.head(line.text)?.speaker)).collect())
 }
 
 /// The part that a piece of JSON plays, which decides what a writer must put before it. See [`Joint::comma`].

@@ -11,6 +11,7 @@ use thresher_core::pipeline::validate::InvalidRequest;
 use thresher_core::pipeline::{Pipeline, PipelineError, Prepared};
 
 use super::ReaderRow;
+use crate::data;
 use crate::methods::{Bm25, Method as _};
 use crate::selection::texts;
 
@@ -114,14 +115,9 @@ struct ArmContext {
 /// # Errors
 /// Fails if the question or its chunks are beyond a limit, or if the model fails.
 pub fn contexts(row: &ReaderRow, arms: &[Arm], pipeline: &Pipeline) -> Result<Vec<String>> {
-    let chunks = row.chunks.iter().enumerate().map(|(index, chunk)| {
-        let mut chunk = chunk.chunk();
-        chunk.id = index.to_string();
-        chunk
-    });
     let request = CompressRequest {
         history: row.history.iter().map(|turn| turn.content.clone()).collect(),
-        ..CompressRequest::new(&row.query, chunks.collect())
+        ..CompressRequest::new(&row.query, data::request_chunks(&row.chunks))
     };
     let row = RowContexts {
         pipeline,
