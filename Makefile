@@ -160,8 +160,9 @@ deploy: operate ## try every way to install and run: packages, image, Kubernetes
 	@$(WITH_RUNTIME) $(STAGE) "container image" "1 minute" scripts/image.sh $(DEBUG)
 	@$(WITH_RUNTIME) CARGO="$(CARGO)" PYTHON="$(PYTHON)" $(STAGE) "packages in clean roots" "4 minutes" scripts/install.sh dev
 
-screenshots: model ## write pictures of every view of the page to docs/images
-	@$(WITH_RUNTIME) scripts/web.sh $(RELEASE) $(MODEL_DIR) models/facts "$(CURDIR)/docs/images"
+screenshots: model ## write pictures of every view of the page to target/screenshots, and the one that the book shows to docs/images
+	@$(WITH_RUNTIME) scripts/web.sh $(RELEASE) $(MODEL_DIR) models/facts "$(CURDIR)/target/screenshots"
+	@cp target/screenshots/compress.png docs/images/
 
 lint: python cargo ## check formatting, clippy, documentation and scripts
 	$(CARGO) fmt --all --check
