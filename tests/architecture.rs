@@ -164,7 +164,7 @@ const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
     ("lexical", &["cancel", "units", "validate"]),
     ("load", &[]),
     ("neighbours", &[]),
-    ("outcome", &["answerable", "assemble", "clock", "explain"]),
+    ("outcome", &["answerable", "assemble", "clock", "conformal", "explain"]),
     ("question", &["blocks", "cancel", "validate"]),
     ("recompute", &["cancel", "kv_export", "validate"]),
     ("reading", &["blocks", "lexical", "neighbours", "question", "repeats", "scan", "score", "units"]),

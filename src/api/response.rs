@@ -138,11 +138,14 @@ impl WarningAnswer {
                 );
                 ("kind_unfit", message.into(), Some(chunk))
             }
-            Warning::CoverageNotPromised(Shortfall { promised, covered, rows }) => {
+            Warning::CoverageNotPromised(Shortfall { promised, covered, rows, sufficient }) => {
+                let enough = sufficient.map_or_else(String::new, |coverage| {
+                    format!(", and a coverage of {coverage} for {:.0} %", 100.0 * promised)
+                });
                 let message = format!(
-                    "several chunks score alike, so the answer may need several passages: for such questions a coverage of {promised} is \
-                     no promise, since of {rows} labelled ones {:.0} % kept all that they need. Send a larger coverage, or calibrate with \
-                     questions of your own (`thresher calibrate --coverage`)",
+                    "several chunks have similar scores, so the answer may need several of them. Of {rows} labelled questions that need \
+                     several, a coverage of {promised} kept all evidence for {:.0} %{enough}. `thresher calibrate --coverage` measures \
+                     questions of your own",
                     100.0 * covered
                 );
                 ("coverage_not_promised", message.into(), None)

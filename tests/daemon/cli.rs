@@ -92,12 +92,10 @@ fn the_relevance_of_a_chunk_does_not_depend_on_the_others() {
 
 #[test]
 fn a_coverage_is_no_promise_where_several_passages_seem_to_be_needed() {
-    let codes = |query: &str, coverage: f64| {
-        let chunks = json!([
-            "The Alder Bridge was opened in 1921. It is made of granite, and trams cross it twice an hour. Anglers like its shade.",
-            "The Birch Bridge was opened in 1934. It is made of steel, and barges pass it at night. A kiosk stands beside it.",
-            "Penguins breed on the southern islands. Their eggs are laid in June.",
-        ]);
+    const ALDER: &str = "The Alder Bridge was opened in 1921. It is made of granite, and trams cross it twice an hour. Anglers like its shade.";
+    const BIRCH: &str = "The Birch Bridge was opened in 1934. It is made of steel, and barges pass it at night. A kiosk stands beside it.";
+    const PENGUINS: &str = "Penguins breed on the southern islands. Their eggs are laid in June.";
+    let codes_of = |query: &str, coverage: f64, chunks: &[&str]| {
         let body = json!({"query": query, "chunks": chunks, "budget": {"coverage": coverage}});
         let answer = run(thresher(&["compress"]), &body.to_string()).json();
         let warnings = answer["warnings"].as_array().cloned().unwrap_or_default();
@@ -106,10 +104,26 @@ fn a_coverage_is_no_promise_where_several_passages_seem_to_be_needed() {
             .map(|warning| warning["code"].as_str().expect("a code").to_owned())
             .collect::<Vec<_>>()
     };
+    let codes = |query: &str, coverage| codes_of(query, coverage, &[ALDER, BIRCH, PENGUINS]);
     let both = "Which bridge was opened first, the Alder Bridge or the Birch Bridge?";
     assert_eq!(codes(both, 0.8), ["coverage_not_promised"]);
     assert_eq!(codes(both, 0.99), [""; 0], "that much holds for such questions, too");
     assert_eq!(codes("When do penguins lay their eggs?", 0.8), [""; 0], "one passage stands out");
+    assert_eq!(
+        codes_of("When do penguins lay their eggs?", 0.9, &[PENGUINS, PENGUINS]),
+        [""; 0],
+        "nothing is left out"
+    );
+    let turn = |at: usize| {
+        format!(
+            "{}: {}",
+            ["Ann", "Bob"][at % 2],
+            ["Lunch was late.", "The bridge was opened in 1921."][usize::from(at == 7)]
+        )
+    };
+    let turns: Vec<String> = (0..16).map(turn).collect();
+    let turns: Vec<&str> = turns.iter().map(String::as_str).collect();
+    assert_eq!(codes_of("When was the bridge opened?", 0.8, &turns), [""; 0], "turns share their scores");
 }
 
 #[test]

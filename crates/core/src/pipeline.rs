@@ -518,7 +518,7 @@ impl Pipeline {
         is_measured.then(|| scores.chunk_relevances.iter().map(|&value| curve.probability(value)).collect())
     }
 
-    /// Returns by how much a promised coverage is missed where it leaves something out and several chunks score alike.
+    /// Returns what a promised coverage is worth where it leaves something out and several chunks score alike.
     fn shortfall(
         &self,
         request: &CompressRequest,
@@ -527,9 +527,11 @@ impl Pipeline {
         fitted: &Fitted,
     ) -> Option<Shortfall> {
         let Budget::Coverage(promised) = request.budget else { return None };
-        let kept: usize = fitted.spans.iter().flatten().map(|span| span.tokens.len()).sum();
-        let all: usize = reading.units.iter().map(|unit| unit.tokens.len()).sum();
-        let is_in_doubt = kept < all && scores.are_alike(reading);
+        let is_said = |unit: &Unit| {
+            let mut spans = fitted.spans[unit.chunk].iter().chain(&fitted.repeats[unit.chunk]);
+            spans.any(|span| span.source.start <= unit.bytes.start && unit.bytes.end <= span.source.end)
+        };
+        let is_in_doubt = scores.are_alike(reading) && !reading.units.iter().all(is_said);
         self.coverage_limits()?.shortfall(promised).filter(|_| is_in_doubt)
     }
 

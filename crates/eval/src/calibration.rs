@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
 use ndarray::{Array2, Axis};
-use thresher_core::domain::{Chunk, CompressRequest, Granularity};
+use thresher_core::domain::{CompressRequest, Granularity};
 use thresher_core::pipeline::Pipeline;
 use thresher_core::pipeline::answerable::best_passage;
 use thresher_core::pipeline::calibration::{AnswerableCurve, Calibration, RelatedLimits, RelevanceCurve};
@@ -114,9 +114,7 @@ impl Look {
         chunks: impl Iterator<Item = &'a LabelledChunk>,
         pipeline: &Pipeline,
     ) -> Result<Self> {
-        let numbered =
-            |(at, chunk): (usize, &LabelledChunk)| Arc::new(Chunk { id: at.to_string(), ..chunk.chunk() });
-        let chunks = chunks.enumerate().map(numbered).collect();
+        let chunks = data::request_chunks(chunks).into_iter().map(Arc::new).collect();
         let request = CompressRequest {
             granularity: Granularity::Sentence,
             chunks,

@@ -140,14 +140,15 @@ impl LabelledChunk {
 
 /// Converts chunks to the type that requests use. They keep their ids, which say which turns of a dialogue are neighbours, if each has one
 /// of its own; otherwise their indices are their ids.
-pub fn request_chunks(chunks: &[LabelledChunk]) -> Vec<Chunk> {
+pub fn request_chunks<'a>(chunks: impl IntoIterator<Item = &'a LabelledChunk>) -> Vec<Chunk> {
+    let chunks: Vec<&LabelledChunk> = chunks.into_iter().collect();
     let ids: HashSet<&str> = chunks.iter().map(|chunk| &*chunk.id).filter(|id| !id.is_empty()).collect();
     let has_ids = ids.len() == chunks.len();
     let of_request = |(index, labelled): (usize, &LabelledChunk)| {
         let chunk = labelled.chunk();
         if has_ids { chunk } else { Chunk { id: index.to_string(), ..chunk } }
     };
-    chunks.iter().enumerate().map(of_request).collect()
+    chunks.into_iter().enumerate().map(of_request).collect()
 }
 
 /// A file of rows, one JSON object per line. Its first row says which shape all rows have.

@@ -189,7 +189,7 @@ function Outcome({ answer, request, inputs: sent }: OutcomeProps) {
         <summary>Time per stage, and model</summary>
         <Timings timings={answer.timing_ms} />
         <p class="small muted">
-          {rc.model} scores with {rc.estimator}. {answer.relevance !== null && `Relevance ${score(answer.relevance)}: how near the chunks come to the question.`}
+          {rc.model} scores with {rc.estimator}. {answer.relevance !== null && `Relevance ${score(answer.relevance)}: the probability that the best chunk contains something that the question asks.`}
         </p>
       </details>
     </>

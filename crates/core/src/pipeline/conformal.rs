@@ -39,8 +39,8 @@ pub struct CoverageLimits {
     several: Option<Several>,
 }
 
-/// How often the limits keep all evidence of questions that need several passages. They are the harder ones, and a promise holds only for
-/// all questions together.
+/// How often the limits keep all evidence of questions that need several passages. A promise holds for all questions together, not for
+/// these alone.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Several {
@@ -57,6 +57,8 @@ pub struct Shortfall {
     pub covered: f32,
     /// The number of such labelled questions.
     pub rows: usize,
+    /// The least promise that keeps the evidence of as many of them as were promised; `None` if there is none.
+    pub sufficient: Option<f64>,
 }
 
 /// Returns the effort of keeping a unit: its rank, counted from 1, divided by the root of its score relative to the
@@ -109,12 +111,15 @@ impl CoverageLimits {
         self
     }
 
-    /// Returns by how much questions that need several passages miss a promise; `None` if it holds for them, or if that was not measured.
+    /// Returns how often a promise keeps all evidence of questions that need several passages if that is clearly less than promised; `None`
+    /// otherwise, or if it was not measured.
     pub fn shortfall(&self, promised: f64) -> Option<Shortfall> {
         let several = self.several.as_ref()?;
         let covered = *several.covered.get(Self::index(promised))?;
         let is_missed = f64::from(covered) < promised - SHORTFALL_MAX;
-        is_missed.then_some(Shortfall { promised, covered, rows: several.rows })
+        let sufficient = several.covered.iter().position(|covered| f64::from(*covered) >= promised);
+        let sufficient = sufficient.map(|index| (PROMISES.start() + index) as f64 / 100.0);
+        is_missed.then_some(Shortfall { promised, covered, rows: several.rows, sufficient })
     }
 
     /// Returns the index of a promise in `limits`. One between two hundredths is rounded up.
@@ -208,7 +213,7 @@ mod tests {
         // The limits of 0.8 and 0.9 are 81 and 91.
         let efforts: Vec<f32> = (0..20).map(|row| if row < 14 { 50.0 } else { 90.0 }).collect();
         let limits = limits.with_several(&efforts);
-        let missed = Shortfall { promised: 0.8, covered: 0.7, rows: 20 };
+        let missed = Shortfall { promised: 0.8, covered: 0.7, rows: 20, sufficient: Some(0.89) };
         assert_eq!(limits.shortfall(0.8), Some(missed));
         assert_eq!(limits.shortfall(0.9), None, "all are covered");
         assert_eq!(limits.shortfall(0.72), None, "0.7 is near enough");

@@ -30,6 +30,9 @@ const BEFORE: Side = Side { nearest: 0.5, decay: 0.95, distance_max: 24 };
 /// The turns after a turn.
 const AFTER: Side = Side { nearest: 0.35, decay: 0.7, distance_max: 8 };
 
+/// The turns before a turn within one chunk. A chunk that is a chat is shorter than a meeting, and changes its topic more often.
+const BEFORE_IN_CHAT: Side = AFTER;
+
 /// The neighbours of each chunk.
 #[derive(Debug, Clone, Default)]
 pub struct Neighbours {
@@ -40,7 +43,7 @@ pub struct Neighbours {
 impl Neighbours {
     /// Finds the neighbours of chunks that are turns. Chunks are turns if most begin with the name of a speaker,
     /// and speakers come again. Which turns follow each other is known from the numbers at the end of their ids,
-    /// so turns that a retriever found are neighbours only if they were. Ids that count the chunks of the request say nothing of
+    /// so turns that a retriever found are neighbours only if they were. Ids that may only count the chunks of the request say nothing of
     /// turns that a retriever sends by relevance, so the speakers must take turns as well.
     pub fn find(chunks: &[Arc<Chunk>]) -> Self {
         if chunks.len() < TURNS_MIN {
@@ -49,7 +52,8 @@ impl Neighbours {
         let Some(speakers) = outline::speakers(chunks.iter().map(|chunk| &*chunk.text)) else {
             return Self::default();
         };
-        let are_counted = chunks.iter().enumerate().all(|(index, chunk)| chunk.id == index.to_string());
+        let numbers: Option<Vec<u64>> = chunks.iter().map(|chunk| chunk.id.parse().ok()).collect();
+        let are_counted = numbers.is_some_and(|numbers| numbers.is_sorted());
         if are_counted && !take_turns(&speakers) {
             return Self::default();
         }
@@ -68,10 +72,15 @@ impl Neighbours {
         Self { of: places.iter().map(neighbours).collect() }
     }
 
+    /// Returns whether the chunks are no dialogue.
+    pub fn is_empty(&self) -> bool {
+        self.of.is_empty()
+    }
+
     /// Returns for each chunk the mean of its score and those of its neighbours, in which a turn counts less the
     /// further away it is. A turn that is not there counts as one with the score 0.
     pub fn smoothed(&self, own: Vec<f32>) -> Vec<f32> {
-        if self.of.is_empty() {
+        if self.is_empty() {
             return own;
         }
         let total = 1.0 + BEFORE.total() + AFTER.total();
@@ -88,7 +97,9 @@ fn take_turns(speakers: &[Option<&str>]) -> bool {
     let mut counts: HashMap<&str, usize> = HashMap::new();
     speakers.iter().flatten().for_each(|speaker| *counts.entry(speaker).or_default() += 1);
     let known = counts.values().sum::<usize>().max(1) as f64;
-    let chance: f64 = counts.values().map(|&count| (count as f64 / known).powi(2)).sum();
+    // Two turns of a random order are of the same speaker.
+    let chance: f64 = counts.values().map(|&count| (count * (count - 1)) as f64).sum::<f64>()
+        / (known * (known - 1.0)).max(1.0);
     let pairs = speakers.windows(2).filter(|pair| pair[0].is_some() && pair[1].is_some());
     let (pairs, same) = pairs.fold((0.0, 0.0), |(pairs, same), pair| {
         (pairs + 1.0, same + f64::from(u8::from(pair[0] == pair[1])))
@@ -116,8 +127,8 @@ impl Side {
 /// less the further away it is: what an answer is about is said before it. A turn that is not there counts as one
 /// with the score 0.
 pub fn with_turns_before(own: &[f32]) -> Vec<f32> {
-    let total = 1.0 + BEFORE.total();
-    let before = |turn: usize| BEFORE.shares().zip(own[..turn].iter().rev());
+    let total = 1.0 + BEFORE_IN_CHAT.total();
+    let before = |turn: usize| BEFORE_IN_CHAT.shares().zip(own[..turn].iter().rev());
     let sum = |turn: usize| own[turn] + before(turn).map(|((_, share), other)| share * other).sum::<f32>();
     (0..own.len()).map(|turn| sum(turn) / total).collect()
 }
@@ -147,15 +158,15 @@ mod tests {
 
     #[test]
     fn turns_take_part_of_the_scores_of_the_turns_before_them() {
-        let total = 1.0 + (1..=24).map(|distance| 0.5 * 0.95_f32.powi(distance - 1)).sum::<f32>();
+        let total = 1.0 + (1..=8).map(|distance| 0.35 * 0.7_f32.powi(distance - 1)).sum::<f32>();
         let found = with_turns_before(&[0.0, 1.0, 0.0, 2.0]);
-        let expect = [0.0, 1.0, 0.5, 2.0 + 0.5 * 0.95].map(|sum| sum / total);
+        let expect = [0.0, 1.0, 0.35, 2.0 + 0.35 * 0.7].map(|sum| sum / total);
         assert!(found.iter().zip(expect).all(|(found, expect)| (found - expect).abs() < 1e-6), "{found:?}");
-        let far: Vec<f32> = std::iter::once(1.0).chain([0.0; 30]).collect();
+        let far: Vec<f32> = std::iter::once(1.0).chain([0.0; 9]).collect();
         assert_eq!(
             with_turns_before(&far).iter().filter(|&&score| score > 0.0).count(),
-            25,
-            "itself and 24 more"
+            9,
+            "itself and eight more"
         );
         assert!(with_turns_before(&[]).is_empty());
     }
@@ -203,6 +214,8 @@ mod tests {
         check("turns that a retriever found", &chunks(&found, turn), &near_ones);
         let counted = ["0", "1", "2", "3", "4", "5", "6", "7"];
         check("ids that count too few chunks to tell the order", &chunks(&counted, turn), &alone);
+        let read = ["0", "2", "3", "5", "6", "8", "9", "11"];
+        check("the same of which some were not read", &chunks(&read, turn), &alone);
     }
 
     #[test]
@@ -214,11 +227,13 @@ mod tests {
         assert!(!take_turns(&[Some("Ann"); 40]), "one speaker");
         assert!(!take_turns(&[None; 40]), "no speaker");
         let mut random = fastrand::Rng::with_seed(1);
-        let wrong = (0..1_000).filter(|_| {
-            let mut mixed = in_turns.clone();
-            random.shuffle(&mut mixed);
-            take_turns(&mixed)
-        });
-        assert!(wrong.count() < 5, "a random order is hardly taken for that of the dialogue");
+        for turns in [10, 15, 40] {
+            let wrong = (0..1_000).filter(|_| {
+                let mut mixed = in_turns[..turns].to_vec();
+                random.shuffle(&mut mixed);
+                take_turns(&mixed)
+            });
+            assert!(wrong.count() < 5, "{turns} in a random order are hardly taken for a dialogue");
+        }
     }
 }

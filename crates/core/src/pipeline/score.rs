@@ -145,8 +145,12 @@ pub struct Scores {
 const ALIKE_MIN: f32 = 0.3;
 
 impl Scores {
-    /// Returns whether several chunks score alike. Chunks that only repeat others do not count.
+    /// Returns whether several chunks score alike. Chunks that only repeat others do not count. Turns of a dialogue take part of each
+    /// other's scores, so theirs say nothing.
     pub fn are_alike(&self, reading: &Reading) -> bool {
+        if !reading.neighbours.is_empty() {
+            return false;
+        }
         let own = |unit: &usize| !reading.repeats.is_repeat(*unit);
         let mut chunks: Vec<usize> =
             (0..reading.units.len()).filter(own).map(|unit| reading.units[unit].chunk).collect();

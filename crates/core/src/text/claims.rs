@@ -52,7 +52,7 @@ const SOURCES: [&str; 13] = [
     "text",
     "texts",
 ];
-// Without contractions.
+/// Without contractions.
 const ABSTENTIONS: [&str; 28] = [
     "am not able to find",
     "am not sure",
@@ -145,29 +145,39 @@ fn is_courtesy(text: &str) -> bool {
         || !says && COURTESIES.iter().any(|courtesy| lower.starts_with(courtesy))
 }
 
+const CONTRACTIONS: [(&str, &str); 5] =
+    [("can't", "cannot"), ("n't", " not"), ("i'm ", "i am "), ("we're ", "we are "), ("it's ", "it is ")];
+
+/// What may follow "I am not sure" where it says nothing else.
+const OPEN: [&str; 11] =
+    ["about", "how", "if", "what", "when", "where", "whether", "which", "who", "whom", "why"];
+
 /// Beginnings of sentences that find nothing, and do not say who found it.
 const NOTHING: [&str; 3] = ["it is not clear from the", "it is unclear from the", "there is no information"];
 
 /// Returns whether a sentence says that the sources do not have what was asked for, and nothing else.
 fn finds_nothing(text: &str) -> bool {
-    let lower = text.to_lowercase().replace('’', "'").replace("can't", "cannot").replace("n't", " not");
+    let mut lower = text.to_lowercase().replace('’', "'");
+    for (short, long) in CONTRACTIONS {
+        lower = lower.replace(short, long);
+    }
     if lower.contains(|c: char| c.is_ascii_digit())
         || [" but ", "however", ", so "].iter().any(|word| lower.contains(word))
     {
         return false;
     }
-    let leads = ["unfortunately", "based on", "sorry", "i'm sorry"];
+    let leads = ["unfortunately", "based on", "sorry", "i am sorry"];
     let bare = match lower.split_once(',') {
         Some((lead, rest)) if leads.iter().any(|begin| lead.starts_with(begin)) => rest.trim_start(),
-        _ => &lower,
+        _ => &*lower,
     };
     let mut words = bare.split_inclusive(' ');
     let subject = match words.next().map(str::trim) {
         Some("i" | "we") => 1,
         // "The documents", "the provided context".
         Some("the") => {
-            if bare.starts_with("the answer is not ") {
-                return bare.split(' ').any(|word| SOURCES.contains(&word.trim_end_matches('.')));
+            if let Some(rest) = bare.strip_prefix("the answer is not ") {
+                return names_sources(rest);
             }
             let noun = words.take(2).position(|word| SOURCES.contains(&word.trim()));
             noun.map_or(0, |noun| noun + 2)
@@ -175,7 +185,23 @@ fn finds_nothing(text: &str) -> bool {
         _ => return NOTHING.iter().any(|beginning| bare.starts_with(beginning)),
     };
     let said: String = bare.split_inclusive(' ').skip(subject).collect();
-    subject > 0 && ABSTENTIONS.iter().any(|denial| said.starts_with(denial))
+    // "I am not sure the capital is Rome." says something.
+    let is_open = said.strip_prefix("am not sure").is_none_or(|rest| {
+        let next = rest.split_whitespace().next().unwrap_or_default();
+        next.is_empty() || OPEN.contains(&next)
+    });
+    subject > 0 && is_open && ABSTENTIONS.iter().any(|denial| said.starts_with(denial))
+}
+
+/// Returns whether a text is a phrase such as "in the context." or "stated in these documents."
+fn names_sources(text: &str) -> bool {
+    let mut words = text.split_whitespace().map(|word| word.trim_end_matches('.')).peekable();
+    words.next_if(|word| ["contained", "found", "given", "mentioned", "provided", "stated"].contains(word));
+    let has_place = words.next().is_some_and(|word| ["by", "from", "in"].contains(&word));
+    let is_one =
+        |word: &&str| ["the", "these", "this", "your", "given", "provided", "retrieved"].contains(word);
+    let mut noun = words.skip_while(is_one);
+    has_place && noun.next().is_some_and(|word| SOURCES.contains(&word)) && noun.next().is_none()
 }
 
 #[cfg(test)]
@@ -204,6 +230,10 @@ mod tests {
             "Sorry, I can’t tell from these documents.",
             "The passages don't say who built it.",
             "The answer is not in the context.",
+            "The answer is not stated in the provided documents.",
+            "I’m not sure which bridge is older.",
+            "I'm unable to find the date.",
+            "It's unclear from the documents who won.",
             "It is unclear from the documents whether dogs are allowed.",
         ] {
             assert!(needs_no_evidence(text), "{text}");
@@ -227,6 +257,9 @@ mod tests {
             "Thanks for asking, dogs are welcome.",
             "If you have any questions, call 0800 123.",
             "The answer is not a number.",
+            "The answer is not a source of revenue.",
+            "The answer is not Rome, according to the documents.",
+            "I am not sure the capital is Rome.",
             "It is unclear who won.",
         ] {
             assert!(!needs_no_evidence(text), "{text}");

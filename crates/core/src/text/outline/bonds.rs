@@ -282,6 +282,22 @@ mod tests {
                 "After Eve died, she came back.",
             ],
         );
+        for own in [
+            "In 1903 Ada said she left.",
+            "On Monday Eve said she left.",
+            "After lunch the maid said she left.",
+        ] {
+            check(
+                "a subject of its own",
+                &format!("Rain fell. {own} She died."),
+                &["Rain fell.", own, "1 She died."],
+            );
+        }
+        check(
+            "no exception",
+            "Bees build. Their hives never move.",
+            &["Bees build.", "0 Their hives never move."],
+        );
         check(
             "a question among sentences",
             "The mill is old. When was it built? Parish records name 1790.",

@@ -36,12 +36,16 @@ const REFERRING_PHRASES: [&str; 9] = [
     "in this case",
     "until then",
 ];
-const SUBJECTS: [&str; 14] =
-    ["it", "they", "it's", "he", "she", "his", "her", "its", "their", "er", "sie", "elle", "elles", "ils"];
+const SUBJECTS: [&str; 10] = ["it", "they", "it's", "he", "she", "er", "sie", "elle", "elles", "ils"];
+const POSSESSIVES: [&str; 4] = ["his", "her", "its", "their"];
 
 /// Words that may begin a phrase before the subject, and how many words after them are looked at: "In 1929 she left."
 const BEFORE_SUBJECT: [&str; 9] = ["after", "at", "before", "by", "during", "from", "in", "on", "until"];
 const BEFORE_SUBJECT_WORDS_MAX: usize = 5;
+
+/// Words between which and a pronoun another subject stands: "After lunch the doctor said she", "In 1903 a man who".
+const OTHER_SUBJECT: [&str; 12] =
+    ["and", "because", "had", "has", "is", "said", "says", "that", "thought", "told", "was", "who"];
 
 /// The longest sentence that is kept with what it is an exception to, in bytes.
 const EXCEPTION_BYTES_MAX: usize = 160;
@@ -141,12 +145,22 @@ fn refers(text: &str, begins_paragraph: bool) -> bool {
 fn has_subject_before(text: &str) -> bool {
     let first = first_word(text);
     if !BEFORE_SUBJECT.contains(&&*first) {
-        return SUBJECTS.contains(&&*first);
+        return SUBJECTS.contains(&&*first) || POSSESSIVES.contains(&&*first);
     }
     let may_name = ["after", "before", "until"].contains(&&*first);
-    let words = text.split_whitespace().skip(1).take(BEFORE_SUBJECT_WORDS_MAX);
-    let mut phrase = words.take_while(|word| !(may_name && word.starts_with(char::is_uppercase)));
-    phrase.any(|word| matches!(word, "he" | "she"))
+    let mut before = "";
+    for word in text.split_whitespace().skip(1).take(BEFORE_SUBJECT_WORDS_MAX) {
+        // "In Paris she" and "In the Alps she" name a place, "In 1903 Marie Curie said she" the person.
+        let is_name = word.starts_with(char::is_uppercase) && (may_name || !["", "the"].contains(&before));
+        if is_name || OTHER_SUBJECT.contains(&word) {
+            return false;
+        }
+        if matches!(word, "he" | "she") {
+            return true;
+        }
+        before = word;
+    }
+    false
 }
 
 /// Returns whether a sentence begins with words that refer to something before it.
