@@ -46,6 +46,8 @@ def main(arguments):
             page.write_text(filled, encoding="utf-8")
         elif filled != text:
             wrong.append("{}: the table of error codes differs from docs/openapi.json; run scripts/reference.py fill".format(name))
+        if text.count("<!-- listed: ") != len(LISTED.findall(text)):
+            wrong.append("{}: a mark `listed` has no table below it".format(name))
         for found in LISTED.finditer(text):
             place = "{}:{}: the table of {}".format(name, text.count("\n", 0, found.start()) + 1, found[1])
             try:

@@ -113,6 +113,8 @@ def fill(writes):
             if writes:
                 page.write_text(after)
         wrong += [found for block in CHECKED.finditer(after) for found in unsourced(name, after, block)]
+        if after.count("<!-- results") != len(MARKED.findall(after)) + len(CHECKED.findall(after)):
+            wrong.append("{}: a mark of results is not closed".format(name))
     if stale and not writes:
         wrong.insert(0, "figures differ from docs/results: {}; run scripts/results.py fill".format(", ".join(stale)))
     if wrong:
