@@ -568,7 +568,10 @@ export interface components {
         };
         /** @description Something that the caller should know about the context, though it is not an error. */
         Warning: {
-            /** @description `unrelated`, `rows_left_out`, `group_cut`, `kind_unfit`, `script_unknown`, `question_shortened` or `unread`. */
+            /**
+             * @description `unrelated`, `rows_left_out`, `group_cut`, `kind_unfit`, `coverage_not_promised`, `script_unknown`, `question_shortened` or
+             *     `unread`.
+             */
             code: string;
             /** @description What it means, in words. */
             message: string;

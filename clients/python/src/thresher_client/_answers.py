@@ -37,8 +37,10 @@ class CompressionWarning(Extensible):
     """Something that the caller should know about the context, though it is not an error."""
 
     code: str
-    """`unrelated`, `rows_left_out`, `group_cut`, `kind_unfit`, `coverage_not_promised`, `script_unknown`, `question_shortened` or
-    `unread`."""
+    """
+    `unrelated`, `rows_left_out`, `group_cut`, `kind_unfit`, `coverage_not_promised`, `script_unknown`, `question_shortened` or
+    `unread`.
+    """
     message: str
     """What it means, in words."""
     chunk: str | None = None

@@ -294,6 +294,17 @@ mod tests {
             );
         }
         check(
+            "the person meant, behind a sentence about something else",
+            "Max ran the kiln. Arthur joined in May. By 1900 the firm had grown. His glazes sold. It closed.",
+            &[
+                "Max ran the kiln.",
+                "Arthur joined in May.",
+                "By 1900 the firm had grown.",
+                "1 His glazes sold.",
+                "2 It closed.",
+            ],
+        );
+        check(
             "no exception",
             "Bees build. Their hives never move.",
             &["Bees build.", "0 Their hives never move."],

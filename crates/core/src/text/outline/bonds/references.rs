@@ -38,6 +38,16 @@ const REFERRING_PHRASES: [&str; 9] = [
 ];
 const SUBJECTS: [&str; 10] = ["it", "they", "it's", "he", "she", "er", "sie", "elle", "elles", "ils"];
 const POSSESSIVES: [&str; 4] = ["his", "her", "its", "their"];
+const PERSONS: [&str; 4] = ["he", "she", "his", "her"];
+
+/// How far back the person is looked for whom `He` means, in pieces.
+const PERSON_REACH: usize = 6;
+
+/// First words that are no name, though a capital letter begins them.
+const NO_NAMES: [&str; 28] = [
+    "a", "after", "all", "an", "as", "at", "before", "both", "by", "during", "each", "for", "from", "in",
+    "its", "later", "many", "most", "no", "of", "on", "one", "some", "the", "there", "this", "to", "with",
+];
 
 /// Words that may begin a phrase before the subject, and how many words after them are looked at: "In 1929 she left."
 const BEFORE_SUBJECT: [&str; 9] = ["after", "at", "before", "by", "during", "from", "in", "on", "until"];
@@ -163,6 +173,20 @@ fn has_subject_before(text: &str) -> bool {
     false
 }
 
+/// Returns whether the subject that stands before a sentence is a person.
+fn has_person_before(text: &str) -> bool {
+    let first = first_word(text);
+    PERSONS.contains(&&*first) || BEFORE_SUBJECT.contains(&&*first) && has_subject_before(text)
+}
+
+/// Returns whether a sentence may name a person: a word within it has a capital letter, or its first word is no common one.
+fn may_name_person(text: &str) -> bool {
+    let is_capital = |word: &str| word.starts_with(char::is_uppercase);
+    let mut words = text.split_whitespace();
+    words.next().is_some_and(|first| is_capital(first) && !NO_NAMES.contains(&&*first_word(text)))
+        || words.any(is_capital)
+}
+
 /// Returns whether a sentence begins with words that refer to something before it.
 pub(in super::super) fn is_dependent(text: &str) -> bool {
     refers(text, false) || has_subject_before(text)
@@ -181,10 +205,15 @@ pub(super) fn references(pieces: &mut Pieces, parts: &[Part]) {
         if !is_subject(at) {
             subjects[at] = if is_subject(before) { Some(before) } else { subjects[before] };
         }
-        let referred = match subjects[at] {
+        // "By 1900 the company had grown." stands between "Arthur joined." and "His glazes sold."
+        let person = has_person_before(parts[at].bare()).then(|| {
+            let mut sentences = (at.saturating_sub(PERSON_REACH)..at).rev().take_while(is_before);
+            sentences.find(|&at| is_subject(at) && may_name_person(parts[at].bare()))
+        });
+        let referred = person.flatten().or(match subjects[at] {
             Some(subject) => Some(subject).filter(|subject| at - subject <= SUBJECT_REACH),
             None => Some(before).filter(|_| refers(parts[at].bare(), parts[at].begins_paragraph)),
-        };
+        });
         if let Some(referred) = referred.filter(|referred| chain[*referred] < CHAIN_MAX) {
             chain[at] = chain[referred] + 1;
             pieces.require(at, referred);
