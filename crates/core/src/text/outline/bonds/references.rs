@@ -37,7 +37,8 @@ const REFERRING_PHRASES: [&str; 9] = [
     "until then",
 ];
 const SUBJECTS: [&str; 10] = ["it", "they", "it's", "he", "she", "er", "sie", "elle", "elles", "ils"];
-const POSSESSIVES: [&str; 4] = ["his", "her", "its", "their"];
+/// Words for the owner of a thing, who mostly stands in the sentence before.
+const OWNERS: [&str; 2] = ["its", "their"];
 const PERSONS: [&str; 4] = ["he", "she", "his", "her"];
 
 /// How far back the person is looked for whom `He` means, in pieces.
@@ -155,7 +156,7 @@ fn refers(text: &str, begins_paragraph: bool) -> bool {
 fn has_subject_before(text: &str) -> bool {
     let first = first_word(text);
     if !BEFORE_SUBJECT.contains(&&*first) {
-        return SUBJECTS.contains(&&*first) || POSSESSIVES.contains(&&*first);
+        return [&SUBJECTS[..], &OWNERS, &PERSONS].iter().any(|words| words.contains(&&*first));
     }
     let may_name = ["after", "before", "until"].contains(&&*first);
     let mut before = "";
@@ -211,6 +212,7 @@ pub(super) fn references(pieces: &mut Pieces, parts: &[Part]) {
             sentences.find(|&at| is_subject(at) && may_name_person(parts[at].bare()))
         });
         let referred = person.flatten().or(match subjects[at] {
+            Some(_) if OWNERS.contains(&&*first_word(parts[at].bare())) => Some(before),
             Some(subject) => Some(subject).filter(|subject| at - subject <= SUBJECT_REACH),
             None => Some(before).filter(|_| refers(parts[at].bare(), parts[at].begins_paragraph)),
         });
