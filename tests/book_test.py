@@ -18,7 +18,7 @@ class Links(unittest.TestCase):
 
     def test_links_lead_to_pages_and_files_of_the_site(self):
         for source, text, expect in [
-            ("README.md", "[a](docs/api.md#x) and ![b](docs/images/keys.png)", "[a](api.md#x) and ![b](images/keys.png)"),
+            ("README.md", "[a](docs/api.md#x) and ![b](docs/images/compress.png)", "[a](api.md#x) and ![b](images/compress.png)"),
             ("docs/api.md", '[a](../README.md "title")', '[a](introduction.md "title")'),
             ("docs/api.md", "[a](models.md), [b](#here), [c](https://example.com/x.md)", "[a](models.md), [b](#here), [c](https://example.com/x.md)"),
             ("clients/python/README.md", "[a](../../README.md)", "[a](introduction.md)"),
