@@ -58,6 +58,11 @@ impl ByteRange {
         self.start.max(other.start) < self.end.min(other.end)
     }
 
+    /// Returns whether all bytes of another range are in this one.
+    pub fn encloses(self, other: Self) -> bool {
+        self.start <= other.start && other.end <= self.end
+    }
+
     /// Returns the range moved right by `bytes`.
     pub fn shifted(self, bytes: usize) -> Self {
         Self::new(self.start + bytes, self.end + bytes)

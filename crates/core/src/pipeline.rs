@@ -529,7 +529,7 @@ impl Pipeline {
         let Budget::Coverage(promised) = request.budget else { return None };
         let is_said = |unit: &Unit| {
             let mut spans = fitted.spans[unit.chunk].iter().chain(&fitted.repeats[unit.chunk]);
-            spans.any(|span| span.source.start <= unit.bytes.start && unit.bytes.end <= span.source.end)
+            spans.any(|span| span.source.encloses(unit.bytes))
         };
         let is_in_doubt = scores.are_alike(reading) && !reading.units.iter().all(is_said);
         self.coverage_limits()?.shortfall(promised).filter(|_| is_in_doubt)

@@ -142,9 +142,7 @@ impl Need {
         let joined = |chunk: usize| joined(kept[chunk].iter().copied(), &chunks[chunk].text);
         let has_part = |(chunk, ranges): &(usize, Vec<ByteRange>)| {
             let spans = joined(*chunk);
-            let is_inside = |range: &ByteRange| {
-                spans.iter().any(|span| span.start <= range.start && range.end <= span.end)
-            };
+            let is_inside = |range: &ByteRange| spans.iter().any(|span| span.encloses(*range));
             ranges.iter().all(is_inside)
         };
         let has_answer = |chunk: usize| {

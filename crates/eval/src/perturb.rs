@@ -66,8 +66,7 @@ pub fn all(
 ) -> Vec<PerturbedAnswer> {
     let answer = &rows[row].answer;
     let terms = text::terms(answer, &[span.start, span.end]);
-    let span_terms: Vec<&Term> =
-        terms.iter().filter(|t| span.start <= t.bytes.start && t.bytes.end <= span.end).collect();
+    let span_terms: Vec<&Term> = terms.iter().filter(|term| span.encloses(term.bytes)).collect();
     let changed = |kind: Kind, (at, with): (ByteRange, String)| {
         let answer = format!("{}{with}{}", &answer[..at.start], &answer[at.end..]);
         let end = span.end + with.len() - at.len();
@@ -104,7 +103,7 @@ fn number(
             0 => "1".to_owned(),
             other => other.to_string(),
         };
-        let term = span_terms.iter().find(|t| t.bytes.start <= at.start && at.end <= t.bytes.end)?;
+        let term = span_terms.iter().find(|term| term.bytes.encloses(at))?;
         let start = at.start - term.bytes.start;
         let word = term.bytes.slice(answer);
         let new = format!("{}{other}{}", &word[..start], &word[start + 1..]);
@@ -123,8 +122,7 @@ fn name(
     rng: &mut SplitMix64,
 ) -> Option<Change> {
     let answer = &rows[row].answer;
-    let within = |name: &ByteRange| span.start <= name.start && name.end <= span.end;
-    let names: Vec<ByteRange> = names(answer).into_iter().filter(within).collect();
+    let names: Vec<ByteRange> = names(answer).into_iter().filter(|&name| span.encloses(name)).collect();
     if names.is_empty() {
         return None;
     }

@@ -97,7 +97,7 @@ fn take_turns(speakers: &[Option<&str>]) -> bool {
     let mut counts: HashMap<&str, usize> = HashMap::new();
     speakers.iter().flatten().for_each(|speaker| *counts.entry(speaker).or_default() += 1);
     let known = counts.values().sum::<usize>().max(1) as f64;
-    // Two turns of a random order are of the same speaker.
+    // How probable it is that two turns of a random order are of the same speaker.
     let chance: f64 = counts.values().map(|&count| (count * (count - 1)) as f64).sum::<f64>()
         / (known * (known - 1.0)).max(1.0);
     let pairs = speakers.windows(2).filter(|pair| pair[0].is_some() && pair[1].is_some());

@@ -36,7 +36,7 @@ const COURTESIES: [&str; 12] = [
     "you're welcome",
 ];
 
-/// What an answer calls its sources, and what it says of them if it finds nothing there.
+/// What an answer calls its sources.
 const SOURCES: [&str; 13] = [
     "chunks",
     "context",
@@ -52,7 +52,7 @@ const SOURCES: [&str; 13] = [
     "text",
     "texts",
 ];
-/// Without contractions.
+/// What an answer says of itself or of its sources if it finds nothing, without contractions such as "don't".
 const ABSTENTIONS: [&str; 28] = [
     "am not able to find",
     "am not sure",

@@ -213,8 +213,7 @@ impl KeptParts<'_> {
     fn kept(&self, part: &NeededPart) -> Result<Kept> {
         let spans = self.fitted.spans[part.chunk].iter().map(|span| span.source);
         let kept = joined(spans, &self.row.chunks[part.chunk].text);
-        let is_inside =
-            |range: &ByteRange| kept.iter().any(|kept| kept.start <= range.start && range.end <= kept.end);
+        let is_inside = |range: &ByteRange| kept.iter().any(|kept| kept.encloses(*range));
         let ranges = part.ranges(&self.row.chunks)?;
         let is_touched = |range: &ByteRange| kept.iter().any(|kept| kept.overlaps(*range));
         Ok(if ranges.iter().all(is_inside) {

@@ -302,8 +302,7 @@ fn answer_terms(
     cuts.sort_unstable();
     let (mut terms, mut term_of_token) = (Vec::new(), vec![None; tokens.len()]);
     let markers = text::markers(sentence);
-    let is_content =
-        |term: &text::Term| !markers.iter().any(|m| m.start <= term.bytes.start && term.bytes.end <= m.end);
+    let is_content = |term: &text::Term| !markers.iter().any(|marker| marker.encloses(term.bytes));
     for (index, term) in text::terms_in(sentence, &cuts, writing).into_iter().filter(is_content).enumerate() {
         let span = tokens_under(tokens, 0, term.bytes);
         if span.is_empty() {

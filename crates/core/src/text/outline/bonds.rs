@@ -261,6 +261,11 @@ mod tests {
             "Invoice 12\nTotal\n  80.00\nDue date\n  2 May",
             &["Invoice 12", "2 Total", "1 80.00", "4 Due date", "3 2 May"],
         );
+        check(
+            "a label above several lines",
+            "Invoice 12\nTotal\n  80.00\nReadings\n  41.5\n  38.2",
+            &["Invoice 12", "2 Total", "1 80.00", "4 Readings", "3,5 41.5", "3 38.2"],
+        );
         check("lines of a song", "red apples\n\nblue plums\n\ngreen pears", &[]);
         check(
             "a reference",
