@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value};
 use thresher_core::kv::codec::Codec;
 use thresher_eval::methods::Methods;
-use thresher_eval::reader::{self, Arm, Price, ReaderOptions, Url};
+use thresher_eval::reader::{self, Arm, Price, ReaderOptions, ReaderReport, Url};
 
 use crate::app;
 use crate::config::{BlockSettings, Config};
@@ -51,6 +51,9 @@ struct ReaderArgs {
     /// Answers that are known, one JSON object per line; new ones are added, so the command goes on where it was stopped.
     #[arg(long, value_name = "FILE", requires = "reader", default_value = "thresher-answers.jsonl")]
     answers: PathBuf,
+    /// Write a plot of F1 over prompt tokens as SVG.
+    #[arg(long, value_name = "FILE.svg", requires = "reader")]
+    plot: Option<PathBuf>,
     /// Fields of the requests as a JSON object, such as {"max_tokens": null, "max_completion_tokens": 500}; null leaves a field out.
     #[arg(long, value_name = "JSON", requires = "reader", default_value = "{}", value_parser = json_object)]
     body: Map<String, Value>,
@@ -148,19 +151,25 @@ fn ask_reader(config: &Config, args: &Args, options: &ReaderOptions) -> anyhow::
         let report = with_progress(file, |progress| reader::evaluate(file, &pipeline, options, progress))?;
         super::print(report.table());
         is_empty |= report.is_empty();
-        reports.push(report.json());
+        reports.push(report);
     }
-    write_json(args, reports)?;
+    write_json(args, reports.iter().map(ReaderReport::json).collect())?;
+    if let Some(path) = &args.reader.plot {
+        write(path, &reader::svg(&reports)?)?;
+    }
     Ok(if is_empty { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 fn write_json(args: &Args, mut reports: Vec<Value>) -> anyhow::Result<()> {
     if let Some(path) = &args.json {
         let results = if reports.len() == 1 { reports.remove(0) } else { Value::Array(reports) };
-        let text = serde_json::to_string_pretty(&results)? + "\n";
-        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        write(path, &(serde_json::to_string_pretty(&results)? + "\n"))?;
     }
     Ok(())
+}
+
+fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Shows the progress of `work` on a file.

@@ -46,7 +46,7 @@ use lines::{GroupKind, LineGroup};
 
 pub use amounts::{Amount, Measure};
 pub use arriving::{Arriving, arrived};
-pub use claims::needs_no_evidence;
+pub use claims::claim;
 pub use comparison::compares_all;
 pub use contrasts::{Contrast, contrasts, is_denied_form};
 pub use grams::{Gram, GramWord, gram_words, is_compared_by_characters, script_of};

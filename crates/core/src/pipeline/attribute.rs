@@ -133,12 +133,8 @@ impl Pipeline {
         };
         self.settings.limits.check_sources_named(parts.len(), request.sources_max)?;
         let attribute = |part: ByteRange| {
-            if is_no_claim(&request.parts, &group.text, part) {
-                return Ok(group.in_answer(PartOutcome::without_claim(part)));
-            }
-            let part = (part, part.slice(&group.text));
-            let outcome =
-                self.attribute_part(candidates, &scores, part.0, part.1, request.sources_max, cancel)?;
+            let part = Part::new(&request.parts, &group.text, part);
+            let outcome = self.attribute_part(candidates, &scores, part, request.sources_max, cancel)?;
             Ok(group.in_answer(outcome))
         };
         parts.into_iter().map(attribute).collect()
@@ -163,11 +159,8 @@ impl Pipeline {
         let parts = parts_of(kind, &scores);
         self.settings.limits.check_sources_named(parts.len(), sources_max)?;
         let attribute = |part: ByteRange| {
-            if is_no_claim(kind, answer, part) {
-                Ok(PartOutcome::without_claim(part))
-            } else {
-                self.attribute_part(candidates, &scores, part, part.slice(answer), sources_max, cancel)
-            }
+            let part = Part::new(kind, answer, part);
+            self.attribute_part(candidates, &scores, part, sources_max, cancel)
         };
         parts.into_iter().map(attribute).collect()
     }
@@ -247,21 +240,46 @@ impl Pipeline {
         sentence_scores::score(candidates, sentence, &*self.model, &self.settings, cancel)
     }
 
-    /// Attributes one part of an answer, with its text, by the scores of the sentences that it overlaps.
+    /// Attributes one part, by the scores of the sentences that it overlaps.
     fn attribute_part(
         &self,
         candidates: &Candidates,
         scores: &[SentenceScores],
-        part: ByteRange,
-        claim: &str,
+        Part { text, bytes, claim }: Part,
         sources_max: usize,
         cancel: &Cancel,
     ) -> Result<PartOutcome, PipelineError> {
         cancel.check()?;
-        let question = Question { claim, model: self.verdict_model.as_deref() };
-        let first = scores.partition_point(|scores| scores.bytes.end <= part.start);
-        let after = scores.partition_point(|scores| scores.bytes.start < part.end);
-        cite::attribute(candidates, &scores[first..after.max(first)], part, question, sources_max, cancel)
+        let Some(claim) = claim else { return Ok(PartOutcome::without_claim(bytes)) };
+        let question = Question { claim: claim.slice(text), model: self.verdict_model.as_deref() };
+        let first = scores.partition_point(|scores| scores.bytes.end <= claim.start);
+        let after = scores.partition_point(|scores| scores.bytes.start < claim.end);
+        let scores = &scores[first..after.max(first)];
+        let outcome = cite::attribute(candidates, scores, claim, question, sources_max, cancel)?;
+        Ok(PartOutcome { bytes, ..outcome })
+    }
+}
+
+/// A part of an answer, and what it claims.
+struct Part<'a> {
+    text: &'a str,
+    bytes: ByteRange,
+    /// The part without a clause that finds no answer. `None` if it is a sentence that says nothing a source could say.
+    claim: Option<ByteRange>,
+}
+
+impl<'a> Part<'a> {
+    /// What a request chooses is always compared, and so is an answer of a few words in bold.
+    fn new(kind: &Parts, text: &'a str, bytes: ByteRange) -> Self {
+        let sentence = bytes.slice(text);
+        let trimmed = sentence.trim();
+        let is_answer = trimmed.starts_with("**") && !trimmed.contains(':') && trimmed == text.trim();
+        let claim = if !matches!(kind, Parts::Sentences) || is_answer {
+            Some(bytes)
+        } else {
+            text::claim(sentence).map(|claim| claim.shifted(bytes.start))
+        };
+        Self { text, bytes, claim }
     }
 }
 
@@ -354,14 +372,6 @@ impl<'a> SentenceGroup<'a> {
         }
         part
     }
-}
-
-/// Returns whether a part is a sentence that says nothing a source could say. What a request chooses is always compared, and so is an
-/// answer of a few words in bold.
-fn is_no_claim(parts: &Parts, answer: &str, part: ByteRange) -> bool {
-    let sentence = part.slice(answer).trim();
-    let is_answer = sentence.starts_with("**") && !sentence.contains(':') && sentence == answer.trim();
-    matches!(parts, Parts::Sentences) && !is_answer && text::needs_no_evidence(sentence)
 }
 
 /// Returns the parts of scored sentences: their words, or the sentences themselves.

@@ -1,4 +1,6 @@
-//! Claims: which sentences of an answer say something that a source could say, too.
+//! Claims: which sentences of an answer, and which clauses of them, say something that a source could say, too.
+
+use crate::domain::ByteRange;
 
 /// Greetings and agreements, which stand alone or before a name: "Hello, Anna!"
 const GREETINGS: [&str; 14] = [
@@ -53,11 +55,14 @@ const SOURCES: [&str; 13] = [
     "texts",
 ];
 /// What an answer says of itself or of its sources if it finds nothing, without contractions such as "don't".
-const ABSTENTIONS: [&str; 28] = [
+const ABSTENTIONS: [&str; 31] = [
     "am not able to find",
+    "am not certain",
     "am not sure",
     "am unable to find",
+    "am unsure",
     "cannot answer",
+    "cannot be certain",
     "cannot find",
     "cannot say",
     "cannot tell",
@@ -84,6 +89,9 @@ const ABSTENTIONS: [&str; 28] = [
     "was unable to find",
 ];
 
+/// What sources do that say something.
+const SAYING: [&str; 7] = ["answer", "contain", "include", "mention", "say", "specify", "state"];
+
 const HEADING_WORDS_MAX: usize = 8;
 
 const LABEL_WORDS_MAX: usize = 4;
@@ -92,9 +100,43 @@ const LABEL_WORDS_MAX: usize = 4;
 const REQUESTS: [&str; 6] =
     ["ask", "do not hesitate", "don't hesitate", "feel free", "just ask", "let me know"];
 
+/// What stands between two clauses of a sentence of which one may say that the sources have no answer.
+const BETWEEN_CLAUSES: [&str; 6] = [", but ", " but ", "; however, ", ", however, ", "; ", ", and "];
+
+/// What a clause begins with that limits the rest of its sentence: "Although I am not certain, …".
+const CONCESSIONS: [&str; 4] = ["although ", "even though ", "though ", "while "];
+
+/// Returns the bytes of a sentence of an answer that say something a source could say, too: all of it, or what is left without a clause
+/// that finds no answer. `None` if the sentence needs no evidence.
+pub fn claim(sentence: &str) -> Option<ByteRange> {
+    if needs_no_evidence(sentence) {
+        return None;
+    }
+    for between in BETWEEN_CLAUSES {
+        for (at, _) in sentence.match_indices(between) {
+            let after = at + between.len();
+            if finds_nothing(sentence[after..].trim()) {
+                return Some(ByteRange::new(0, at));
+            }
+            if finds_nothing(sentence[..at].trim()) {
+                return Some(ByteRange::new(after, sentence.len()));
+            }
+        }
+    }
+    if let Some(comma) = sentence.find(", ") {
+        let lead = sentence[..comma].to_lowercase();
+        let conceded = CONCESSIONS.iter().find_map(|begin| lead.strip_prefix(begin));
+        if conceded.is_some_and(finds_nothing) {
+            return Some(ByteRange::new(comma + 2, sentence.len()));
+        }
+    }
+    Some(ByteRange::new(0, sentence.len()))
+}
+
 /// Returns whether a sentence of an answer says nothing that needs evidence: a greeting, a question, a heading or the
-/// header of a table, or that the sources have no answer. Knows English, and questions and headings of any language.
-pub fn needs_no_evidence(sentence: &str) -> bool {
+/// header of a table, or that the sources have no answer. Knows English, questions and headings of any language, and how some languages
+/// say that they do not know.
+fn needs_no_evidence(sentence: &str) -> bool {
     let text = sentence.trim();
     is_question(text) || is_heading(text) || is_table_head(text) || is_courtesy(text) || finds_nothing(text)
 }
@@ -153,13 +195,88 @@ const OPEN: [&str; 11] =
     ["about", "how", "if", "what", "when", "where", "whether", "which", "who", "whom", "why"];
 
 /// Beginnings of sentences that find nothing, and do not say who found it.
-const NOTHING: [&str; 3] = ["it is not clear from the", "it is unclear from the", "there is no information"];
+const NOTHING: [&str; 5] = [
+    "it is not clear from the",
+    "it is unclear from the",
+    "there is no information",
+    "there is no mention of",
+    "there is not enough information",
+];
+
+/// Answers without a verb that find nothing, which may be followed by where.
+const BLANKS: [&str; 12] = [
+    "n/a",
+    "no answer",
+    "no answer found",
+    "no information",
+    "no information available",
+    "no information found",
+    "no information is available",
+    "no information is provided",
+    "no information provided",
+    "unanswerable",
+    "unclear",
+    "unknown",
+];
+
+/// What is not done with an answer that is not there: "Not mentioned."
+const DENIED: [&str; 4] = ["not found", "not mentioned", "not specified", "not stated"];
+
+/// As [`DENIED`], where it says in which sources. "Not available." can be an answer.
+const DENIED_IN_SOURCES: [&str; 5] =
+    ["not available", "not contained", "not given", "not included", "not provided"];
+
+/// What may stand before "not mentioned".
+const MISSING: [&str; 7] =
+    ["it is ", "that information is ", "that is ", "the answer is ", "the information is ", "this information is ", "this is "];
+
+/// How some other languages say that they do not know.
+const FOREIGN: [&str; 18] = [
+    "das weiß ich nicht",
+    "desconocido",
+    "ich weiß es nicht",
+    "ich weiß nicht",
+    "ik weet het niet",
+    "inconnu",
+    "je ne sais pas",
+    "keine angabe",
+    "keine angaben",
+    "no lo sé",
+    "no sé",
+    "non lo so",
+    "não sei",
+    "onbekend",
+    "unbekannt",
+    "わかりません",
+    "不知道",
+    "我不知道",
+];
+
+/// Returns whether an answer of a few words finds nothing. `lower` is in small letters.
+fn is_blank_answer(lower: &str) -> bool {
+    let text = lower.trim_matches(|c: char| c.is_whitespace() || ".!。*\"'“”".contains(c));
+    let ends = |rest: &str| rest.is_empty() || names_sources(rest);
+    let is_blank = |begin: &str| text.strip_prefix(begin).is_some_and(ends);
+    let denied = MISSING.iter().find_map(|begin| text.strip_prefix(begin)).unwrap_or(text);
+    let is_denied = |begin: &str| {
+        denied.strip_prefix(begin).is_some_and(|rest| {
+            ends(rest) || OPEN.contains(&rest.split_whitespace().next().unwrap_or_default())
+        })
+    };
+    FOREIGN.contains(&text)
+        || BLANKS.iter().any(|begin| is_blank(begin))
+        || DENIED.iter().any(|begin| is_denied(begin))
+        || DENIED_IN_SOURCES.iter().any(|begin| denied.strip_prefix(begin).is_some_and(names_sources))
+}
 
 /// Returns whether a sentence says that the sources do not have what was asked for, and nothing else.
 fn finds_nothing(text: &str) -> bool {
     let mut lower = text.to_lowercase().replace('’', "'");
     for (short, long) in CONTRACTIONS {
         lower = lower.replace(short, long);
+    }
+    if is_blank_answer(&lower) {
+        return true;
     }
     if lower.contains(|c: char| c.is_ascii_digit())
         || [" but ", "however", ", so "].iter().any(|word| lower.contains(word))
@@ -174,6 +291,13 @@ fn finds_nothing(text: &str) -> bool {
     let mut words = bare.split_inclusive(' ');
     let subject = match words.next().map(str::trim) {
         Some("i" | "we") => 1,
+        Some("none") => {
+            // "None of the documents mention it."
+            let noun = words.skip(2).take(2).position(|word| SOURCES.contains(&word.trim()));
+            let said = noun.and_then(|noun| bare.split_whitespace().nth(noun + 4)).unwrap_or_default();
+            return bare.starts_with("none of the ")
+                && SAYING.iter().any(|verb| said.strip_suffix('s').unwrap_or(said) == *verb);
+        }
         // "The documents", "the provided context".
         Some("the") => {
             if let Some(rest) = bare.strip_prefix("the answer is not ") {
@@ -186,8 +310,10 @@ fn finds_nothing(text: &str) -> bool {
     };
     let said: String = bare.split_inclusive(' ').skip(subject).collect();
     // "I am not sure the capital is Rome." says something.
-    let is_open = said.strip_prefix("am not sure").is_none_or(|rest| {
-        let next = rest.split_whitespace().next().unwrap_or_default();
+    let unsure = ["am not certain", "am not sure", "am unsure"].iter().find_map(|begin| said.strip_prefix(begin));
+    let is_open = unsure.is_none_or(|rest| {
+        let next = rest.trim_matches(|c: char| c == '.' || c.is_whitespace());
+        let next = next.split_whitespace().next().unwrap_or_default();
         next.is_empty() || OPEN.contains(&next)
     });
     subject > 0 && is_open && ABSTENTIONS.iter().any(|denial| said.starts_with(denial))
@@ -206,7 +332,24 @@ fn names_sources(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::needs_no_evidence;
+    use super::{claim, needs_no_evidence};
+
+    #[test]
+    fn clauses_that_find_nothing_claim_nothing() {
+        for (sentence, expect) in [
+            ("The mill burned in 1890, but the context does not say why.", "The mill burned in 1890"),
+            ("I don't know, but it burned in 1890.", "it burned in 1890."),
+            ("The mill burned; the documents do not mention a victim.", "The mill burned"),
+            ("Although I am not certain, the mill burned in 1890.", "the mill burned in 1890."),
+            ("While the text does not say when, the mill burned.", "the mill burned."),
+            ("The mill burned, and I could not find the year.", "The mill burned"),
+            ("The mill burned, but nobody was hurt.", "The mill burned, but nobody was hurt."),
+            ("Although it rained, the mill burned.", "Although it rained, the mill burned."),
+        ] {
+            assert_eq!(claim(sentence).map(|bytes| bytes.slice(sentence)), Some(expect));
+        }
+        assert_eq!(claim("I do not know."), None);
+    }
 
     #[test]
     fn sentences_that_say_nothing_of_the_sources_need_no_evidence() {
@@ -235,6 +378,20 @@ mod tests {
             "I'm unable to find the date.",
             "It's unclear from the documents who won.",
             "It is unclear from the documents whether dogs are allowed.",
+            "I am not sure.",
+            "N/A",
+            "Unknown.",
+            "Not mentioned.",
+            "Not mentioned in the context.",
+            "Not provided in the documents.",
+            "This information is not available in the provided context.",
+            "It is not specified when the mill burned.",
+            "No information is available.",
+            "None of the provided documents mentions a fee.",
+            "None of the passages say who won.",
+            "There is no mention of a fee.",
+            "Ich weiß es nicht.",
+            "Keine Angabe",
         ] {
             assert!(needs_no_evidence(text), "{text}");
         }
@@ -261,6 +418,11 @@ mod tests {
             "The answer is not Rome, according to the documents.",
             "I am not sure the capital is Rome.",
             "It is unclear who won.",
+            "It is unknown who won.",
+            "Not available.",
+            "Unknown Pleasures is an album.",
+            "None of the trains run on Sundays.",
+            "There is no fee.",
         ] {
             assert!(!needs_no_evidence(text), "{text}");
         }

@@ -14,6 +14,9 @@ const NEGATION_REACH_WORDS: usize = 6;
 /// How many words of the part before and after a denial it may deny.
 const DENIAL_REACH_WORDS: usize = 4;
 
+/// How many content words after "no" it denies.
+const NOUN_WORDS_MAX: usize = 2;
+
 /// The similarity from which on a denial beside the aligned word is taken to deny the word of the part.
 const DENIED_SIMILARITY_MIN: f32 = 0.5;
 
@@ -83,9 +86,14 @@ impl Gathered<'_> {
                 continue;
             }
             self.evidence.denials_missing += 1.0;
-            // What is denied mostly follows the denial.
-            let mut beside = part.words[at..near.end].iter().chain(part.words[near.start..at].iter().rev());
-            let Some(said) = beside.find(is_said) else { continue };
+            // What is denied mostly follows the denial. "No lights" denies nothing else of its sentence.
+            let after = &part.words[at..near.end];
+            let said = if ["no", "without"].contains(&&*part.words[at].term.word.folded) {
+                after.iter().filter(|word| word.term.is_content).take(NOUN_WORDS_MAX).find(is_said)
+            } else {
+                after.iter().chain(part.words[near.start..at].iter().rev()).find(is_said)
+            };
+            let Some(said) = said else { continue };
             let Some(source) = said.aligned else { continue };
             let bytes = part.words[at].term.bytes.joined(said.term.bytes);
             self.conflicts.push(part.conflict(bytes, ConflictKind::Negation, source));

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use super::{Pieces, markdown::is_item};
 use crate::domain::Kind;
-use headings::{is_clause, titles};
+use headings::{is_clause, titles, titles_of_page};
 use lists::{lists, records, steps, values};
 use pages::{captions, contents, footnotes, interrupted};
 use questions::{QUESTION_LABELS, questions};
@@ -42,8 +42,10 @@ pub(super) fn bind(pieces: &mut Pieces, text: &str, kind: Kind) {
     contents(pieces, text);
     let parts = parts(pieces, text);
     // The readers of other kinds know their headings.
-    if kind == Kind::Prose {
-        titles(pieces, &parts);
+    match kind {
+        Kind::Prose => titles(pieces, &parts),
+        Kind::Pdf => titles_of_page(pieces, &parts),
+        _ => {}
     }
     questions(pieces, &parts);
     lists(pieces, &parts);

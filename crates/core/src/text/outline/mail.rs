@@ -5,6 +5,8 @@
 //!   a day such as "tomorrow", it requires the date of the mail, too.
 //! - Quoted text is divided between lines only, so that every kept line has its `>`.
 //! - What stands below a quotation answers its last sentence, and requires it.
+//! - Quoted text requires the reply to it, which may correct it: what stands below it, or what the mail above it begins with.
+//! - A subject introduces what its mail begins with.
 
 use std::ops::Range;
 
@@ -16,6 +18,9 @@ const SENDERS: [&str; 5] = ["from", "von", "de", "da", "van"];
 const DATES: [&str; 8] = ["date", "sent", "datum", "gesendet", "fecha", "enviado", "envoyé", "data"];
 const SUBJECTS: [&str; 6] = ["asunto", "betreff", "objet", "oggetto", "onderwerp", "subject"];
 const OTHERS: [&str; 9] = ["aan", "an", "attachments", "bcc", "cc", "para", "reply-to", "to", "à"];
+
+/// Names of the date in heads that quote a mail below its reply.
+const QUOTED_DATES: [&str; 4] = ["sent", "gesendet", "enviado", "envoyé"];
 
 const HEAD_LINES_MAX: usize = 30;
 
@@ -149,11 +154,17 @@ struct Writer<'a, 'b> {
     above: Option<(usize, usize)>,
     /// `[depth]`: the first sentences of the mail at this depth that is longer than a greeting.
     says: Vec<Range<usize>>,
-    /// The quoted questions that nothing below them has answered, with their depths.
-    questions: Vec<(usize, usize)>,
+    /// The quoted pieces to which nothing below them replies, with their depths.
+    quoted: Vec<(usize, usize)>,
+    /// What the mail above begins with that the text at depth 0 is quoted by.
+    reply: Range<usize>,
+    /// The depth and the subject of the last head, until the text below it begins.
+    subject: Option<(usize, usize)>,
+    /// Whether the last line was one between two mails.
+    is_separated: bool,
 }
 
-/// How many sentences of a reply a quoted question requires.
+/// How many sentences of a reply a quoted text requires.
 const REPLY_PIECES_MAX: usize = 3;
 
 const GREETING_WORDS_MAX: usize = 4;
@@ -168,7 +179,10 @@ pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
         origins: Vec::new(),
         above: None,
         says: Vec::new(),
-        questions: Vec::new(),
+        quoted: Vec::new(),
+        reply: 0..0,
+        subject: None,
+        is_separated: false,
     };
     let mut at = 0;
     while at < lines.len() {
@@ -213,6 +227,7 @@ pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
             let own = lines[at].trimmed();
             writer.pieces.push(own, &[]);
             writer.above = None;
+            writer.is_separated = depth == 0;
             at += 1;
             continue;
         } else {
@@ -221,7 +236,7 @@ pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
         at = end;
     }
     // What is quoted below a mail is mostly what the mail answers.
-    for (piece, depth) in std::mem::take(&mut writer.questions) {
+    for (piece, depth) in std::mem::take(&mut writer.quoted) {
         let says = writer.says.get(depth - 1).cloned().unwrap_or_default();
         says.for_each(|says| writer.pieces.require(piece, says));
     }
@@ -237,7 +252,8 @@ impl Writer<'_, '_> {
 
     fn head(&mut self, lines: &[Line], depth: usize) {
         let mut origin = Origin::default();
-        let mut at = 0;
+        let (mut at, mut is_quoted) = (0, std::mem::take(&mut self.is_separated));
+        self.subject = None;
         while at < lines.len() {
             let is_field = |line: &Line| field(content(line.text).1);
             let end =
@@ -245,12 +261,20 @@ impl Writer<'_, '_> {
             let piece = self.pieces.push(range(self.text, &lines[at..end]), &[]);
             match is_field(&lines[at]) {
                 Some(name) if SENDERS.contains(&&*name) => origin.sender = Some(piece),
-                Some(name) if DATES.contains(&&*name) => origin.date = Some(piece),
+                Some(name) if DATES.contains(&&*name) => {
+                    is_quoted |= QUOTED_DATES.contains(&&*name);
+                    origin.date = Some(piece);
+                }
+                Some(name) if SUBJECTS.contains(&&*name) => self.subject = Some((depth, piece)),
                 _ => {}
             }
             at = end;
         }
         self.set_origin(depth, origin);
+        if depth == 0 {
+            let above = self.says.first().cloned().unwrap_or_default();
+            self.reply = if is_quoted { above } else { 0..0 };
+        }
         self.says.truncate(depth);
         self.above = None;
     }
@@ -282,23 +306,36 @@ impl Writer<'_, '_> {
                 .for_each(|other| self.pieces.require(piece, other));
         }
         if self.above.is_some_and(|(above, _)| above > depth) {
-            // The deepest questions are the last ones.
-            while let Some((question, _)) = self.questions.pop_if(|(_, of)| *of > depth) {
-                self.pieces.require(question, first);
+            // The deepest quotations are the last ones.
+            while let Some((quoted, _)) = self.quoted.pop_if(|(_, of)| *of > depth) {
+                self.pieces.require(quoted, first);
             }
         }
         self.says.resize(self.says.len().max(depth + 1), 0..0);
         for piece in first..self.pieces.len() {
             let text = self.pieces.list[piece].bytes.slice(self.text);
-            if depth > 0 && text.contains('?') {
-                self.questions.push((piece, depth));
+            let begins = self.says[depth].is_empty() && !is_greeting(text);
+            if depth > 0 {
+                self.quoted.push((piece, depth));
             }
-            if self.says[depth].is_empty() && text.split_whitespace().nth(GREETING_WORDS_MAX).is_some() {
+            if depth == 0 {
+                self.reply.clone().for_each(|reply| self.pieces.require(piece, reply));
+            }
+            if begins {
                 self.says[depth] = piece..self.pieces.len().min(piece + REPLY_PIECES_MAX);
+                if let Some((_, subject)) = self.subject.take_if(|(of, _)| *of == depth) {
+                    self.pieces.list[subject].introduces = Some(piece);
+                }
             }
         }
         self.above = Some((depth, self.pieces.len() - 1));
     }
+}
+
+/// Returns whether a text is as short as "Hi Ann," or "Thanks a lot!".
+fn is_greeting(text: &str) -> bool {
+    let words = text.split_whitespace().count();
+    words < GREETING_WORDS_MAX || words == GREETING_WORDS_MAX && !text.ends_with('.')
 }
 
 fn ends_sentence(content: &str) -> bool {
@@ -333,13 +370,13 @@ mod tests {
                 "From: Ann Lee",
                 "To: Bob",
                 "Date: 3 March 2026",
-                "Subject: Crane",
+                ">4 Subject: Crane",
                 "0,2 The crane comes tomorrow.",
                 "0 Bring gloves.",
                 "On Mon, Bob wrote:",
-                "6 > When does it come? I have/> a lorry on Friday.",
+                "4,5,6 > When does it come? I have/> a lorry on Friday.",
                 "F >",
-                "6 > Bob",
+                "4,5,6 > Bob",
             ],
         );
         check(
@@ -347,6 +384,36 @@ mod tests {
             Kind::Mail,
             "Ann wrote:\n> May we smoke?\nOutside.\n> And inside?\nNo.",
             &["Ann wrote:", "0,2 > May we smoke?", "1 Outside.", "0,1,4 > And inside?", "3 No."],
+        );
+    }
+
+    #[test]
+    fn quoted_text_requires_the_reply_that_may_correct_it() {
+        check(
+            "a reply above",
+            Kind::Mail,
+            "From: Ann\nSubject: Re: Crane\n\nHi,\n\nNo, the crane comes on 9 May. Sorry.\n\n> The crane comes on 2 May.\n> Ann",
+            &[
+                "From: Ann",
+                ">3 Subject: Re: Crane",
+                "0 Hi,",
+                "0 No, the crane comes on 9 May.",
+                "0 Sorry.",
+                "3,4 > The crane comes on 2 May.",
+                "3,4 > Ann",
+            ],
+        );
+        check(
+            "a reply above a head",
+            Kind::Mail,
+            "The crane comes on 9 May, not before.\n\nFrom: Ann\nSent: 1 May\nSubject: Crane\n\nIt comes on 2 May.",
+            &[
+                "The crane comes on 9 May, not before.",
+                "From: Ann",
+                "Sent: 1 May",
+                ">4 Subject: Crane",
+                "0,1,3 It comes on 2 May.",
+            ],
         );
     }
 

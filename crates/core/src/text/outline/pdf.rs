@@ -455,7 +455,7 @@ fn is_code(word: &str) -> bool {
 }
 
 /// Returns whether a word is a year: `2024`, `2022/23`, `FY2024`.
-fn is_year(word: &str) -> bool {
+pub(super) fn is_year(word: &str) -> bool {
     let bare = word.trim_matches(|c: char| "()*,".contains(c));
     let bare = bare.strip_prefix("FY").unwrap_or(bare);
     let (year, end) = bare.split_once(['/', '-', '–']).unwrap_or((bare, "00"));
@@ -514,8 +514,8 @@ $ 1.70
             Kind::Pdf,
             PAGE,
             &[
-                "Northern Ferries plc",
-                "Consolidated statement of income",
+                ">3 Northern Ferries plc",
+                ">3 Consolidated statement of income",
                 "F Year ended March 31,/(in thousands)/2024/2023",
                 "2 Revenue/$/48,210/$/44,907",
                 "2 Cost of crews and fuel/(21,330)/(20,118)",

@@ -2,6 +2,7 @@
 
 use super::lists::begins_list;
 use super::references::is_dependent;
+use super::super::pdf::is_year;
 use super::{Part, Pieces, TITLE_BYTES_MAX, TITLE_WORDS_MAX};
 
 /// Returns how many levels the number has with which a text begins: 1 for `2. Rent`, 2 for `4.3 Release` and `D.2 Extension`.
@@ -93,6 +94,23 @@ pub(super) fn titles(pieces: &mut Pieces, parts: &[Part]) {
         if has_labels && is_label(&at) {
             label = Some(at);
             pieces.list[at].introduces = Some(at + 1);
+        }
+    }
+}
+
+/// The most lines between a title of a page and what it introduces.
+const TITLES_ABOVE_MAX: usize = 3;
+
+/// Lets a title on a page introduce the text below it, without which it says nothing.
+pub(super) fn titles_of_page(pieces: &mut Pieces, parts: &[Part]) {
+    let is_number = |word: &str| word.starts_with(|c: char| c.is_ascii_digit()) && !is_year(word);
+    // A line with a number says something of its own.
+    let is_title = |part: &Part| part.is_title() && !part.text.split_whitespace().any(is_number);
+    for (at, part) in parts.iter().enumerate() {
+        let below = &parts[at + 1..parts.len().min(at + 1 + TITLES_ABOVE_MAX)];
+        let text = below.iter().position(|part| !part.is_frame && !is_title(part));
+        if let Some(text) = text.filter(|_| is_title(part) && !part.is_frame) {
+            pieces.list[at].introduces.get_or_insert(at + 1 + text);
         }
     }
 }

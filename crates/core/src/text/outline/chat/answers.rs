@@ -9,6 +9,9 @@ const ANSWER_TURNS: usize = 3;
 const NAMED_ANSWER_TURNS: usize = 6;
 /// The longest answer that says little without its question, in bytes.
 const ANSWER_BYTES_SHORT: usize = 200;
+/// The longest turn that agrees with an answer, in bytes, and the most of them.
+const AGREEMENT_BYTES: usize = 60;
+const AGREEMENTS_MAX: usize = 3;
 /// The longest turn that says nothing of its own, in bytes: "one moment", "ok".
 const FILLER_BYTES: usize = 24;
 
@@ -22,6 +25,11 @@ pub(super) fn link(pieces: &mut Pieces, turns: &[Turn]) {
         pieces.require(asks, piece);
         if turn.said.len() <= ANSWER_BYTES_SHORT {
             pieces.require(piece, asks);
+        }
+        // "Fine with me." "Yes, let's do that.": a question to all is decided by the last of several.
+        for more in agreements(turns, index, answer).filter_map(|more| more.pieces.clone().next()) {
+            pieces.require(asks, more);
+            pieces.require(more, asks);
         }
     }
 }
@@ -63,6 +71,16 @@ fn answer(turns: &[Turn], index: usize) -> Option<usize> {
     if answers(&first) { Some(*first) } else { near.iter().find(says_something).or(Some(first)).copied() }
 }
 
+/// Returns the short turns of others that follow the answer of a question as short, without a break.
+fn agreements<'a>(turns: &'a [Turn], question: usize, answer: usize) -> impl Iterator<Item = &'a Turn<'a>> {
+    let asker = turns[question].speaker;
+    let agrees = move |turn: &&Turn| {
+        turn.said.len() <= AGREEMENT_BYTES && !is_same(turn.speaker, asker) && !is_question(turn.said)
+    };
+    let count = if agrees(&&turns[answer]) { AGREEMENTS_MAX } else { 0 };
+    turns[answer + 1..].iter().take_while(agrees).take(count)
+}
+
 fn is_same(one: &str, other: &str) -> bool {
     one.eq_ignore_ascii_case(other)
 }
@@ -88,11 +106,19 @@ mod tests {
     use super::super::super::{Kind, tests};
 
     #[test]
+    fn a_question_to_all_is_answered_by_several() {
+        let text = "Ann: So we rent the barn?\nBob: Fine with me.\nEve: Same here.\nBob: Yes, do it.\nAnn: Next point.\nEve: I paid for the lamps.";
+        let pieces = tests::pieces(text, Kind::Chat);
+        assert_eq!(pieces[0].requires, [1, 2, 3]);
+        assert!(pieces[1..4].iter().all(|piece| piece.requires == [0]));
+    }
+
+    #[test]
     fn a_question_finds_its_answer() {
         // The turns are counted from 0; the last two fields are the question and its answer.
         let check = |name: &str, text: &str, asks: usize, answers: Option<usize>| {
             let pieces = tests::pieces(text, Kind::Chat);
-            assert_eq!(pieces[asks].requires, Vec::from_iter(answers), "{name}");
+            assert_eq!(pieces[asks].requires.first().copied(), answers, "{name}");
         };
         check(
             "next speaker",
