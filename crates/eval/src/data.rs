@@ -107,17 +107,18 @@ impl<'de> Deserialize<'de> for LabelledChunk {
     }
 }
 
+/// Reads a text, or a list of texts. A number counts as its text.
 pub(crate) fn one_or_many<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Vec<String>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum OneOrMany {
-        One(String),
-        Many(Vec<String>),
+    let text = |value: Value| match value {
+        Value::String(text) => Ok(text),
+        Value::Number(number) => Ok(number.to_string()),
+        other => Err(D::Error::custom(format_args!("an answer is a text, not {other}"))),
+    };
+    match Value::deserialize(value)? {
+        Value::Null => Ok(Vec::new()),
+        Value::Array(answers) => answers.into_iter().map(text).collect(),
+        answer => Ok(vec![text(answer)?]),
     }
-    Ok(match OneOrMany::deserialize(value)? {
-        OneOrMany::One(answer) => vec![answer],
-        OneOrMany::Many(answers) => answers,
-    })
 }
 
 fn null_as_empty<'de, D: serde::Deserializer<'de>>(value: D) -> Result<String, D::Error> {
@@ -165,11 +166,17 @@ impl<'a> RowFile<'a> {
     pub fn read(path: &'a Path) -> anyhow::Result<Self> {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        // Some programs begin a file with a byte order mark.
+        let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
         let file = Self { path, text };
-        if file.lines().next().is_none() {
-            bail!("{} holds no row (one JSON object per line)", path.display());
+        match file.lines().next() {
+            None => bail!("{} holds no row (one JSON object per line)", path.display()),
+            Some((_, row)) if row.trim_start().starts_with('[') => bail!(
+                "{} begins with a list: each row is a JSON object on a line of its own, as `jq -c '.[]'` writes them",
+                path.display()
+            ),
+            Some(_) => Ok(file),
         }
-        Ok(file)
     }
 
     /// Returns whether the first row is an answer: a row with `spans`.
@@ -211,6 +218,9 @@ impl<'a> RowFile<'a> {
         for (line, text) in self.lines() {
             let place = || format!("{}:{}", self.path.display(), line + 1);
             for row in questions(serde_json::from_str(text).with_context(place)?) {
+                if !row.is_object() {
+                    bail!("{}: a row is a JSON object, not {row}", place());
+                }
                 let row = serde_json::from_value(row).with_context(place)?;
                 check(&row).with_context(place)?;
                 rows.push(row);
@@ -259,10 +269,13 @@ pub fn read(path: &Path) -> anyhow::Result<Rows> {
     if file.has_field("answerable") {
         return Ok(Rows::Answerable(file.rows()?));
     }
-    let rows: Vec<SelectionRow> = file.checked_rows(|row: &SelectionRow| {
+    let mut rows: Vec<SelectionRow> = file.checked_rows(|row: &SelectionRow| {
         check_gold(row.gold.iter().chain(row.gold_sets.iter().flatten()), &row.chunks)
     })?;
     let all = rows.len();
+    for row in &mut rows {
+        row.gold_sets.iter_mut().chain([&mut row.gold]).for_each(distinct);
+    }
     let labelled: Vec<_> = rows.into_iter().filter(|row| !row.gold.is_empty()).collect();
     if labelled.is_empty() {
         bail!("{}: gold is empty in every row; at least one question needs a gold chunk", path.display());
@@ -289,9 +302,13 @@ fn check_spans(row: &AttributionRow) -> anyhow::Result<()> {
 /// # Errors
 /// Fails if an index names no chunk.
 pub fn distinct_gold(gold: &mut Vec<usize>, chunks: &[LabelledChunk]) -> anyhow::Result<()> {
+    distinct(gold);
+    check_gold(gold.iter(), chunks)
+}
+
+fn distinct(gold: &mut Vec<usize>) {
     gold.sort_unstable();
     gold.dedup();
-    check_gold(gold.iter(), chunks)
 }
 
 fn check_gold<'a>(mut gold: impl Iterator<Item = &'a usize>, chunks: &[LabelledChunk]) -> anyhow::Result<()> {
@@ -303,7 +320,31 @@ fn check_gold<'a>(mut gold: impl Iterator<Item = &'a usize>, chunks: &[LabelledC
 
 #[cfg(test)]
 mod tests {
-    use super::LabelledChunk;
+    use std::path::Path;
+
+    use super::{LabelledChunk, Rows, read};
+
+    /// Reads a file with this text.
+    fn rows(text: &str) -> anyhow::Result<Rows> {
+        let file = tempfile::NamedTempFile::new()?;
+        std::fs::write(file.path(), text)?;
+        read(Path::new(file.path()))
+    }
+
+    #[test]
+    fn rows_are_read_as_people_write_them() {
+        let text = "\u{feff}{\"query\": \"How many?\", \"chunks\": [\"Two.\"], \"gold\": [0, 0], \"answers\": 2}";
+        let Ok(Rows::Selection(read, 0)) = rows(text) else { panic!("not read") };
+        assert_eq!((&*read[0].gold, &*read[0].answers), (&[0][..], &["2".to_owned()][..]));
+        for (text, says) in [
+            ("[{\"query\": \"How many?\"}]", "each row is a JSON object on a line of its own"),
+            ("3", ":1: a row is a JSON object, not 3"),
+            ("{\"query\": \"a\", \"chunks\": [], \"gold\": [], \"answers\": [{}]}", "an answer is a text, not {}"),
+        ] {
+            let error = rows(text).err().expect("refused");
+            assert!(format!("{error:#}").contains(says), "{error:#}");
+        }
+    }
 
     #[test]
     fn a_chunk_is_an_object_or_its_text() {
