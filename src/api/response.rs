@@ -125,8 +125,8 @@ impl WarningAnswer {
             ),
             Warning::GroupCut { chunk } => (
                 "group_cut",
-                "what answers best in this chunk is kept without all that a reader needs to understand it, such as its heading, its \
-                 question or the other items of its list, or not at all, because the budget is too small; name a larger one"
+                "the budget is too small for the best text of this chunk together with what a reader needs to understand it, such as \
+                 its heading, its question or the other items of its list; some of that is left out, or all of it. Name a larger budget"
                     .into(),
                 Some(chunk),
             ),

@@ -545,9 +545,11 @@ impl Pipeline {
         let is_unknown = |c: char| c.is_alphabetic() && !self.tokenizer.knows(text::script_of(c));
         let script = reading.lexical.is_none() && request.query.chars().any(is_unknown);
         let unfit = |(chunk, layout): (usize, &Arc<Layout>)| {
-            let named = request.chunks[chunk].kind;
-            let is_unfit =
-                named != Kind::Auto && named != layout.kind && !request.chunks[chunk].text.trim().is_empty();
+            let Chunk { kind: named, text, .. } = &*request.chunks[chunk];
+            let (named, mut lines) = (*named, text.lines().filter(|line| !line.trim().is_empty()));
+            // A chat can come with one turn in each chunk.
+            let lines_min = if named == Kind::Chat { 2 } else { 1 };
+            let is_unfit = named != Kind::Auto && named != layout.kind && lines.nth(lines_min - 1).is_some();
             is_unfit.then_some(Warning::KindUnfit { chunk, named })
         };
         let layouts: &[Arc<Layout>] = match request.granularity {

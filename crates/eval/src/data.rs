@@ -169,13 +169,14 @@ impl<'a> RowFile<'a> {
         // Some programs begin a file with a byte order mark.
         let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
         let file = Self { path, text };
-        match file.lines().next() {
+        let begins_list = file.lines().next().map(|(_, row)| row.trim_start().starts_with('['));
+        match begins_list {
             None => bail!("{} holds no row (one JSON object per line)", path.display()),
-            Some((_, row)) if row.trim_start().starts_with('[') => bail!(
+            Some(true) => bail!(
                 "{} begins with a list: each row is a JSON object on a line of its own, as `jq -c '.[]'` writes them",
                 path.display()
             ),
-            Some(_) => Ok(file),
+            Some(false) => Ok(file),
         }
     }
 
@@ -333,13 +334,17 @@ mod tests {
 
     #[test]
     fn rows_are_read_as_people_write_them() {
-        let text = "\u{feff}{\"query\": \"How many?\", \"chunks\": [\"Two.\"], \"gold\": [0, 0], \"answers\": 2}";
+        let text =
+            "\u{feff}{\"query\": \"How many?\", \"chunks\": [\"Two.\"], \"gold\": [0, 0], \"answers\": 2}";
         let Ok(Rows::Selection(read, 0)) = rows(text) else { panic!("not read") };
         assert_eq!((&*read[0].gold, &*read[0].answers), (&[0][..], &["2".to_owned()][..]));
         for (text, says) in [
             ("[{\"query\": \"How many?\"}]", "each row is a JSON object on a line of its own"),
             ("3", ":1: a row is a JSON object, not 3"),
-            ("{\"query\": \"a\", \"chunks\": [], \"gold\": [], \"answers\": [{}]}", "an answer is a text, not {}"),
+            (
+                "{\"query\": \"a\", \"chunks\": [], \"gold\": [], \"answers\": [{}]}",
+                "an answer is a text, not {}",
+            ),
         ] {
             let error = rows(text).err().expect("refused");
             assert!(format!("{error:#}").contains(says), "{error:#}");

@@ -551,11 +551,13 @@ impl Fitter<'_> {
             };
             let pieces = &outlines.layouts()[chunk].pieces;
             let lacks = |piece: &Piece| piece.requires.iter().any(|&other| !is_kept(&pieces[other]));
-            // A heading needs one of the pieces that require it.
+            // A heading needs what it introduces, or one of the pieces that require it.
             let mut is_needed = vec![false; pieces.len()];
             let kept = pieces.iter().filter(|piece| is_kept(piece));
             kept.flat_map(|piece| &piece.requires).for_each(|&other| is_needed[other] = true);
-            let is_alone = |at: usize, piece: &Piece| piece.introduces.is_some() && !is_needed[at];
+            let is_alone = |at: usize, piece: &Piece| {
+                piece.introduces.is_some_and(|other| !is_kept(&pieces[other])) && !is_needed[at]
+            };
             let is_cut =
                 |(at, piece): (usize, &Piece)| is_kept(piece) && (lacks(piece) || is_alone(at, piece));
             if pieces.iter().enumerate().any(is_cut) {

@@ -227,8 +227,15 @@ const DENIED_IN_SOURCES: [&str; 5] =
     ["not available", "not contained", "not given", "not included", "not provided"];
 
 /// What may stand before "not mentioned".
-const MISSING: [&str; 7] =
-    ["it is ", "that information is ", "that is ", "the answer is ", "the information is ", "this information is ", "this is "];
+const MISSING: [&str; 7] = [
+    "it is ",
+    "that information is ",
+    "that is ",
+    "the answer is ",
+    "the information is ",
+    "this information is ",
+    "this is ",
+];
 
 /// How some other languages say that they do not know.
 const FOREIGN: [&str; 18] = [
@@ -310,7 +317,8 @@ fn finds_nothing(text: &str) -> bool {
     };
     let said: String = bare.split_inclusive(' ').skip(subject).collect();
     // "I am not sure the capital is Rome." says something.
-    let unsure = ["am not certain", "am not sure", "am unsure"].iter().find_map(|begin| said.strip_prefix(begin));
+    let unsure =
+        ["am not certain", "am not sure", "am unsure"].iter().find_map(|begin| said.strip_prefix(begin));
     let is_open = unsure.is_none_or(|rest| {
         let next = rest.trim_matches(|c: char| c == '.' || c.is_whitespace());
         let next = next.split_whitespace().next().unwrap_or_default();

@@ -1,8 +1,8 @@
 //! Headings: the lines and labels that name the sentences below them.
 
+use super::super::pdf::is_year;
 use super::lists::begins_list;
 use super::references::is_dependent;
-use super::super::pdf::is_year;
 use super::{Part, Pieces, TITLE_BYTES_MAX, TITLE_WORDS_MAX};
 
 /// Returns how many levels the number has with which a text begins: 1 for `2. Rent`, 2 for `4.3 Release` and `D.2 Extension`.
