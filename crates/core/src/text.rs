@@ -47,7 +47,7 @@ use lines::{GroupKind, LineGroup};
 pub use amounts::{Amount, Measure};
 pub use arriving::{Arriving, arrived};
 pub use claims::claim;
-pub use comparison::compares_all;
+pub use comparison::{asks_for_overview, compares_all};
 pub use contrasts::{Contrast, contrasts, is_denied_form};
 pub use grams::{Gram, GramWord, gram_words, is_compared_by_characters, script_of};
 pub use hyphens::{Joined, joined_words};

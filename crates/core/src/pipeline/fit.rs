@@ -152,6 +152,7 @@ pub fn budget(
     let selection = match request.budget {
         Budget::Tokens(_) | Budget::Ratio(_) if fitter.holds_all(tokens, tokens_in)? => input.everything(),
         _ if !is_related => Selection::of_required(input.required()),
+        Budget::Auto if text::asks_for_overview(&request.query) => input.everything(),
         Budget::Auto => fit.auto.select(&input, scores),
         Budget::Coverage(_) => input.up_to(limit.unwrap_or(f32::INFINITY)),
         _ => {

@@ -357,7 +357,8 @@ impl Default for Auto {
 impl Auto {
     /// Returns whether any chunk is related to the question. Models whose logits have no fixed scale, and models without a `calibration` and
     /// without a threshold of the operator, do not tell; for these it returns `None`. A question whose names all stand in one chunk needs only
-    /// 3/4 of the threshold; one that the chunks answer is related to them, and one that compares rows to each table.
+    /// 3/4 of the threshold; one that the chunks answer is related to them, one that compares rows to each table, and one that asks for an
+    /// overview to any text.
     pub fn relevance(
         &self,
         request: &CompressRequest,
@@ -385,6 +386,7 @@ impl Auto {
         let related = relevance >= least
             || answerable.is_some_and(|answerable| answerable.answerable)
             || compares_rows
+            || text::asks_for_overview(&request.query)
             || relevance >= least_if_named && names_are_in_one(&request.query, &request.chunks);
         Some(Relevance { value: relevance, related, least })
     }

@@ -1,6 +1,10 @@
-//! Questions that compare: "Which is the cheapest?" can only be answered from all rows of a table.
+//! Questions about all of a text: "Which is the cheapest?" can only be answered from all rows of a table, and "What was decided?" from all
+//! of a meeting.
 
 use unicode_segmentation::UnicodeSegmentation;
+
+use super::terms;
+use crate::domain::ByteRange;
 
 /// Words that ask for an extreme, a sum or a count, in lower case: English, German, French and Spanish.
 const WORDS: [&str; 60] = [
@@ -72,9 +76,113 @@ pub fn compares_all(question: &str) -> bool {
     question.unicode_words().any(|word| WORDS.contains(&&*word.to_lowercase()))
 }
 
+/// Words that ask for the contents of a text as a whole.
+const OVERVIEWS: [&str; 26] = [
+    "agreed",
+    "agreements",
+    "conclusion",
+    "conclusions",
+    "decided",
+    "decision",
+    "decisions",
+    "discussed",
+    "gist",
+    "happened",
+    "outcome",
+    "outcomes",
+    "overview",
+    "recap",
+    "summarise",
+    "summarised",
+    "summarize",
+    "summarized",
+    "summary",
+    "takeaway",
+    "takeaways",
+    "tldr",
+    "topic",
+    "topics",
+    "points",
+    "findings",
+];
+
+/// Words that may stand beside them and name nothing in the text.
+const BESIDE: [&str; 38] = [
+    "action",
+    "article",
+    "brief",
+    "briefly",
+    "call",
+    "came",
+    "chapter",
+    "chat",
+    "come",
+    "content",
+    "contents",
+    "conversation",
+    "discussion",
+    "document",
+    "documents",
+    "email",
+    "give",
+    "important",
+    "items",
+    "key",
+    "list",
+    "made",
+    "mail",
+    "main",
+    "major",
+    "meeting",
+    "out",
+    "page",
+    "paper",
+    "paragraph",
+    "please",
+    "report",
+    "section",
+    "short",
+    "tell",
+    "text",
+    "thread",
+    "whole",
+];
+
+/// Returns whether a question asks for the contents of a text as a whole and names nothing in it: "What was decided?", "Summarize the
+/// meeting." Knows English.
+pub fn asks_for_overview(question: &str) -> bool {
+    let words = terms(question, &[]);
+    let text = |bytes: ByteRange| bytes.slice(question).to_lowercase();
+    let mut content =
+        words.iter().filter(|word| !word.is_function_word()).map(|word| text(word.bytes)).peekable();
+    let mut asks = false;
+    content.peek().is_some()
+        && content.all(|word| {
+            let is_overview = OVERVIEWS.contains(&&*word);
+            asks |= is_overview;
+            is_overview || BESIDE.contains(&&*word)
+        })
+        && asks
+}
+
 #[cfg(test)]
 mod tests {
-    use super::compares_all;
+    use super::{asks_for_overview, compares_all};
+
+    #[test]
+    fn questions_about_a_text_as_a_whole() {
+        let check = |question, expect| assert_eq!(asks_for_overview(question), expect, "{question}");
+        check("What was decided?", true);
+        check("Summarize the whole meeting.", true);
+        check("What are the main points of this report?", true);
+        check("Which decisions and action items came out of the meeting?", true);
+        check("Please give me a short summary", true);
+        check("What was decided about the bridge?", false);
+        check("Who called the meeting?", false);
+        check("What is the document?", false);
+        check("Why?", false);
+        check("", false);
+    }
 
     #[test]
     fn superlatives_and_sums_compare() {

@@ -38,7 +38,7 @@ const CHAIN_MAX: usize = 4;
 /// Lets the pieces of running text require what they need to be understood. The pieces must be in the order of the text.
 pub(super) fn bind(pieces: &mut Pieces, text: &str, kind: Kind) {
     // A row is scored with its heading, but a sentence not as the one that it refers to.
-    pieces.list.iter_mut().for_each(|piece| piece.contexts = piece.requires.len());
+    pieces.list.iter_mut().for_each(|piece| piece.contexts = piece.contexts.min(piece.requires.len()));
     contents(pieces, text);
     let parts = parts(pieces, text);
     // The readers of other kinds know their headings.

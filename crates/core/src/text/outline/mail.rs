@@ -304,6 +304,8 @@ impl Writer<'_, '_> {
                 .chain(date)
                 .chain(answered)
                 .for_each(|other| self.pieces.require(piece, other));
+            // A quoted sentence is not scored as the reply to it.
+            self.pieces.list[piece].contexts = self.pieces.list[piece].requires.len();
         }
         if self.above.is_some_and(|(above, _)| above > depth) {
             // The deepest quotations are the last ones.
