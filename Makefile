@@ -53,7 +53,7 @@ BYTECODE    := PYTHONPYCACHEPREFIX="$(CURDIR)/target/pycache"
 # The source files of this repository, without what is built or fetched.
 OURS := find . \( -path ./target -o -name node_modules -o -path ./models/.cache -o -name .venv -o -name .git \) -prune -o -type f
 
-.PHONY: help provision build model install docs operate deploy demo decoder serve test client kv-engines agents lint audit fuzz bench soak hostile web typescript types screenshots eval results clean distclean \
+.PHONY: help provision build model install docs operate deploy nightly demo decoder serve test client kv-engines agents lint audit fuzz bench soak hostile web typescript types screenshots eval results clean distclean \
   python recent-python cargo gpu redis packages sdk frameworks litellm traces contract generators type-tools kv_export audit-tools
 
 help: ## list the targets
@@ -159,6 +159,9 @@ deploy: operate ## try every way to install and run: packages, image, Kubernetes
 	@$(WITH_RUNTIME) $(STAGE) "systemd unit" "20 seconds" scripts/systemd.sh $(DEBUG)
 	@$(WITH_RUNTIME) $(STAGE) "container image" "1 minute" scripts/image.sh $(DEBUG)
 	@$(WITH_RUNTIME) CARGO="$(CARGO)" PYTHON="$(PYTHON)" $(STAGE) "packages in clean roots" "4 minutes" scripts/install.sh dev
+
+# Kept apart from .ci/run, which every change waits for.
+nightly: test fuzz soak deploy kv-engines ## run what takes too long for every change; needs root on Debian
 
 screenshots: model ## write pictures of every view of the page to target/screenshots, and the one that the book shows to docs/images
 	@$(WITH_RUNTIME) scripts/web.sh $(RELEASE) $(MODEL_DIR) models/facts "$(CURDIR)/target/screenshots"
