@@ -22,9 +22,12 @@ def retrieve(question: str) -> list[dict[str, str]]:
 
 def ask(question: str, context: str) -> str:
     prompt = f"Answer the question from the context only.\n\n{context}\n\nQuestion: {question}"
-    response = llm.chat.completions.create(
-        model=os.environ.get("LLM_MODEL", "NAME"), messages=[{"role": "user", "content": prompt}]
-    )
+    try:
+        response = llm.chat.completions.create(
+            model=os.environ.get("LLM_MODEL", "NAME"), messages=[{"role": "user", "content": prompt}]
+        )
+    except openai.OpenAIError as error:
+        raise SystemExit(f"The model at {llm.base_url} failed: {error} Check LLM_URL, LLM_MODEL and LLM_KEY.") from None
     return response.choices[0].message.content or ""
 
 
@@ -36,7 +39,7 @@ def ask_and_check(question: str) -> str:
     # Step 1: fewer tokens
     chunks = retrieve(question)
     found = thresher.compress(question, chunks)
-    if found.usage:
+    if found.usage:  # None only with on_error="passthrough"
         print(f"{found.usage.tokens_in} tokens retrieved, {found.usage.tokens_out} tokens sent:\n{found.context}\n")
     if not found.context:
         return "No document is about this question."

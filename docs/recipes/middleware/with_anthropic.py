@@ -12,7 +12,11 @@ question = {"type": "text", "text": "When was the lighthouse at Cape Orrin compl
 client = anthropic.Anthropic(base_url=URL)
 messages = [{"role": "user", "content": [document, question]}]
 budget = {"thresher": {"budget": {"ratio": 0.5}}}
-answer = client.messages.create(model="claude-sonnet-5", max_tokens=500, messages=messages, extra_body=budget)
+raw = client.messages.with_raw_response.create(
+    model=os.environ.get("LLM_MODEL", "claude-sonnet-5"), max_tokens=500, messages=messages, extra_body=budget
+)
+for name in ["x-thresher", "x-thresher-tokens-before", "x-thresher-tokens-after"]:
+    print(f"{name}: {raw.headers.get(name)}")
 
-for block in answer.content:
+for block in raw.parse().content:
     print(block.text, [citation.cited_text for citation in block.citations or []])

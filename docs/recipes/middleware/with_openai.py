@@ -12,9 +12,13 @@ chunks = [
 
 client = openai.OpenAI(base_url=f"{URL}/v1")
 messages = [{"role": "user", "content": "When was the lighthouse at Cape Orrin completed?"}]
-answer = client.chat.completions.create(model="gpt-5", messages=messages, extra_body={"thresher": {"chunks": chunks}})
+raw = client.chat.completions.with_raw_response.create(
+    model=os.environ.get("LLM_MODEL", "gpt-5"), messages=messages, extra_body={"thresher": {"chunks": chunks}}
+)
+for name in ["x-thresher", "x-thresher-tokens-before", "x-thresher-tokens-after"]:
+    print(f"{name}: {raw.headers.get(name)}")
 
-message = answer.choices[0].message
+message = raw.parse().choices[0].message
 print(message.content)
 for annotation in message.annotations or []:
     cited = annotation.url_citation

@@ -63,7 +63,7 @@ pub struct Shortfall {
 
 /// Returns the effort of keeping a unit: its rank, counted from 1, divided by the root of its score relative to the
 /// best one. It grows along the ranking. Of ranks, tokens, score shares and their products, this one needed the
-/// fewest tokens over all sets (`docs/verdicts.md`).
+/// fewest tokens without losing on hard sets (`docs/decisions/attribution-and-verdicts.md`).
 pub fn effort(rank: usize, relative: f32) -> f32 {
     // A comparison that treats NaN as the least score.
     let relative = if relative > RELATIVE_MIN { relative.min(1.0) } else { RELATIVE_MIN };

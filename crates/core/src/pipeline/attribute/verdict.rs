@@ -1,5 +1,5 @@
 //! Verdicts: decides from the evidence on a part how probable it is that the sources support it, and what they do with
-//! it. `docs/verdicts.md` describes the evidence, the data and the method by which the weights were fitted.
+//! it. `docs/verdicts.md` describes the evidence, and `models/train/verdict.py` fits the weights.
 
 use schemars::JsonSchema;
 
