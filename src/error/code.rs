@@ -42,13 +42,13 @@ error_codes! {
     BudgetImpossible = "budget_impossible",
     /// The caller stopped waiting.
     Cancelled = "cancelled",
-    /// The log of registered chunks that daemons share does not answer.
+    /// The log of registered chunks that daemons share cannot be reached.
     ChangeLogUnavailable = "change_log_unavailable",
     /// The body names a chunk that is not registered, or an id that no chunk has.
     ChunkUnknown = "chunk_unknown",
     /// The body is compressed, or its media type is not one that the path takes.
     ContentTypeUnsupported = "content_type_unsupported",
-    /// The deadline passed before the answer was ready.
+    /// The deadline passed before the response was ready.
     DeadlineExceeded = "deadline_exceeded",
     /// The daemon is shutting down.
     Draining = "draining",
@@ -112,11 +112,11 @@ error_codes! {
     UnknownField = "unknown_field",
     /// A field has a value that is not one of those allowed.
     UnknownValue = "unknown_value",
-    /// The upstream cannot be reached, or broke the connection before it answered.
+    /// The upstream cannot be reached, or broke the connection before it responded.
     UpstreamFailed = "upstream_failed",
     /// The request came back to the daemon that passed it on.
     UpstreamLoop = "upstream_loop",
-    /// The upstream did not begin to answer in time.
+    /// The upstream did not begin to respond in time.
     UpstreamSilent = "upstream_silent",
     /// A field, or a parameter of the URL, has a value of another type than it takes.
     WrongType = "wrong_type",
@@ -146,7 +146,7 @@ impl Row {
 }
 
 impl ErrorCode {
-    /// The HTTP status of an answer with this code.
+    /// The HTTP status of a response with this code.
     pub const fn status(self) -> StatusCode {
         self.row().status
     }
@@ -235,7 +235,7 @@ mod tests {
         }
     }
 
-    /// Clients rely on these statuses. Every code that is not listed is answered 422.
+    /// Clients rely on these statuses. Every code that is not listed has status 422.
     #[test]
     fn statuses_do_not_change() {
         let others: &[(u16, &[&str])] = &[

@@ -20,7 +20,7 @@ const EVENTS: &str = "text/event-stream";
 /// The rate at which a body has to arrive if it takes longer than ten seconds: 256 KiB a second.
 const RATE_BYTES_PER_MS_MIN: usize = 256 * 1024 / 1000;
 
-/// The most bytes of a body over its limit that are read and discarded. A client that is still sending does not read the answer: if the
+/// The most bytes of a body over its limit that are read and discarded. A client that is still sending does not read the response: if the
 /// connection were closed, it would see a broken pipe instead of its mistake.
 const DISCARD_BYTES_MAX: usize = 64 * 1024 * 1024;
 
@@ -132,7 +132,7 @@ pub async fn whole(
     collect(body, limit, scope).await
 }
 
-/// Reads and discards the body of a request that is refused, so that the client reads the answer.
+/// Reads and discards the body of a request that is refused, so that the client reads the response.
 pub async fn discard(body: Body, service: &Service) {
     let bytes_max = service.settings.http.body_bytes_max;
     if declared_bytes(&body) > bytes_max.saturating_add(DISCARD_BYTES_MAX) {
@@ -155,7 +155,7 @@ async fn read_and_discard(mut body: Body, bytes_max: usize, time_max: Duration) 
 }
 
 /// As [`discard`], for a request without a valid key: only a small body that is here already or arrives soon. A client that is still sending
-/// after that may see its connection closed instead of the answer.
+/// after that may see its connection closed instead of the response.
 pub async fn discard_unauthenticated(body: Body) {
     read_and_discard(body, DISCARD_UNAUTHENTICATED_BYTES_MAX, DISCARD_UNAUTHENTICATED_MAX).await;
 }
@@ -183,7 +183,7 @@ pub async fn collect(mut body: Body, limit: BodyLimit, scope: &Scope) -> Result<
             break;
         }
         if len > bytes_max {
-            // The rest is read and discarded, so that the client reads the answer.
+            // The rest is read and discarded, so that the client reads the response.
             bytes = Vec::new();
         } else if let Err(PoolExhausted) = scope.body_memory().grow_to(scope.sharer(), len).await {
             drop(bytes);

@@ -49,7 +49,7 @@ pub async fn handle(
     compress_chunks(service, request, arrived).await.map(Json)
 }
 
-/// The answer to a body that has chunks: for the MCP tool.
+/// The response to a body that has chunks: for the MCP tool.
 #[cfg(feature = "mcp")]
 pub async fn answer(service: Scope, body: Vec<u8>) -> Result<CompressAnswer, ApiError> {
     let arrived = Instant::now();

@@ -1,5 +1,5 @@
 //! Limits the connections of one listener: their number in all and for one peer, how long one may be idle, and how long a client may leave
-//! an answer unread.
+//! a response unread.
 //!
 //! When the limit is reached, the connection that has been idle the longest is closed for a new one. The new one is refused only if every
 //! connection has a request in flight; a request counts once its key has been found valid. Therefore a client that opens connections and
@@ -18,8 +18,8 @@ use hyper::body::{Frame, SizeHint};
 use metrics::{counter, gauge};
 use tokio::sync::Notify;
 
-/// An answer is given to its connection in frames of at most this size. HTTP/2 buffers whole frames that a client does not read: with small
-/// frames, most of an unread answer stays in the handler, where this module notices it.
+/// A response is given to its connection in frames of at most this size. HTTP/2 buffers whole frames that a client does not read: with small
+/// frames, most of an unread response stays in the handler, where this module notices it.
 const FRAME_BYTES_MAX: usize = 64 * 1024;
 
 const CHECK_INTERVAL_MAX: Duration = Duration::from_secs(1);
@@ -33,7 +33,7 @@ pub struct ConnectionLimits {
     pub per_peer_max: usize,
     /// The longest time that a connection may have no request in flight.
     pub idle_max: Duration,
-    /// The longest time that a client may read nothing of an answer.
+    /// The longest time that a client may read nothing of a response.
     pub write_max: Duration,
 }
 
@@ -94,7 +94,7 @@ struct State {
     unread: HashMap<u64, Instant>,
 }
 
-/// A request in flight. Dropping it ends the request: its answer has been read, or never will be.
+/// A request in flight. Dropping it ends the request: its response has been read, or never will be.
 #[derive(Debug)]
 pub struct InFlight {
     activity: Arc<Activity>,
@@ -262,7 +262,7 @@ impl Activity {
     fn close_reason(&self, idle_max: Duration, write_max: Duration) -> Option<Close> {
         let state = self.state();
         let is_idle = state.requests_in_flight == 0 && state.idle_since.elapsed() >= idle_max;
-        // Behind a proxy, one client may leave its answer unread while the requests of others on the same connection go on.
+        // Behind a proxy, one client may leave its response unread while the requests of others on the same connection go on.
         let is_stalled = state.requests_in_flight > 0
             && state.unread.len() == state.requests_in_flight
             && state.unread.values().all(|at| at.elapsed() >= write_max);
@@ -276,7 +276,7 @@ impl InFlight {
         RequestHandle { activity: Arc::clone(&self.activity), id: self.id }
     }
 
-    /// The answer, watched until the connection has read all of it.
+    /// The response, watched until the connection has read all of it.
     pub fn answer(self, response: Response) -> Response {
         response.map(|body| Body::new(Watched { body, rest: Bytes::new(), in_flight: self }))
     }
@@ -292,7 +292,7 @@ impl Drop for InFlight {
     }
 }
 
-/// The body of an answer, in frames of at most [`FRAME_BYTES_MAX`].
+/// The body of a response, in frames of at most [`FRAME_BYTES_MAX`].
 struct Watched {
     body: Body,
     /// What is left of a longer frame.

@@ -87,7 +87,7 @@ fn challenge(code: ErrorCode) -> Option<&'static str> {
 }
 
 impl ApiError {
-    /// The answer with this error's status and headers, and a body of any shape.
+    /// The response with this error's status and headers, and a body of any shape.
     fn respond(&self, body: impl Serialize) -> Response {
         let mut response = (self.code.status(), Json(body)).into_response();
         if let Some(seconds) = self.retry_after_s.or_else(|| self.code.retry_after_s()) {
@@ -110,13 +110,13 @@ impl ApiError {
         }
     }
 
-    /// The answer as Text Embeddings Inference writes it.
+    /// The response as Text Embeddings Inference writes it.
     pub(super) fn tei_response(self) -> Response {
         let Self { code, message, param, .. } = self.clone();
         self.respond(TeiError { error: message, error_type: self.tei_type(), code, param })
     }
 
-    /// The answer as `rerank` and `score` write it.
+    /// The response as `rerank` and `score` write it.
     pub(super) fn rerank_response(self) -> Response {
         let (message, detail) = (self.message.clone(), self.message.clone());
         self.respond(RerankError { message, detail, error: self.clone() })
@@ -159,7 +159,7 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// The answer to a request whose handler panicked. The panic hook logs where, without the request; the client learns that the daemon is
+/// The response to a request whose handler panicked. The panic hook logs where, without the request; the client learns that the daemon is
 /// at fault.
 pub(super) fn from_panic(_panic: Box<dyn Any + Send>) -> Response {
     ApiError::internal().into_response()

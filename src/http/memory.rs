@@ -1,6 +1,6 @@
 //! Limits the memory of all request bodies together, and of all answers that clients have not read yet.
 //!
-//! A body counts from its first byte until its request does not need it any more; an answer counts until its last byte has left this process.
+//! A body counts from its first byte until its request does not need it any more; a response counts until its last byte has left this process.
 //! Tenants share a pool by the rule of `admission::Shares`: while other tenants may come, a tenant takes more only while it holds less
 //! than is free. One tenant can therefore take half of a pool, and leaves the other half to the others.
 
@@ -97,18 +97,18 @@ impl<B: AsRef<[u8]>, M> AsRef<[u8]> for Accounted<B, M> {
     }
 }
 
-/// Counts an answer towards `pool` until its last byte has left this process, also while HTTP/2 buffers it for a client that does not read.
+/// Counts a response towards `pool` until its last byte has left this process, also while HTTP/2 buffers it for a client that does not read.
 /// Answers of unknown length are not counted: they are produced as fast as they are read.
 ///
 /// # Errors
-/// Fails if there is not enough memory. It does not wait, since waiting answers would take the memory that they wait for.
+/// Fails if there is not enough memory. It does not wait, since waiting responses would take the memory that they wait for.
 pub fn account(pool: &MemoryPool, sharer: Sharer, answer: Response) -> Result<Response, PoolExhausted> {
     let Some(bytes @ 1..) = answer.body().size_hint().exact() else { return Ok(answer) };
     let permit = pool.try_take(sharer, usize::try_from(bytes).map_err(|_| PoolExhausted)?)?;
     Ok(answer.map(|body| Body::new(AccountedBody { body, memory: Arc::new(permit) })))
 }
 
-/// The body of an answer. Each of its frames holds the memory of the whole answer.
+/// The body of a response. Each of its frames holds the memory of the whole response.
 struct AccountedBody {
     body: Body,
     memory: Arc<MemoryPermit>,

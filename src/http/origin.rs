@@ -31,7 +31,7 @@ const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 /// The header in which browsers say whether a request follows a link.
 const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 
-/// The header in which browsers say what kind of resource they will use an answer as.
+/// The header in which browsers say what kind of resource they will use a response as.
 const SEC_FETCH_DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
 
 /// How long a browser may cache that a page is allowed.

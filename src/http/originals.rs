@@ -153,7 +153,7 @@ pub async fn retrieve_posted(
     named(service, request).await.map(Json)
 }
 
-/// The answer to a body of `POST /headroom/v1/retrieve`: for the MCP tool.
+/// The response to a body of `POST /headroom/v1/retrieve`: for the MCP tool.
 #[cfg(feature = "mcp")]
 pub async fn answer(service: Scope, body: Vec<u8>) -> Result<OriginalAnswer, ApiError> {
     let limits = service.limits();

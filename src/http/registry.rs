@@ -181,7 +181,7 @@ pub async fn search(service: Scope, headers: HeaderMap, body: Body) -> Result<Js
     found(service, request, arrived).await.map(Json)
 }
 
-/// The answer to a body of `POST /v1/search`: for the MCP tool.
+/// The response to a body of `POST /v1/search`: for the MCP tool.
 #[cfg(feature = "mcp")]
 pub async fn answer(service: Scope, body: Vec<u8>) -> Result<SearchAnswer, ApiError> {
     let arrived = Instant::now();

@@ -7,7 +7,7 @@ use crate::tenants::ttl_store;
 /// The header with the id.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// The header of an answer with the id that the upstream gave it.
+/// The header of a response with the id that the upstream gave it.
 const UPSTREAM_REQUEST_ID: HeaderName = HeaderName::from_static("x-upstream-request-id");
 
 /// The most bytes of an id that a client gives. Ids are logged, so they can hold nothing but a name.
@@ -19,12 +19,12 @@ pub fn choose_id(headers: &HeaderMap) -> String {
     given.map_or_else(|| ttl_store::new_id("req"), str::to_owned)
 }
 
-/// Adds the id to an answer.
+/// Adds the id to a response.
 pub fn add(headers: &mut HeaderMap, id: &str) {
     headers.insert(REQUEST_ID, HeaderValue::from_str(id).expect("an id is ASCII"));
 }
 
-/// Renames the id that an upstream gave its answer, so that both ids reach the client.
+/// Renames the id that an upstream gave its response, so that both ids reach the client.
 pub fn keep_upstreams(headers: &mut HeaderMap) {
     if let Some(id) = headers.remove(REQUEST_ID) {
         headers.insert(UPSTREAM_REQUEST_ID, id);
