@@ -8,6 +8,7 @@
 pub mod offsets;
 
 mod abbreviations;
+mod abstentions;
 mod amounts;
 mod arriving;
 mod bound;

@@ -4,7 +4,6 @@
 use unicode_segmentation::UnicodeSegmentation;
 
 use super::terms;
-use crate::domain::ByteRange;
 
 /// Words that ask for an extreme, a sum or a count, in lower case: English, German, French and Spanish.
 const WORDS: [&str; 60] = [
@@ -86,11 +85,13 @@ const OVERVIEWS: [&str; 26] = [
     "decision",
     "decisions",
     "discussed",
+    "findings",
     "gist",
     "happened",
     "outcome",
     "outcomes",
     "overview",
+    "points",
     "recap",
     "summarise",
     "summarised",
@@ -102,8 +103,6 @@ const OVERVIEWS: [&str; 26] = [
     "tldr",
     "topic",
     "topics",
-    "points",
-    "findings",
 ];
 
 /// Words that may stand beside them and name nothing in the text.
@@ -148,21 +147,23 @@ const BESIDE: [&str; 38] = [
     "whole",
 ];
 
+/// Words that ask for one thing: "Who decided?"
+const FOR_ONE: [&str; 7] = ["how", "when", "where", "who", "whom", "whose", "why"];
+
 /// Returns whether a question asks for the contents of a text as a whole and names nothing in it: "What was decided?", "Summarize the
 /// meeting." Knows English.
 pub fn asks_for_overview(question: &str) -> bool {
-    let words = terms(question, &[]);
-    let text = |bytes: ByteRange| bytes.slice(question).to_lowercase();
-    let mut content =
-        words.iter().filter(|word| !word.is_function_word()).map(|word| text(word.bytes)).peekable();
     let mut asks = false;
-    content.peek().is_some()
-        && content.all(|word| {
-            let is_overview = OVERVIEWS.contains(&&*word);
-            asks |= is_overview;
-            is_overview || BESIDE.contains(&&*word)
-        })
-        && asks
+    terms(question, &[]).iter().all(|term| {
+        let word = term.bytes.slice(question);
+        let lower = word.to_lowercase();
+        let is_overview = OVERVIEWS.contains(&&*lower);
+        asks |= is_overview;
+        // "Will", "May" and "IT" can be names.
+        let is_name = word != "I" && term.bytes.start > 0 && word.starts_with(char::is_uppercase);
+        let is_free = term.is_function_word() && !is_name && !FOR_ONE.contains(&&*lower);
+        is_overview || is_free || BESIDE.contains(&&*lower)
+    }) && asks
 }
 
 #[cfg(test)]
@@ -178,6 +179,10 @@ mod tests {
         check("Which decisions and action items came out of the meeting?", true);
         check("Please give me a short summary", true);
         check("What was decided about the bridge?", false);
+        check("What happened to Will?", false);
+        check("What was agreed in May?", false);
+        check("Who decided?", false);
+        check("When was it decided?", false);
         check("Who called the meeting?", false);
         check("What is the document?", false);
         check("Why?", false);

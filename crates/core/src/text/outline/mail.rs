@@ -5,7 +5,7 @@
 //!   a day such as "tomorrow", it requires the date of the mail, too.
 //! - Quoted text is divided between lines only, so that every kept line has its `>`.
 //! - What stands below a quotation answers its last sentence, and requires it.
-//! - Quoted text requires the reply to it, which may correct it: what stands below it, or what the mail above it begins with.
+//! - Quoted text requires the reply that may correct it: what stands below it, or what the newest mail, above it, begins with.
 //! - A subject introduces what its mail begins with.
 
 use std::ops::Range;
@@ -156,8 +156,10 @@ struct Writer<'a, 'b> {
     says: Vec<Range<usize>>,
     /// The quoted pieces to which nothing below them replies, with their depths.
     quoted: Vec<(usize, usize)>,
-    /// What the mail above begins with that the text at depth 0 is quoted by.
+    /// What the newest mail begins with, if the text at depth 0 is quoted below it.
     reply: Range<usize>,
+    /// The subject of the last head at depth 0, without "Re:".
+    topic: Option<String>,
     /// The depth and the subject of the last head, until the text below it begins.
     subject: Option<(usize, usize)>,
     /// Whether the last line was one between two mails.
@@ -167,7 +169,15 @@ struct Writer<'a, 'b> {
 /// How many sentences of a reply a quoted text requires.
 const REPLY_PIECES_MAX: usize = 3;
 
-const GREETING_WORDS_MAX: usize = 4;
+/// What greetings and thanks begin with, and their most words.
+const GREETINGS: [&str; 18] = [
+    "bonjour", "ciao", "danke", "dear", "good", "gracias", "guten", "hallo", "hello", "hey", "hi", "hola",
+    "liebe", "lieber", "merci", "moin", "thank", "thanks",
+];
+const GREETING_WORDS_MAX: usize = 5;
+
+/// What stands before the subject of a reply or of a mail that is passed on.
+const REPLIES: [&str; 7] = ["re:", "aw:", "sv:", "fwd:", "fw:", "wg:", "antw:"];
 
 pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
     let lines = lines(text);
@@ -181,6 +191,7 @@ pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
         says: Vec::new(),
         quoted: Vec::new(),
         reply: 0..0,
+        topic: None,
         subject: None,
         is_separated: false,
     };
@@ -237,8 +248,8 @@ pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
     }
     // What is quoted below a mail is mostly what the mail answers.
     for (piece, depth) in std::mem::take(&mut writer.quoted) {
-        let says = writer.says.get(depth - 1).cloned().unwrap_or_default();
-        says.for_each(|says| writer.pieces.require(piece, says));
+        let says = writer.says.first().cloned().unwrap_or_default();
+        says.filter(|_| depth > 0).for_each(|says| writer.pieces.require(piece, says));
     }
     writer.pieces
 }
@@ -252,7 +263,8 @@ impl Writer<'_, '_> {
 
     fn head(&mut self, lines: &[Line], depth: usize) {
         let mut origin = Origin::default();
-        let (mut at, mut is_quoted) = (0, std::mem::take(&mut self.is_separated));
+        let mut at = 0;
+        let (mut is_sent, mut topic) = (false, None);
         self.subject = None;
         while at < lines.len() {
             let is_field = |line: &Line| field(content(line.text).1);
@@ -262,19 +274,29 @@ impl Writer<'_, '_> {
             match is_field(&lines[at]) {
                 Some(name) if SENDERS.contains(&&*name) => origin.sender = Some(piece),
                 Some(name) if DATES.contains(&&*name) => {
-                    is_quoted |= QUOTED_DATES.contains(&&*name);
+                    is_sent |= QUOTED_DATES.contains(&&*name);
                     origin.date = Some(piece);
                 }
-                Some(name) if SUBJECTS.contains(&&*name) => self.subject = Some((depth, piece)),
+                Some(name) if SUBJECTS.contains(&&*name) => {
+                    topic = Some(topic_of(content(lines[at].text).1));
+                    self.subject = Some((depth, piece));
+                }
                 _ => {}
             }
             at = end;
         }
-        self.set_origin(depth, origin);
         if depth == 0 {
-            let above = self.says.first().cloned().unwrap_or_default();
-            self.reply = if is_quoted { above } else { 0..0 };
+            let is_reply = self.origins.first().is_none_or(|origin| origin.sender.is_none())
+                || self.topic.is_some() && self.topic == topic;
+            let is_separated = std::mem::take(&mut self.is_separated);
+            if !(is_separated || is_sent && is_reply) {
+                self.reply = 0..0;
+            } else if self.reply.is_empty() {
+                self.reply = self.says.first().cloned().unwrap_or_default();
+            }
+            self.topic = topic;
         }
+        self.set_origin(depth, origin);
         self.says.truncate(depth);
         self.above = None;
     }
@@ -295,6 +317,7 @@ impl Writer<'_, '_> {
         }
         let origin = self.origins.get(depth).cloned().unwrap_or_default();
         let answered = self.above.filter(|(above, _)| *above > depth).map(|(_, piece)| piece);
+        self.is_separated = false;
         for piece in first..self.pieces.len() {
             let says = self.pieces.list[piece].bytes.slice(self.text);
             let date = origin.date.filter(|_| is_relative(says));
@@ -307,37 +330,50 @@ impl Writer<'_, '_> {
             // A quoted sentence is not scored as the reply to it.
             self.pieces.list[piece].contexts = self.pieces.list[piece].requires.len();
         }
-        if self.above.is_some_and(|(above, _)| above > depth) {
+        let text_of = |writer: &Self, piece: usize| writer.pieces.list[piece].bytes.slice(writer.text);
+        let Some(begin) = (first..self.pieces.len()).find(|&piece| !is_greeting(text_of(self, piece))) else {
+            return;
+        };
+        let reply = begin..self.pieces.len().min(begin + REPLY_PIECES_MAX);
+        if answered.is_some() {
             // The deepest quotations are the last ones.
             while let Some((quoted, _)) = self.quoted.pop_if(|(_, of)| *of > depth) {
-                self.pieces.require(quoted, first);
+                reply.clone().for_each(|reply| self.pieces.require(quoted, reply));
+            }
+        }
+        for piece in first..self.pieces.len() {
+            if depth > 0 {
+                self.quoted.push((piece, depth));
+            } else {
+                self.reply.clone().for_each(|reply| self.pieces.require(piece, reply));
             }
         }
         self.says.resize(self.says.len().max(depth + 1), 0..0);
-        for piece in first..self.pieces.len() {
-            let text = self.pieces.list[piece].bytes.slice(self.text);
-            let begins = self.says[depth].is_empty() && !is_greeting(text);
-            if depth > 0 {
-                self.quoted.push((piece, depth));
-            }
-            if depth == 0 {
-                self.reply.clone().for_each(|reply| self.pieces.require(piece, reply));
-            }
-            if begins {
-                self.says[depth] = piece..self.pieces.len().min(piece + REPLY_PIECES_MAX);
-                if let Some((_, subject)) = self.subject.take_if(|(of, _)| *of == depth) {
-                    self.pieces.list[subject].introduces = Some(piece);
-                }
+        if self.says[depth].is_empty() {
+            self.says[depth] = reply;
+            if let Some((_, subject)) = self.subject.take_if(|(of, _)| *of == depth) {
+                self.pieces.list[subject].introduces = Some(begin);
             }
         }
         self.above = Some((depth, self.pieces.len() - 1));
     }
 }
 
-/// Returns whether a text is as short as "Hi Ann," or "Thanks a lot!".
+/// Returns whether a text is as short as "Hi Ann," or "Thanks a lot!" and begins so.
 fn is_greeting(text: &str) -> bool {
-    let words = text.split_whitespace().count();
-    words < GREETING_WORDS_MAX || words == GREETING_WORDS_MAX && !text.ends_with('.')
+    let first = text.split(|c: char| !c.is_alphabetic()).find(|word| !word.is_empty()).unwrap_or_default();
+    let is_short = text.split_whitespace().nth(GREETING_WORDS_MAX).is_none();
+    is_short && (text.ends_with(',') || GREETINGS.contains(&&*first.to_lowercase()))
+}
+
+/// Returns a subject without its name and marks such as "Re:".
+fn topic_of(field: &str) -> String {
+    let subject = field.split_once(':').map_or(field, |(_, subject)| subject);
+    let mut topic = subject.trim().to_lowercase();
+    while let Some(rest) = REPLIES.iter().find_map(|mark| topic.strip_prefix(mark)) {
+        topic = rest.trim_start().to_owned();
+    }
+    topic
 }
 
 fn ends_sentence(content: &str) -> bool {
@@ -416,6 +452,47 @@ mod tests {
                 ">4 Subject: Crane",
                 "0,1,3 It comes on 2 May.",
             ],
+        );
+    }
+
+    #[test]
+    fn only_a_reply_is_required_and_only_the_newest() {
+        check(
+            "two mails that have nothing in common",
+            Kind::Mail,
+            "From: Ann\nSent: 2 May\nSubject: Crane\n\nIt is late.\n\nFrom: Bob\nSent: 1 May\nSubject: Soup\n\nSoup is on Friday.",
+            &[
+                "From: Ann",
+                "Sent: 2 May",
+                ">3 Subject: Crane",
+                "0,2 It is late.",
+                "From: Bob",
+                "Sent: 1 May",
+                ">7 Subject: Soup",
+                "4,5 Soup is on Friday.",
+            ],
+        );
+        check(
+            "three mails",
+            Kind::Mail,
+            "All off!\n\nFrom: Ann\nSent: 2 May\nSubject: Re: Crane\n\nOn 9 May then.\n\nFrom: Bob\nSent: 1 May\nSubject: Crane\n\nOn 3 May.",
+            &[
+                "All off!",
+                "From: Ann",
+                "Sent: 2 May",
+                ">4 Subject: Re: Crane",
+                "0,1 On 9 May then.",
+                "From: Bob",
+                "Sent: 1 May",
+                ">8 Subject: Crane",
+                "0,5 On 3 May.",
+            ],
+        );
+        check(
+            "a reply below a quotation, behind a greeting",
+            Kind::Mail,
+            "Bob wrote:\n> The crane comes on 2 May.\n\nHi Bob,\n\nno. It is off.",
+            &["Bob wrote:", "0,3,4 > The crane comes on 2 May.", "1 Hi Bob,", "1 no.", "1,3 It is off."],
         );
     }
 

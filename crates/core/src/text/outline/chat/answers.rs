@@ -12,6 +12,35 @@ const ANSWER_BYTES_SHORT: usize = 200;
 /// The longest turn that agrees with an answer, in bytes, and the most of them.
 const AGREEMENT_BYTES: usize = 60;
 const AGREEMENTS_MAX: usize = 3;
+/// Words of which such a turn has one.
+const AGREEMENTS: [&str; 26] = [
+    "agree",
+    "agreed",
+    "einverstanden",
+    "fine",
+    "good",
+    "great",
+    "gut",
+    "ja",
+    "let's",
+    "nein",
+    "no",
+    "nope",
+    "ok",
+    "okay",
+    "oui",
+    "passt",
+    "perfect",
+    "same",
+    "sounds",
+    "sure",
+    "sí",
+    "vale",
+    "works",
+    "yeah",
+    "yep",
+    "yes",
+];
 /// The longest turn that says nothing of its own, in bytes: "one moment", "ok".
 const FILLER_BYTES: usize = 24;
 
@@ -73,11 +102,14 @@ fn answer(turns: &[Turn], index: usize) -> Option<usize> {
 
 /// Returns the short turns of others that follow the answer of a question as short, without a break.
 fn agreements<'a>(turns: &'a [Turn], question: usize, answer: usize) -> impl Iterator<Item = &'a Turn<'a>> {
-    let asker = turns[question].speaker;
+    let (asks, first) = (&turns[question], &turns[answer]);
+    let is_short = |turn: &Turn| turn.said.len() <= AGREEMENT_BYTES && !is_question(turn.said);
     let agrees = move |turn: &&Turn| {
-        turn.said.len() <= AGREEMENT_BYTES && !is_same(turn.speaker, asker) && !is_question(turn.said)
+        let mut words = turn.said.split(|c: char| !c.is_alphanumeric() && c != '\'');
+        let is_other = !is_same(turn.speaker, asks.speaker) && !is_same(turn.speaker, first.speaker);
+        is_other && is_short(turn) && words.any(|word| AGREEMENTS.contains(&&*word.to_lowercase()))
     };
-    let count = if agrees(&&turns[answer]) { AGREEMENTS_MAX } else { 0 };
+    let count = if is_short(first) && !names(asks.said, first.speaker) { AGREEMENTS_MAX } else { 0 };
     turns[answer + 1..].iter().take_while(agrees).take(count)
 }
 
@@ -107,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_question_to_all_is_answered_by_several() {
-        let text = "Ann: So we rent the barn?\nBob: Fine with me.\nEve: Same here.\nBob: Yes, do it.\nAnn: Next point.\nEve: I paid for the lamps.";
+        let text = "Ann: So we rent the barn?\nBob: Fine with me.\nEve: Same here.\nTom: Yes, do it.\nEve: I paid for the lamps.\nAnn: Next point.";
         let pieces = tests::pieces(text, Kind::Chat);
         assert_eq!(pieces[0].requires, [1, 2, 3]);
         assert!(pieces[1..4].iter().all(|piece| piece.requires == [0]));
@@ -118,7 +150,7 @@ mod tests {
         // The turns are counted from 0; the last two fields are the question and its answer.
         let check = |name: &str, text: &str, asks: usize, answers: Option<usize>| {
             let pieces = tests::pieces(text, Kind::Chat);
-            assert_eq!(pieces[asks].requires.first().copied(), answers, "{name}");
+            assert_eq!(pieces[asks].requires, Vec::from_iter(answers), "{name}");
         };
         check(
             "next speaker",

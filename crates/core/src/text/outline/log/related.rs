@@ -13,8 +13,9 @@ const EVENTS_MAX: usize = 12;
 /// The most identifiers of one event, which bounds the work for a long one.
 const IDENTIFIERS_MAX: usize = 40;
 const RELATED_MAX: usize = 6;
-/// The levels of errors, and among how many words at the beginning of an event its level is.
+/// The levels of errors and of other events, and among how many words at the beginning of an event its level is.
 const ERRORS: [&str; 9] = ["alert", "crit", "critical", "emerg", "err", "error", "fatal", "panic", "severe"];
+const OTHERS: [&str; 6] = ["debug", "info", "notice", "trace", "warn", "warning"];
 const LEVEL_WORDS_MAX: usize = 8;
 /// The most errors in a row that require each the one before.
 const CAUSES_MAX: usize = 2;
@@ -71,8 +72,11 @@ fn is_error(event: &str) -> bool {
     let head = &event[stamp::length(event).unwrap_or(0)..];
     let head = head.lines().next().unwrap_or_default();
     let mut words = head.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
-    let is_level = |word: &str| ERRORS.iter().any(|level| word.eq_ignore_ascii_case(level));
-    words.by_ref().take(LEVEL_WORDS_MAX).any(is_level)
+    let level = words.by_ref().take(LEVEL_WORDS_MAX).find_map(|word| {
+        let is_one_of = |levels: &[&str]| levels.iter().any(|level| word.eq_ignore_ascii_case(level));
+        is_one_of(&ERRORS).then_some(true).or_else(|| is_one_of(&OTHERS).then_some(false))
+    });
+    level == Some(true)
 }
 
 /// Returns the events next to `event` in a list of events with the same identifier.
@@ -118,7 +122,7 @@ mod tests {
         let lines = [
             "2026-01-05 10:00:00 INFO job=k-77 started",
             "2026-01-05 10:00:02 ERROR store job=k-77 quota exceeded",
-            "2026-01-05 10:00:02 INFO other work",
+            "2026-01-05 10:00:02 INFO error handler of job=k-78 loaded",
             "2026-01-05 10:00:03 ERROR queue job=k-77 aborted",
             "2026-01-05 10:00:09 INFO job=k-77 started",
             "2026-01-05 10:00:10 ERROR queue job=k-77 aborted again",
