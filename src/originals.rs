@@ -58,7 +58,7 @@ pub struct OriginalSettings {
     pub bytes_max: u64,
     /// Seconds after which a text that was not written again is dropped. 0: none is. Default: seven days.
     pub expire_s: u64,
-    /// Seconds after its last use at which a session of `POST /v1/compress` ends. 0: no session ends. Default: a day.
+    /// Seconds after its last use at which a session of `POST /headroom/v1/compress` ends. 0: no session ends. Default: a day.
     #[serde(skip)]
     pub session_expire_s: u64,
 }

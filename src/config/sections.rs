@@ -54,7 +54,7 @@ pub struct Http {
     pub drain_ms_max: u64,
 }
 
-/// `[admin]`: the listener for operators, with `/livez`, `/readyz` and `/metrics`.
+/// `[admin]`: the listener for operators, with `/livez`, `/readyz`, `/metrics`, `/v1/savings` and `DELETE /admin/tenants/{name}`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Admin {

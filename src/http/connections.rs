@@ -90,7 +90,7 @@ struct State {
     /// The end of the last request.
     idle_since: Instant,
     next_id: u64,
-    /// Answers of which the connection took a frame and has not asked for the next one, with the time of that frame.
+    /// Responses of which the connection took a frame and has not asked for the next one, with the time of that frame.
     unread: HashMap<u64, Instant>,
 }
 

@@ -1,4 +1,4 @@
-//! Limits the memory of all request bodies together, and of all answers that clients have not read yet.
+//! Limits the memory of all request bodies together, and of all responses that clients have not read yet.
 //!
 //! A body counts from its first byte until its request does not need it any more; a response counts until its last byte has left this process.
 //! Tenants share a pool by the rule of `admission::Shares`: while other tenants may come, a tenant takes more only while it holds less
@@ -98,7 +98,7 @@ impl<B: AsRef<[u8]>, M> AsRef<[u8]> for Accounted<B, M> {
 }
 
 /// Counts a response towards `pool` until its last byte has left this process, also while HTTP/2 buffers it for a client that does not read.
-/// Answers of unknown length are not counted: they are produced as fast as they are read.
+/// Responses of unknown length are not counted: they are produced as fast as they are read.
 ///
 /// # Errors
 /// Fails if there is not enough memory. It does not wait, since waiting responses would take the memory that they wait for.

@@ -31,7 +31,7 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// How often the daemon checks whether more of a connection's first bytes have arrived.
 const PREFACE_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The most bytes of an answer that HTTP/1.1 buffers, and of the head of a request.
+/// The most bytes of a response that HTTP/1.1 buffers, and of the head of a request.
 const BUFFER_BYTES_MAX: usize = 64 * 1024;
 
 /// The most requests in flight on one HTTP/2 connection.
