@@ -23,7 +23,8 @@ pub struct Admin {
     pub render: Arc<dyn Fn() -> String + Send + Sync>,
 }
 
-/// The routes `/livez`, `/readyz`, `/metrics`, `/v1/savings` and `DELETE /admin/tenants/{name}`, and the page that shows savings, for the hosts that `origins` allows.
+/// The routes `/livez`, `/readyz`, `/metrics`, `/v1/savings` and `DELETE /admin/tenants/{name}`, and the page that shows savings, for the hosts
+/// that `origins` allows.
 pub fn router(admin: Admin, origins: OriginPolicy) -> Router {
     Router::new()
         .route("/livez", get(async || "ok\n"))
