@@ -235,8 +235,9 @@ fn none_of_sources(text: &str, extent: Extent) -> bool {
 
 /// Returns whether a text begins as "I could not find" or "The documents do not say".
 fn denies(text: &str, extent: Extent) -> bool {
-    let speaker = ["i ", "we "].iter().find_map(|begin| text.strip_prefix(begin));
-    let Some(said) = speaker.or_else(|| text.strip_prefix("the ").and_then(after_source)) else {
+    let group = text.strip_prefix("we ");
+    let said = group.or_else(|| text.strip_prefix("i "));
+    let Some(said) = said.or_else(|| text.strip_prefix("the ").and_then(after_source)) else {
         return false;
     };
     let rest_of = |denial: &str| {
@@ -249,13 +250,12 @@ fn denies(text: &str, extent: Extent) -> bool {
     }
     let of_sentences = &DENIALS_OF_SENTENCES[..if extent == Extent::Sentence { 2 } else { 0 }];
     let mut denials = DENIALS.iter().chain(of_sentences);
-    denials
-        .any(|denial| rest_of(denial).is_some_and(|rest| says_nothing_else(rest, speaker.is_some(), extent)))
+    denials.any(|denial| rest_of(denial).is_some_and(|rest| says_nothing_else(rest, group.is_some(), extent)))
 }
 
-/// Returns whether what follows a denial only names what is missing. In a clause that is a question, or a few words, and for a speaker, who
-/// may tell a story, one with the sources.
-fn says_nothing_else(rest: &str, is_speaker: bool, extent: Extent) -> bool {
+/// Returns whether what follows a denial only names what is missing. In a clause that is a question, or a few words. `may_tell`: after "we",
+/// which may be people in a story, the few words must name the sources.
+fn says_nothing_else(rest: &str, may_tell: bool, extent: Extent) -> bool {
     let rest = rest.trim_matches(|c: char| c.is_whitespace() || ".!*".contains(c));
     if goes_on(rest) {
         return false;
@@ -264,7 +264,7 @@ fn says_nothing_else(rest: &str, is_speaker: bool, extent: Extent) -> bool {
         return true;
     }
     let mut words = rest.split_whitespace();
-    if is_speaker {
+    if may_tell {
         return words.any(|word| SOURCES.contains(&word));
     }
     !words.clone().any(|word| word == "that") && words.nth(MISSING_WORDS_MAX).is_none()
