@@ -66,7 +66,7 @@ enum Command {
     /// decoder, the attention heads over which RC is computed.
     Calibrate(calibrate::Args),
     /// Measure selection, compression and attribution on your own labelled data, beside BM25.
-    Eval(eval::Args),
+    Eval(Box<eval::Args>),
     /// Compute what compression would have saved of recorded traffic, in tokens and money, and which sources of its answers it would have kept.
     Report(report::Args),
     /// Check the installation and the settings, and say what to do about problems.
