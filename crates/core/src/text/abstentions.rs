@@ -26,7 +26,7 @@ const SOURCES: [&str; 13] = [
 ];
 
 /// What an answer says of itself or of its sources if it finds nothing, without contractions such as "don't".
-const DENIALS: [&str; 26] = [
+const DENIALS: [&str; 25] = [
     "am not able to find",
     "am unable to find",
     "cannot answer",
@@ -42,7 +42,6 @@ const DENIALS: [&str; 26] = [
     "do not say",
     "do not specify",
     "do not state",
-    "does not include",
     "does not mention",
     "does not say",
     "does not specify",
@@ -56,7 +55,7 @@ const DENIALS: [&str; 26] = [
 ];
 
 /// As [`DENIALS`], for a whole sentence only. A clause with it can be about a document: "The form … does not contain a signature."
-const DENIALS_OF_SENTENCES: [&str; 2] = ["do not contain", "does not contain"];
+const DENIALS_OF_SENTENCES: [&str; 3] = ["do not contain", "does not contain", "does not include"];
 
 /// What says nothing else only if a question follows. "I am not sure the capital is Rome." says something.
 const DOUBTS: [&str; 4] = ["am not certain", "am not sure", "am unsure", "cannot be certain"];
@@ -214,15 +213,15 @@ fn names_nothing(text: &str) -> bool {
     // In something else than the sources, that something is missing is a claim.
     let is_mention =
         |rest: &str| rest.rsplit_once(" in ").is_none_or(|(_, place)| after_source(place).is_some());
-    let is_unclear = |begin: &str| text.strip_prefix(begin).is_some_and(|rest| after_source(rest).is_some());
+    let is_unclear = |rest: &str| after_source(rest).is_some();
     let ends = |begin: &str, is: &dyn Fn(&str) -> bool| {
         text.strip_prefix(begin).is_some_and(|rest| is(rest) && !goes_on(rest))
     };
     ends("there is no information", &is_information)
         || ends("there is not enough information", &is_information)
         || ends("there is no mention of ", &is_mention)
-        || is_unclear("it is not clear from the ")
-        || is_unclear("it is unclear from the ")
+        || ends("it is not clear from the ", &is_unclear)
+        || ends("it is unclear from the ", &is_unclear)
 }
 
 /// Returns whether a text begins as "None of the documents mentions".
@@ -248,7 +247,7 @@ fn denies(text: &str, extent: Extent) -> bool {
         let next = first_word(rest);
         return (next.is_empty() || OPEN.contains(&next)) && !goes_on(rest);
     }
-    let of_sentences = &DENIALS_OF_SENTENCES[..if extent == Extent::Sentence { 2 } else { 0 }];
+    let of_sentences = DENIALS_OF_SENTENCES.iter().filter(|_| extent == Extent::Sentence);
     let mut denials = DENIALS.iter().chain(of_sentences);
     denials.any(|denial| rest_of(denial).is_some_and(|rest| says_nothing_else(rest, group.is_some(), extent)))
 }

@@ -203,6 +203,8 @@ mod tests {
             "There is no mention of victims because all had left.",
             "There is no mention of Karl in the Bible.",
             "There is no information desk at the mill.",
+            "It is unclear from the documents who won, since Ann was first.",
+            "The lamp must be off, but the document does not include a warning.",
             "There is not enough information technology staff.",
             "It is not found where winters are cold.",
         ] {
