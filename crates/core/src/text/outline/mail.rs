@@ -247,9 +247,9 @@ pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
         at = end;
     }
     // What is quoted below a mail is mostly what the mail answers.
-    for (piece, depth) in std::mem::take(&mut writer.quoted) {
+    for (piece, _) in std::mem::take(&mut writer.quoted) {
         let says = writer.says.first().cloned().unwrap_or_default();
-        says.filter(|_| depth > 0).for_each(|says| writer.pieces.require(piece, says));
+        says.for_each(|says| writer.pieces.require(piece, says));
     }
     writer.pieces
 }
