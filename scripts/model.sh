@@ -14,7 +14,7 @@ inputs() {
   else
     cksum "$source"/*.json "$source"/*.safetensors | sed "s|$source/||"
   fi
-  find crates/export/src crates/core/src/model/contract* crates/core/src/model/onnx* -type f | LC_ALL=C sort | xargs cksum
+  find crates/export/src crates/core/src/model/contract* crates/core/src/model/onnx* crates/core/src/pipeline/calibration -type f | LC_ALL=C sort | xargs cksum
 }
 
 if [ -f "$out/contract.toml" ] && [ -f "$stamp" ] && [ "$(inputs)" = "$(cat "$stamp")" ]; then

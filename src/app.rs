@@ -91,7 +91,6 @@ fn pipeline_settings(config: &Config) -> Settings {
     let blocks = &config.blocks;
     Settings {
         limits: config.limits,
-        auto: config.auto,
         answerable: config.answerable,
         calibration: None,
         codec: blocks.codec,

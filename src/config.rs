@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use thresher_core::pipeline::answerable::AnswerableSettings;
-use thresher_core::pipeline::select::Auto;
 use thresher_core::pipeline::validate::RequestLimits;
 use thresher_core::plain;
 use thresher_registry::RegistrySettings;
@@ -76,9 +75,6 @@ pub struct Config {
     pub savings: SavingsSettings,
     /// `[receipts]`: signed records of attributions.
     pub receipts: Receipts,
-    /// The budget of requests that set none.
-    #[serde(skip)]
-    pub auto: Auto,
     /// `[verdict]`: what judges whether the chunks support an answer.
     pub verdict: VerdictSettings,
     /// When a question counts as answerable.
@@ -143,7 +139,6 @@ impl Default for Config {
             middleware: MiddlewareSettings::default(),
             savings: SavingsSettings::default(),
             receipts: Receipts::default(),
-            auto: Auto::default(),
             verdict: VerdictSettings::default(),
             answerable: AnswerableSettings::default(),
             admission: Admission::default(),

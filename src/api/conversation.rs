@@ -14,7 +14,7 @@ use thresher_core::plain::Quoted;
 
 use super::budget::BudgetBody;
 use super::limits::{Body, BodyLimits, ListLimit};
-use super::request::{ChunkBody, Object, choice, chunks_of};
+use super::request::{ChunkBody, Object, choice, chunks_of, or_default};
 use super::response::Range;
 use crate::error::{ApiError, ErrorCode};
 
@@ -201,6 +201,10 @@ pub struct MiddlewareBody {
     #[serde(default, deserialize_with = "choice")]
     #[schemars(with = "Option<Granularity>")]
     granularity: Granularity,
+    /// Whether chunks that are not related to the question are left out. Default: false, which sends them unchanged.
+    #[serde(default, deserialize_with = "or_default")]
+    #[schemars(with = "Option<bool>")]
+    related_only: bool,
 }
 
 /// What the field `thresher` asks for.
@@ -221,6 +225,8 @@ pub struct MiddlewareOptions {
     /// How much may be kept; none: as the settings say.
     pub budget: Option<Budget>,
     pub granularity: Granularity,
+    /// Whether chunks that are not related to the question are left out.
+    pub related_only: bool,
 }
 
 impl Body for MiddlewareBody {
@@ -276,6 +282,7 @@ impl MiddlewareBody {
             chunk_ids: self.chunk_ids,
             budget,
             granularity: self.granularity,
+            related_only: self.related_only,
         })
     }
 }

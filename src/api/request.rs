@@ -72,8 +72,8 @@ pub struct CompressBody {
     #[serde(default, deserialize_with = "choice")]
     #[schemars(with = "Option<TokenizerName>")]
     tokenizer: TokenizerName,
-    /// Whether nothing is kept if no chunk is related to the question. Default: true.
-    #[serde(default = "yes", deserialize_with = "or_yes")]
+    /// Whether nothing is kept if no chunk is related to the question. Default: false, which keeps the best text all the same.
+    #[serde(default, deserialize_with = "or_default")]
     #[schemars(with = "Option<bool>")]
     related_only: bool,
     /// The share of answerable questions that may be taken for unanswerable. Default: that of the settings.
@@ -328,7 +328,7 @@ impl CompressBody {
             query: self.query,
             chunks,
             registered: by_id,
-            budget: self.budget.map_or(Ok(Budget::Auto), |Object(budget)| budget.into_domain())?,
+            budget: self.budget.map_or(Ok(Budget::default()), |Object(budget)| budget.into_domain())?,
             granularity: self.granularity,
             keep: self.keep,
             order: self.order,

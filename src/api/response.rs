@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use thresher_core::domain::{ByteRange, Chunk, CompressRequest, Kind, Lang, TokenizerName};
 use thresher_core::pipeline::clock::Timings;
-use thresher_core::pipeline::conformal::Shortfall;
+use thresher_core::pipeline::decide::coverage::Shortfall;
 use thresher_core::pipeline::explain::Explanation;
 use thresher_core::pipeline::score::Scoring;
 use thresher_core::pipeline::{
@@ -90,7 +90,7 @@ struct PrefilterAnswer {
 #[schemars(rename = "Warning")]
 /// Something that the caller should know about the context, though it is not an error.
 struct WarningAnswer {
-    /// `unrelated`, `rows_left_out`, `group_cut`, `kind_unfit`, `coverage_not_promised`, `script_unknown`, `question_shortened` or
+    /// `unrelated`, `rows_left_out`, `group_cut`, `unit_cut`, `kind_unfit`, `coverage_cut`, `coverage_not_promised`, `script_unknown`, `question_shortened` or
     /// `unread`.
     code: &'static str,
     /// What it means, in words.
@@ -102,15 +102,19 @@ struct WarningAnswer {
 
 impl WarningAnswer {
     fn unrelated(found: Relevance, request: &CompressRequest) -> Self {
-        let advice = if request.related_only {
-            "; send `related_only: false` to keep the best text anyway"
+        let message = if request.chunks.iter().all(|chunk| chunk.text.trim().is_empty()) {
+            "the chunks contain no text".to_owned()
         } else {
-            ""
+            let advice = if request.related_only {
+                "; leave `related_only` out to keep the best text anyway"
+            } else {
+                ""
+            };
+            format!(
+                "no chunk comes close to the question: the mean of its largest logits is {:.3}, and the least for these texts is {:.3}{advice}",
+                found.value, found.least
+            )
         };
-        let message = format!(
-            "no chunk comes close to the question: the mean of its largest logits is {:.3}, and the least for these texts is {:.3}{advice}",
-            found.value, found.least
-        );
         Self { code: "unrelated", message: message.into(), chunk: None }
     }
 
@@ -130,6 +134,17 @@ impl WarningAnswer {
                     .into(),
                 Some(chunk),
             ),
+            Warning::UnitCut { chunk } => (
+                "unit_cut",
+                "the budget is too small for the best text of this chunk; only some words of it are kept. Name a larger budget".into(),
+                Some(chunk),
+            ),
+            Warning::CoverageCut { promised } => {
+                let message = format!(
+                    "the upper limit of the budget ends the context before a coverage of {promised} is reached; name a higher limit"
+                );
+                ("coverage_cut", message.into(), None)
+            }
             Warning::KindUnfit { chunk, named } => {
                 let message = format!(
                     "the text of this chunk does not have the form of {}, its `kind`; it was divided into sentences. Leave `kind` \

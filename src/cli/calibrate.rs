@@ -18,7 +18,7 @@ use thresher_core::model::contract::{
     TEMPLATE_DEFAULT, sha256_of,
 };
 use thresher_core::pipeline::calibration::{Calibration, CalibrationError};
-use thresher_core::pipeline::conformal::CoverageLimits;
+use thresher_core::pipeline::decide::coverage::CoverageLimits;
 use thresher_core::pipeline::score::Scoring;
 use thresher_core::pipeline::{Pipeline, Reading};
 use thresher_eval::heads::{self, CalibrationRows, Choice, HeadScores, Measured, Question};

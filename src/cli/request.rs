@@ -49,7 +49,7 @@ pub struct AttributeArgs {
 pub fn compress(config: &Config, args: &CompressArgs) -> anyhow::Result<ExitCode> {
     let body = match &args.query {
         Some(query) => {
-            let budget = args.tokens.map_or(json!({"auto": true}), |tokens| json!({"tokens": tokens}));
+            let budget = args.tokens.map_or(json!({}), |tokens| json!({"tokens": tokens}));
             json!({"query": query, "chunks": texts(&args.files)?, "budget": budget}).to_string().into_bytes()
         }
         None => request(&args.files, "--query \"...\"")?,

@@ -587,6 +587,7 @@ impl ModelRequest {
             query: options.query.as_deref().map(find::tail),
             result_tokens_min: settings.result_tokens_min,
             marks: settings.retrievable,
+            related_only: options.related_only,
         }
     }
 

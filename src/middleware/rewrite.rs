@@ -44,6 +44,8 @@ pub struct CompressOptions {
     pub query: Option<String>,
     /// Whether shortened results of tools end with a mark that names the hash of the original.
     pub marks: bool,
+    /// Whether nothing is kept of chunks of a retriever that are not related to the question.
+    pub related_only: bool,
 }
 
 /// Chunks that a request adds to its conversation. They are inserted as a context before the user's last message.
@@ -129,7 +131,7 @@ pub struct Rewritten {
 pub enum Unshortened {
     /// The user asks for nothing by which a part of a text could be chosen: nothing at all, or something like a summary.
     NoQuestion,
-    /// A document or the result of a tool is not related to the question.
+    /// A text is not related to the question.
     Unrelated,
     /// There is no time to read it.
     Late,
@@ -206,8 +208,11 @@ impl CompressOptions {
     /// Returns a text that is the same for equal options, and never empty.
     pub fn id(&self) -> String {
         let marks = if self.marks { " marked" } else { "" };
+        let related = if self.related_only { " related" } else { "" };
         let Self { budget, granularity, prompt_tokens_min, result_tokens_min, query, .. } = self;
-        format!("{budget:?} {granularity:?} {prompt_tokens_min} {result_tokens_min} {query:?}{marks}")
+        format!(
+            "{budget:?} {granularity:?} {prompt_tokens_min} {result_tokens_min} {query:?}{marks}{related}"
+        )
     }
 }
 

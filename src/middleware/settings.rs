@@ -35,7 +35,7 @@ pub struct MiddlewareSettings {
     pub input_tokens_max: usize,
     /// Delimiters before and after a context inside a message, such as `<context>` and `</context>`. Empty: no context is looked for.
     pub context_tags: Vec<String>,
-    /// Share of tokens to keep, from 0 to 1. 0: chosen for each request (`auto`).
+    /// Share of tokens to keep, from 0 to 1. 0: as much as the question needs.
     pub ratio: f64,
     /// Tokens below which no prompt is compressed, unless a request sets a budget: providers do not cache shorter prompts. 0: no minimum.
     pub prompt_tokens_min: usize,
@@ -209,7 +209,7 @@ impl MiddlewareSettings {
 
     /// Returns the budget of requests that set none.
     pub fn budget(&self) -> Budget {
-        if self.ratio > 0.0 { Budget::Ratio(self.ratio) } else { Budget::Auto }
+        if self.ratio > 0.0 { Budget::ratio(self.ratio) } else { Budget::default() }
     }
 
     /// Returns the delimiters before and after a context inside a message; `None` if no context is looked for.

@@ -220,6 +220,7 @@ impl Replay {
             granularity: Granularity::default(),
             prompt_tokens_min: self.middleware.prompt_tokens_min,
             query: None,
+            related_only: false,
             marks: self.middleware.retrievable,
         };
         let pipeline = &self.pipeline;

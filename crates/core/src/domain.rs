@@ -331,30 +331,65 @@ impl Chunk {
     }
 }
 
-/// How much context a compression may keep. Tokens are counted with the request's [`TokenizerName`].
+/// How much context a compression keeps. Tokens are counted with the request's [`TokenizerName`].
+///
+/// A budget has two sides: `coverage` says how much is enough, and `at_most` how much is too much. With neither, enough is what
+/// [`COVERAGE_DEFAULT`] promises. With `at_most` alone, the context is filled up to it. With both, the context ends where it is enough,
+/// and never above `at_most`.
 ///
 /// ```
-/// use thresher_core::domain::{Budget, Chunk, CompressRequest};
+/// use thresher_core::domain::{AtMost, Budget, Chunk, CompressRequest};
 ///
 /// let chunk = Chunk::new("moon", "The moon raises two tides a day. It is 384,400 km away.");
 /// let mut request = CompressRequest::new("How many tides are there a day?", vec![chunk]);
-/// assert_eq!(request.budget, Budget::Auto, "the default");
-/// request.budget = Budget::Tokens(2_000);
+/// assert_eq!(request.budget, Budget::default(), "as much as the answer needs");
+/// request.budget = Budget { at_most: Some(AtMost::Tokens(2_000)), ..Budget::coverage(0.9) };
 /// ```
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Budget {
+    pub at_most: Option<AtMost>,
+    /// The least probability with which the context holds the evidence that the answer needs, from 0.5 to 0.99; see
+    /// [`coverage`](crate::pipeline::decide::coverage).
+    pub coverage: Option<f64>,
+    /// The tokens that the context has at least if the chunks have as many, whatever `coverage` says. A unit is kept whole, so there may be
+    /// a few hundred tokens more.
+    pub at_least: usize,
+}
+
+/// The coverage of a budget that names neither side.
+pub const COVERAGE_DEFAULT: f64 = 0.9;
+
+/// The most that a context may hold.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Budget {
-    /// At most this many tokens of context.
+pub enum AtMost {
     Tokens(usize),
-    /// At most this share of the input's tokens, above 0 and at most 1. A share of 1 keeps everything.
+    /// This share of the input's tokens, above 0 and at most 1. A share of 1 keeps everything.
     Ratio(f64),
-    /// The pipeline decides from the scores how much is worth keeping.
-    Auto,
-    /// As little as holds the evidence that the answer needs with at least this probability, from 0.5 to 0.99; see
-    /// [`conformal`](crate::pipeline::conformal).
-    Coverage(f64),
-    /// At least this many tokens, if the chunks have as many: the best units, however low they score, and whether or not any chunk is
-    /// related to the question. A unit is kept whole, so there may be a few hundred tokens more.
-    AtLeast(usize),
+}
+
+impl Budget {
+    /// Returns a budget that is filled with the best text up to so many tokens.
+    pub const fn tokens(tokens: usize) -> Self {
+        Self { at_most: Some(AtMost::Tokens(tokens)), coverage: None, at_least: 0 }
+    }
+
+    /// Returns a budget that is filled with the best text up to a share of the input's tokens.
+    pub const fn ratio(ratio: f64) -> Self {
+        Self { at_most: Some(AtMost::Ratio(ratio)), coverage: None, at_least: 0 }
+    }
+
+    /// Returns a budget that ends where the evidence is held with this probability.
+    pub const fn coverage(coverage: f64) -> Self {
+        Self { at_most: None, coverage: Some(coverage), at_least: 0 }
+    }
+
+    /// Returns the probability at which the context is enough; `None` if it is filled.
+    pub fn enough(&self) -> Option<f64> {
+        match (self.coverage, self.at_most) {
+            (None, Some(_)) => None,
+            (coverage, _) => Some(coverage.unwrap_or(COVERAGE_DEFAULT)),
+        }
+    }
 }
 
 /// The unit of text that selection keeps or drops as a whole.
@@ -436,7 +471,7 @@ pub struct CompressRequest {
     /// Whether the caller named the chunks by their ids in the registry. More chunks are then allowed in one
     /// request.
     pub registered: bool,
-    /// How much context may be kept; [`Budget::Auto`] by default.
+    /// How much context is kept; as much as the answer needs by default.
     pub budget: Budget,
     /// The unit that is kept or dropped as a whole; sentences by default.
     pub granularity: Granularity,
@@ -454,7 +489,7 @@ pub struct CompressRequest {
     pub omissions: Omissions,
     /// The tokenizer that counts the tokens of the budget and of usage; OpenAI's `o200k_base` by default.
     pub tokenizer: TokenizerName,
-    /// Whether nothing is kept if no chunk is related to the question; true by default.
+    /// Whether nothing is kept if no chunk is related to the question; false by default.
     pub related_only: bool,
     /// The share of answerable questions that may be taken for unanswerable; `None` means that of the settings.
     pub missed_max: Option<f64>,
@@ -473,7 +508,7 @@ impl CompressRequest {
             history: Vec::new(),
             chunks: chunks.into_iter().map(Arc::new).collect(),
             registered: false,
-            budget: Budget::Auto,
+            budget: Budget::default(),
             granularity: Granularity::default(),
             keep: Vec::new(),
             keeps_notable: false,
@@ -482,7 +517,7 @@ impl CompressRequest {
             titles: true,
             omissions: Omissions::default(),
             tokenizer: TokenizerName::default(),
-            related_only: true,
+            related_only: false,
             missed_max: None,
             best_effort: false,
             explain: false,

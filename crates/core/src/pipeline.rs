@@ -2,7 +2,7 @@
 //! line, `eval`, the laboratory and programs that embed Thresher all call it. Knows nothing of transports.
 //!
 //! ```text
-//! CompressRequest ─▶ tokenize ─▶ blocks ─▶ question ─▶ scan ─▶ score ─▶ fit ─▶ Compressed
+//! CompressRequest ─▶ tokenize ─▶ blocks ─▶ question ─▶ scan ─▶ score ─▶ decide ─▶ Compressed
 //! ```
 //!
 //! | stage | does |
@@ -13,12 +13,11 @@
 //! | [`lexical`] | scores words in scripts that the model does not know by their character n-grams |
 //! | [`scan`] | computes the raw logits of the question over all keys, and the peak of each segment |
 //! | [`score`] | computes a score per chunk and unit: from RC, or as `rc.estimator` says |
-//! | [`fit`] | selects units within the budget, writes the context and counts its tokens |
+//! | [`decide`] | decides which units are kept, writes the context and counts its tokens |
 //!
 //! [`Pipeline::compress`] runs the stages in this order. `score` calls `scan` for some heads at a time, which
-//! limits memory. `fit` consists of three stages ([`select`], [`assemble`] and [`count`]), because selection
-//! depends on the number of tokens of a context, and a context must be written before its tokens can be
-//! counted.
+//! limits memory. `decide` calls [`assemble`] and [`count`], because selection depends on the number of tokens of a context, and a context
+//! must be written before its tokens can be counted.
 
 pub mod answerable;
 pub mod assemble;
@@ -27,10 +26,9 @@ pub mod blocks;
 pub mod cancel;
 pub mod clock;
 pub mod calibration;
-pub mod conformal;
 pub mod count;
+pub mod decide;
 pub mod explain;
-pub mod fit;
 pub mod evict;
 pub mod in_time;
 pub mod kv_export;
@@ -42,10 +40,10 @@ pub mod outcome;
 pub mod question;
 pub mod reading;
 pub mod recompute;
+pub mod related;
 pub mod repeats;
 pub mod scan;
 pub mod score;
-pub mod select;
 pub mod tokenize;
 pub mod units;
 pub mod validate;
@@ -62,9 +60,9 @@ use self::blocks::{Blocks, Reader};
 use self::calibration::{Calibration, is_other_language};
 use self::cancel::Cancel;
 use self::clock::Clock;
-use self::conformal::{CoverageLimits, Shortfall};
 use self::count::{TextCosts, TokenCounter};
-use self::fit::{FitContext, Fitted};
+use self::decide::coverage::{CoverageLimits, Shortfall};
+use self::decide::{DecideContext, Decision};
 use self::in_time::InTime;
 use self::lexical::{LexicalInput, LexicalRc};
 use self::load::Overload;
@@ -74,9 +72,9 @@ pub use self::outcome::{
 };
 use self::question::{EncodeContext, EncodedHeads, QuestionViews};
 pub use self::reading::Reading;
+use self::related::measure_related;
 use self::repeats::Repeats;
 use self::score::{Measured, Scores, Scoring};
-use self::select::Auto;
 use self::tokenize::QuestionText;
 use self::units::{Layouts, Unit};
 use self::validate::{InvalidRequest, RequestLimits};
@@ -134,8 +132,6 @@ pub struct Pipeline {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Settings {
     pub limits: RequestLimits,
-    /// How much is kept for requests with [`Budget::Auto`].
-    pub auto: Auto,
     /// The format in which keys are cached; int8 by default.
     pub codec: Codec,
     /// What the model's logits mean; `None` if nothing was fitted for it.
@@ -318,7 +314,7 @@ impl Pipeline {
     ///     Chunk::new("port", "The harbour is old."),
     /// ];
     /// let mut request = CompressRequest::new("moon", chunks);
-    /// request.budget = Budget::Tokens(10);
+    /// request.budget = Budget::tokens(10);
     ///
     /// let compressed = pipeline.compress(&request, &Cancel::default())?;
     /// assert_eq!(compressed.context, "[1] The moon pulls.");
@@ -457,27 +453,28 @@ impl Pipeline {
         mut clock: Clock,
     ) -> Result<Compressed, PipelineError> {
         let Scored { scores, answerable } = scored;
-        let fitted =
-            clock.stage("select", || self.fit(request, reading, scores, answerable.as_ref(), cancel))?;
+        let relevance = self.relevance(request, reading, scored);
+        let decide = || self.decide(request, reading, scores, relevance, cancel);
+        let decision = clock.stage("decide", decide)?;
         // The RC of tokens does not explain the score of a probe.
         let explain = || clock.stage("explain", || explain::explanation(reading, cancel));
         let explanation = (request.explain && !scores.are_probabilities).then(explain).transpose()?;
-        let warnings = self.warnings(request, reading, scores, &fitted);
+        let warnings = self.warnings(request, reading, scores, &decision);
         let relevances = self.chunk_relevances(&request.query, reading, scores);
         Ok(Compressed {
             warnings,
             chunks: chunk_outcomes(
                 reading,
                 scores,
-                fitted.spans,
-                fitted.repeats,
-                &fitted.order,
+                decision.spans,
+                decision.repeats,
+                &decision.order,
                 relevances.as_deref(),
             ),
-            context: fitted.context,
-            marker_tag: fitted.marker_tag,
-            usage: Some(fitted.usage),
-            relevance: fitted.relevance,
+            context: decision.context,
+            marker_tag: decision.marker_tag,
+            usage: Some(decision.usage),
+            relevance,
             answerable: *answerable,
             turns_read: (!request.history.is_empty()).then_some(reading.turns),
             lang: text::lang_of(&request.query),
@@ -524,15 +521,15 @@ impl Pipeline {
         request: &CompressRequest,
         reading: &Reading,
         scores: &Scores,
-        fitted: &Fitted,
+        decision: &Decision,
     ) -> Option<Shortfall> {
-        let Budget::Coverage(promised) = request.budget else { return None };
+        let promised = request.budget.coverage?;
         let is_said = |unit: &Unit| {
-            let mut spans = fitted.spans[unit.chunk].iter().chain(&fitted.repeats[unit.chunk]);
+            let mut spans = decision.spans[unit.chunk].iter().chain(&decision.repeats[unit.chunk]);
             spans.any(|span| span.source.encloses(unit.bytes))
         };
         let is_in_doubt = scores.are_alike(reading) && !reading.units.iter().all(is_said);
-        self.coverage_limits()?.shortfall(promised).filter(|_| is_in_doubt)
+        self.own_coverage_limits()?.shortfall(promised).filter(|_| is_in_doubt)
     }
 
     fn warnings(
@@ -540,7 +537,7 @@ impl Pipeline {
         request: &CompressRequest,
         reading: &Reading,
         scores: &Scores,
-        fitted: &Fitted,
+        decision: &Decision,
     ) -> Vec<Warning> {
         let is_unknown = |c: char| c.is_alphabetic() && !self.tokenizer.knows(text::script_of(c));
         let script = reading.lexical.is_none() && request.query.chars().any(is_unknown);
@@ -556,12 +553,14 @@ impl Pipeline {
             Granularity::Sentence => reading.outlines.layouts(),
             Granularity::Chunk | Granularity::Word => &[],
         };
-        let rows = fitted.rows_left_out.iter().map(|&chunk| Warning::RowsLeftOut { chunk });
-        let headers = fitted.groups_cut.iter().map(|&chunk| Warning::GroupCut { chunk });
+        let rows = decision.rows_left_out.iter().map(|&chunk| Warning::RowsLeftOut { chunk });
+        let headers = decision.groups_cut.iter().map(|&chunk| Warning::GroupCut { chunk });
         let unfit = layouts.iter().enumerate().filter_map(unfit);
-        let coverage = self.shortfall(request, reading, scores, fitted).map(Warning::CoverageNotPromised);
+        let coverage = self.shortfall(request, reading, scores, decision).map(Warning::CoverageNotPromised);
         let script = script.then_some(Warning::ScriptUnknown);
-        rows.chain(headers).chain(unfit).chain(coverage).chain(script).collect()
+        let words = decision.unit_cut.map(|chunk| Warning::UnitCut { chunk });
+        let capped = decision.coverage_cut.map(|promised| Warning::CoverageCut { promised });
+        rows.chain(headers).chain(words).chain(unfit).chain(capped).chain(coverage).chain(script).collect()
     }
 
     /// Encodes the question of a request, and finds or reads the blocks of its chunks. It checks what depends
@@ -741,13 +740,9 @@ impl Pipeline {
             Granularity::Chunk | Granularity::Word => Vec::new(),
         };
         let tokens = reading.tokens.ids.len() + reading.blocks.tokens();
-        let relevance = self.settings.auto.relevance(
-            &request,
-            &reading.outlines,
-            &scores,
-            answerable.as_ref(),
-            self.calibration_for(&reading),
-        );
+        let scored = Scored { scores, answerable };
+        let relevance = self.relevance(&request, &reading, &scored);
+        let Scored { scores, answerable } = scored;
         let chunk_relevances = self.chunk_relevances(&request.query, &reading, &scores);
         let Scores { chunks, are_probabilities, .. } = scores;
         Ok(Ranked { chunks, relevance, chunk_relevances, answerable, are_probabilities, sentences, tokens })
@@ -832,31 +827,36 @@ impl Pipeline {
         Ok(self.tokenizer.encode_prompt(prompt)?.ids)
     }
 
-    /// Selects units by `scores` within the request's budget, and writes the context. Chunks that are `answerable` are
-    /// related to the question, whatever their scores.
+    /// Decides which units a context holds, and writes it. `relevance` matters only to requests that want related text alone.
     ///
     /// # Errors
     /// Returns [`InvalidRequest::BudgetImpossible`] if the budget is too small for any context that the
     /// request allows, and otherwise fails as [`Self::compress`] does.
-    pub fn fit(
+    pub fn decide(
         &self,
         request: &CompressRequest,
         reading: &Reading,
         scores: &Scores,
-        answerable: Option<&Answerable>,
+        relevance: Option<Relevance>,
         cancel: &Cancel,
-    ) -> Result<Fitted, PipelineError> {
+    ) -> Result<Decision, PipelineError> {
         let counter = TokenCounter::new(request.tokenizer, &self.tokenizer);
-        let context = FitContext {
+        let own = self.own_coverage_limits();
+        let context = DecideContext {
             counter: &counter,
             text_costs: &self.text_costs,
-            auto: self.settings.auto,
-            calibration: self.calibration_for(reading),
-            coverage: self.coverage_limits(),
-            answerable,
+            limits: own.unwrap_or_else(|| Calibration::usual_coverage()),
+            is_calibrated: own.is_some(),
+            relevance,
             cancel,
         };
-        fit::budget(request, reading, scores, &context)
+        decide::decide(request, reading, scores, &context)
+    }
+
+    /// Returns whether any chunk is related to the question; `None` if the model does not tell.
+    fn relevance(&self, request: &CompressRequest, reading: &Reading, scored: &Scored) -> Option<Relevance> {
+        let Scored { scores, answerable } = scored;
+        measure_related(&request.chunks, scores, answerable.as_ref(), self.calibration_for(reading))
     }
 
     /// Returns the calibration of the model if its thresholds hold for a request.
@@ -865,7 +865,7 @@ impl Pipeline {
     }
 
     /// Returns the limits of budgets that promise a coverage; `None` if there are none for this model and its way of scoring.
-    fn coverage_limits(&self) -> Option<&CoverageLimits> {
+    fn own_coverage_limits(&self) -> Option<&CoverageLimits> {
         let limits = self.settings.calibration.as_ref()?.coverage.as_ref()?;
         (limits.estimator == self.estimator()).then_some(limits)
     }

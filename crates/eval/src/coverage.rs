@@ -11,8 +11,8 @@ use thresher_core::domain::{ByteRange, CompressRequest, Granularity, Lang};
 use thresher_core::pipeline::Pipeline;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
-use thresher_core::pipeline::conformal::{CoverageLimits, rows_needed};
-use thresher_core::pipeline::fit;
+use thresher_core::pipeline::decide;
+use thresher_core::pipeline::decide::coverage::{CoverageLimits, rows_needed};
 use thresher_core::text;
 
 use super::data::{self, LabelledChunk, RowFile, Rows};
@@ -35,6 +35,8 @@ struct Need {
     answers: Vec<String>,
     /// The chunk and the byte ranges of every needed part.
     parts: Vec<(usize, Vec<ByteRange>)>,
+    /// The letters and digits of texts that must all be kept, each in one chunk.
+    facts: Vec<String>,
 }
 
 /// A labelled question, and how far down its ranking the evidence lies.
@@ -115,7 +117,7 @@ fn read(path: &Path) -> Result<Vec<(String, Vec<LabelledChunk>, Need)>> {
     if file.has_field("needed") {
         let row = |row: needed::Row| {
             let parts = row.needed_ranges()?;
-            let need = Need { chunk_sets: Vec::new(), answers: Vec::new(), parts };
+            let need = Need { chunk_sets: Vec::new(), answers: Vec::new(), parts, facts: Vec::new() };
             Ok((row.query, row.chunks, need))
         };
         return file
@@ -130,10 +132,18 @@ fn read(path: &Path) -> Result<Vec<(String, Vec<LabelledChunk>, Need)>> {
     let row = |row: data::SelectionRow| {
         let answers = row.answers.iter().filter(|answer| !answer.is_empty());
         let answers = answers.map(|answer| answer.to_lowercase()).collect();
-        let chunk_sets = [vec![row.gold], row.gold_sets].concat();
-        (row.query, row.chunks, Need { chunk_sets, answers, parts: Vec::new() })
+        // The facts say more closely what is needed of the chunks.
+        let chunk_sets =
+            if row.facts.is_empty() { [vec![row.gold], row.gold_sets].concat() } else { Vec::new() };
+        let facts = row.facts.iter().map(|fact| letters(fact)).collect();
+        (row.query, row.chunks, Need { chunk_sets, answers, parts: Vec::new(), facts })
     };
     Ok(rows.into_iter().map(row).collect())
+}
+
+/// Returns the letters and digits of a text, in lower case.
+fn letters(text: &str) -> String {
+    text.chars().filter(|c| c.is_alphanumeric()).flat_map(char::to_lowercase).collect()
 }
 
 impl Need {
@@ -156,7 +166,16 @@ impl Need {
             set.iter().all(|&chunk| !kept[chunk].is_empty())
                 && (self.answers.is_empty() || set.iter().any(|&chunk| has_answer(chunk)))
         };
-        self.parts.iter().all(has_part) && (self.chunk_sets.is_empty() || self.chunk_sets.iter().any(is_kept))
+        let letters_of = |chunk: usize| -> String {
+            kept[chunk].iter().map(|range| letters(range.slice(&chunks[chunk].text))).collect()
+        };
+        let has_facts = || {
+            let texts: Vec<String> = (0..chunks.len()).map(letters_of).collect();
+            self.facts.iter().all(|fact| texts.iter().any(|text| text.contains(fact)))
+        };
+        self.parts.iter().all(has_part)
+            && (self.facts.is_empty() || has_facts())
+            && (self.chunk_sets.is_empty() || self.chunk_sets.iter().any(is_kept))
     }
 }
 
@@ -179,7 +198,7 @@ impl Ranking {
         let all = (0..reading.units.len()).map(tokens_of).sum::<usize>().max(1);
         let mut kept = vec![Vec::new(); chunks.len()];
         let (mut tokens, mut steps, mut found) = (0, Vec::new(), None);
-        for step in fit::steps(&request, &reading, &scores) {
+        for step in decide::choices(&request, &reading, &scores) {
             for &unit in &step.units {
                 let ranges: &mut Vec<ByteRange> = &mut kept[reading.units[unit].chunk];
                 let bytes = reading.units[unit].bytes;
@@ -193,12 +212,12 @@ impl Ranking {
             }
         }
         let Some((effort, share)) = found else { return Ok(None) };
-        let fitted = pipeline.fit(&request, &reading, &scores, None, &cancel)?;
+        let fitted = pipeline.decide(&request, &reading, &scores, None, &cancel)?;
         let spans: Vec<Vec<ByteRange>> =
             fitted.spans.iter().map(|spans| spans.iter().map(|span| span.source).collect()).collect();
         let auto_tokens: usize = fitted.spans.iter().flatten().map(|span| span.tokens.len()).sum();
         let auto = (auto_tokens as f64 / all as f64, need.is_met(&spans, chunks));
-        let sets = need.chunk_sets.first().map_or(0, Vec::len);
+        let sets = need.chunk_sets.first().map_or(need.facts.len(), Vec::len);
         let groups = Groups {
             tokens: all,
             is_prose: reading.outlines.is_prose(),

@@ -44,6 +44,9 @@ pub struct SelectionRow {
     /// text. A row may also name a single one as `answer`.
     #[serde(default, alias = "answer", deserialize_with = "one_or_many")]
     pub answers: Vec<String>,
+    /// Texts of the chunks that an answer needs all. Only their letters and digits are compared.
+    #[serde(default)]
+    pub facts: Vec<String>,
 }
 
 impl SelectionRow {

@@ -82,9 +82,6 @@ pub struct AutoReport {
     pub kept: Estimate,
     /// Share of gold chunks of which at least one unit is kept, from 0 to 1.
     pub gold_share: Estimate,
-    /// Share of questions to which some chunk is related (`related`); the mean is NaN if the model does not
-    /// tell.
-    pub related: Estimate,
 }
 
 impl Report {
@@ -97,12 +94,10 @@ impl Report {
         if let Some(auto) = &self.auto {
             report["auto"] = json!({
                 "tokens_share": auto.tokens_share.mean, "kept": number(auto.kept.mean), "gold_share": auto.gold_share.mean,
-                "related": number(auto.related.mean),
                 "ci95": {
                     "tokens_share": auto.tokens_share.interval,
                     "kept": auto.kept.interval.map(number),
                     "gold_share": auto.gold_share.interval,
-                    "related": auto.related.interval.map(number),
                 },
             });
         }
@@ -199,11 +194,11 @@ pub fn table(report: &Report) -> String {
         let _ = writeln!(out, " {:>9.2}", method.ms);
     }
     if let Some(auto) = &report.auto {
-        let (kept, related) = (cell_or_dash(auto.kept), cell_or_dash(auto.related));
+        let kept = cell_or_dash(auto.kept);
         let (share, gold) = (cell(auto.tokens_share), cell(auto.gold_share));
         let _ = writeln!(
             out,
-            "  auto: tokens kept {share}; answers that survive {kept}; gold chunks kept {gold}; related {related}"
+            "  auto: tokens kept {share}; answers that survive {kept}; gold chunks kept {gold}"
         );
     }
     if let Some(SupportReport { auroc, kinds, faithful }) = &report.support {

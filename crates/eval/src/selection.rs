@@ -19,7 +19,7 @@ use thresher_registry::{Change, Registry, RegistrySettings};
 use super::Values;
 use super::attribution;
 use super::data::{self, LabelledChunk, SelectionRow};
-use super::estimate::{bootstrap_mean, wilson_proportion};
+use super::estimate::bootstrap_mean;
 use super::judged::{Judged, JudgedReport};
 use super::methods::{Configured, Method, Texts};
 use super::report::{AutoReport, MethodReport, PrefilterReport, Report};
@@ -41,7 +41,6 @@ struct AutoSamples {
     tokens_share: Vec<f64>,
     kept: Vec<f64>,
     gold_share: Vec<f64>,
-    related: Vec<f64>,
 }
 
 /// One method's scores of one row, with everything needed to judge them.
@@ -178,8 +177,8 @@ impl Samples {
         if row.has_answer() {
             for (ratio, kept) in RATIOS.iter().zip(&mut self.kept) {
                 let request =
-                    CompressRequest { budget: Budget::Ratio(1.0 / f64::from(*ratio)), ..request.clone() };
-                let survives = match pipeline.fit(&request, reading, scores, None, &Cancel::default()) {
+                    CompressRequest { budget: Budget::ratio(1.0 / f64::from(*ratio)), ..request.clone() };
+                let survives = match pipeline.decide(&request, reading, scores, None, &Cancel::default()) {
                     Ok(fitted) => row.answer_in(&fitted.context),
                     Err(PipelineError::Invalid(_)) => false,
                     Err(error) => return Err(error.into()),
@@ -211,12 +210,10 @@ impl AutoSamples {
     fn add(&mut self, scored: &ScoredRow) -> Result<()> {
         let ScoredRow { row, request, pipeline, reading, scores } = *scored;
         let cancel = Cancel::default();
-        let answerable = pipeline.answerable(reading, request, scores, &cancel)?;
-        let fitted = pipeline.fit(request, reading, scores, answerable.as_ref(), &cancel)?;
+        let fitted = pipeline.decide(request, reading, scores, None, &cancel)?;
         self.tokens_share.push(fitted.usage.tokens_out as f64 / fitted.usage.tokens_in.max(1) as f64);
         let gold = row.gold.iter().filter(|&&gold| !fitted.spans[gold].is_empty()).count();
         self.gold_share.push(gold as f64 / row.gold.len() as f64);
-        self.related.extend(fitted.relevance.map(|relevance| f64::from(u8::from(relevance.related))));
         if row.has_answer() {
             self.kept.push(f64::from(u8::from(row.answer_in(&fitted.context))));
         }
@@ -228,7 +225,6 @@ impl AutoSamples {
             tokens_share: bootstrap_mean(&self.tokens_share),
             kept: bootstrap_mean(&self.kept),
             gold_share: bootstrap_mean(&self.gold_share),
-            related: wilson_proportion(&self.related),
         }
     }
 }

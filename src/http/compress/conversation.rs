@@ -92,6 +92,7 @@ impl ConversationRequest {
             result_tokens_min: settings.result_tokens_min,
             query: None,
             // Marks are appended here, where the caller asks for them.
+            related_only: false,
             marks: false,
         };
         let found = find::turns(&conversation, &policy);

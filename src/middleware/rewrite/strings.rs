@@ -60,8 +60,12 @@ fn written(body: Located, turn: &Turn, sent: &SentTurn) -> Vec<(Range<usize>, Sh
         let dropped: Vec<Range<usize>> =
             passages.iter().flat_map(|(passage, kept)| dropped(passage, *kept)).collect();
         let left_out = if is_json { String::new() } else { pieces::left_out(&original, &dropped) };
+        let is_emptied = passages.iter().all(|(_, kept)| kept.is_some_and(<[_]>::is_empty));
+        let first = passages[0].0.range.start;
         let piece = |(passage, kept): KeptPassage| {
             let text = match kept {
+                // The delimiters of a context never enclose nothing.
+                Some(_) if is_emptied && passage.range.start == first => NOTHING_KEPT.to_owned(),
                 // What is kept whole is not encoded anew.
                 None => original[passage.range.clone()].to_owned(),
                 Some(kept) if passage.is_quoted => Value::from(shortened(passage, kept)).to_string(),

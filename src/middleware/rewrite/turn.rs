@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use thresher_core::domain::{Budget, ByteRange, Chunk, CompressRequest, Format, Omissions, TokenizerName};
+use thresher_core::domain::{
+    AtMost, Budget, ByteRange, Chunk, CompressRequest, Format, Omissions, TokenizerName,
+};
 use thresher_core::pipeline::answerable::Answerable;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::validate::InvalidRequest;
@@ -95,21 +97,21 @@ impl TurnWork<'_> {
         if compressor.skips_late {
             out.late.extend(skip_late(&mut fitted, compressor, self.cancel));
         }
-        let budget = compressor.tokens_max.map_or(options.budget, Budget::Tokens);
+        let budget = compressor.tokens_max.map_or(options.budget, Budget::tokens);
         let mut bytes_left = READ_BYTES_MAX;
         for group in &mut fitted {
             group.keeps_read = group.bytes <= bytes_left;
             bytes_left -= if group.keeps_read { group.bytes } else { 0 };
             group.fit(budget_of(budget, group.bytes, self.bytes_of_all), compressor, self.cancel)?;
         }
-        if let Budget::Tokens(tokens) = budget {
+        if let Some(AtMost::Tokens(tokens)) = budget.at_most {
             self.fit_beside_whole(&mut fitted, tokens, compressor)?;
         }
         let tokens_in: usize = fitted.iter().map(|group| group.tokens_in).sum();
         let other_tokens = (other_text_bytes + self.sent_bytes) / BYTES_PER_TOKEN;
         let least = options.prompt_tokens_min.saturating_sub(other_tokens);
         // Chunks that are only added are sent once and never cached by a provider, so the least length does not matter for them.
-        let has_least = budget == Budget::Auto && !self.passages().is_empty();
+        let has_least = budget.at_most.is_none() && !self.passages().is_empty();
         out.is_short = has_least && tokens_in < least;
         if out.is_short {
             fitted.iter_mut().for_each(Fitted::keep_whole);
@@ -178,7 +180,7 @@ impl TurnWork<'_> {
         let left = tokens_of_share(tokens, bytes, self.bytes_of_all).saturating_sub(spent);
         let bytes: usize = others.iter().map(|group| group.bytes).sum();
         others.into_iter().try_for_each(|group| {
-            group.fit(budget_of(Budget::Tokens(left), group.bytes, bytes), compressor, self.cancel)
+            group.fit(budget_of(Budget::tokens(left), group.bytes, bytes), compressor, self.cancel)
         })
     }
 
@@ -234,11 +236,14 @@ impl TurnWork<'_> {
         tokens: &mut Option<(usize, usize)>,
     ) -> Result<(), PipelineError> {
         let count = |text: &str| compressor.pipeline.count(text, TokenizerName::O200kBase);
+        // Texts that were left out as a whole, because nothing in them is related to the question, are no savings.
+        let is_emptied =
+            !sent.kept.is_empty() && sent.kept.iter().all(|kept| kept.as_ref().is_some_and(Vec::is_empty));
         for (passage, kept) in self.turn.passages.iter().zip(&sent.kept) {
             let before = count(&passage.text)?;
             let after = match kept {
-                Some(kept) => count(&shortened(passage, kept))?,
-                None => before,
+                Some(kept) if !is_emptied => count(&shortened(passage, kept))?,
+                _ => before,
             };
             add_tokens(tokens, before, after);
         }
@@ -353,6 +358,7 @@ impl Fitted {
             granularity: options.granularity,
             format: Format::Plain,
             titles: false,
+            related_only: options.related_only && kind == GroupKind::Retrieved,
             tokenizer: TokenizerName::O200kBase,
             keeps_notable: kind == GroupKind::Result,
             // As the result will be written.
@@ -385,8 +391,9 @@ impl Fitted {
         self.kept = vec![None; self.indexes.len()];
     }
 
-    /// Compresses the group to a budget. A text that is no chunk of a retriever stays whole if it is not related to the question: what a user
-    /// attached or a model asked a tool for may matter for reasons that no likeness of words shows.
+    /// Compresses the group to a budget. Texts that are not related to the question stay whole: what a retriever found, a user attached or a
+    /// model asked a tool for may matter for reasons that no likeness of words shows. A request can ask for chunks of a retriever that are
+    /// related only.
     fn fit(&mut self, budget: Budget, compressor: Compressor, cancel: &Cancel) -> Result<(), PipelineError> {
         let Some(request) = &self.request else { return Ok(()) };
         let prepared = match self.prepared.take() {
@@ -396,29 +403,30 @@ impl Fitted {
         let prepared = self.prepared.insert(prepared);
         let fit = |budget| compressor.pipeline.compress_prepared(prepared, budget, cancel);
         let mut compressed = fit(budget);
-        // Not even one unit fits: the least that can be kept is better than everything.
+        // Not even one word fits: the least that can be kept is better than everything.
         if let Err(PipelineError::Invalid(InvalidRequest::BudgetImpossible { needed, .. })) = compressed {
-            compressed = fit(Budget::Tokens(needed));
+            compressed = fit(Budget::tokens(needed));
         }
         let compressed = compressed?;
         if !self.keeps_read {
             self.prepared = None;
         }
-        self.take(&compressed, matches!(budget, Budget::Auto | Budget::AtLeast(_)));
+        self.take(&compressed, budget.at_most.is_none(), compressor.options.related_only);
         Ok(())
     }
 
-    fn take(&mut self, compressed: &Compressed, is_auto: bool) {
+    fn take(&mut self, compressed: &Compressed, is_open: bool, related_only: bool) {
         self.related = compressed.relevance.map(|relevance| relevance.related);
         self.answerable = compressed.answerable;
-        self.is_unrelated = self.related == Some(false) && self.kind != GroupKind::Retrieved;
+        let may_be_emptied = related_only && self.kind == GroupKind::Retrieved;
+        self.is_unrelated = self.related == Some(false) && !may_be_emptied;
         let (tokens_in, tokens_out) =
             compressed.usage.map_or((0, 0), |usage| (usage.tokens_in, usage.tokens_out));
         self.tokens_in = tokens_in;
         // A compression that saves nothing is undone. So is one that saves little of a text that no retriever chose: a text with gaps is
         // worth less than a whole one.
         let saves_little =
-            self.kind != GroupKind::Retrieved && is_auto && tokens_out * WORTH.1 > self.tokens_in * WORTH.0;
+            self.kind != GroupKind::Retrieved && is_open && tokens_out * WORTH.1 > self.tokens_in * WORTH.0;
         if self.is_unrelated || tokens_out >= self.tokens_in || saves_little {
             return self.keep_whole();
         }
@@ -432,9 +440,12 @@ impl Fitted {
 
 /// Returns the budget of a group with so many of all bytes: of a number of tokens, its share.
 fn budget_of(budget: Budget, bytes: usize, bytes_of_all: usize) -> Budget {
-    match budget {
-        Budget::Tokens(tokens) => Budget::Tokens(tokens_of_share(tokens, bytes, bytes_of_all)),
-        budget => budget,
+    match budget.at_most {
+        Some(AtMost::Tokens(tokens)) => {
+            let share = tokens_of_share(tokens, bytes, bytes_of_all);
+            Budget { at_most: Some(AtMost::Tokens(share)), ..budget }
+        }
+        Some(AtMost::Ratio(_)) | None => budget,
     }
 }
 
@@ -491,7 +502,7 @@ fn fill(
             continue;
         }
         let others = tokens_out - group.tokens_out;
-        group.fit(Budget::AtLeast(least - others), compressor, cancel)?;
+        group.fit(Budget { at_least: least - others, ..compressor.options.budget }, compressor, cancel)?;
         tokens_out = others + group.tokens_out;
     }
     Ok(())

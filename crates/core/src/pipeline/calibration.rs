@@ -9,7 +9,7 @@ use std::{fs, io};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::conformal::CoverageLimits;
+use super::decide::coverage::CoverageLimits;
 use crate::domain::Lang;
 use crate::model::contract::Contract;
 use crate::text;
@@ -172,6 +172,16 @@ impl Calibration {
     /// Returns the calibration that comes with Thresher for these weights, if there is one.
     pub fn of_weights(weights: &str) -> Option<Arc<Self>> {
         Self::all_shipped().iter().find(|shipped| shipped.weights.as_deref() == Some(weights)).cloned()
+    }
+
+    /// Returns the coverage limits of the default model. They say how far a context reaches where nothing was fitted for a model, since they
+    /// depend on relative scores only; they promise nothing there.
+    pub fn usual_coverage() -> &'static CoverageLimits {
+        static LIMITS: LazyLock<CoverageLimits> = LazyLock::new(|| {
+            let shipped = Calibration::shipped("minilm-l6").and_then(|shipped| shipped.coverage.clone());
+            shipped.expect("the default model has limits")
+        });
+        &LIMITS
     }
 
     fn all_shipped() -> &'static [Arc<Self>] {

@@ -220,8 +220,10 @@ impl<'a> InTime<'a> {
             match warning {
                 Warning::RowsLeftOut { chunk }
                 | Warning::GroupCut { chunk }
+                | Warning::UnitCut { chunk }
                 | Warning::KindUnfit { chunk, .. } => *chunk = self.indices[*chunk],
                 Warning::CoverageNotPromised(_)
+                | Warning::CoverageCut { .. }
                 | Warning::ScriptUnknown
                 | Warning::QuestionShortened { .. }
                 | Warning::Unread { .. } => {}

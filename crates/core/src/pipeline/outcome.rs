@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::answerable::Answerable;
 use super::assemble::{self, MarkerTag};
 use super::clock::Timings;
-use super::conformal::Shortfall;
+use super::decide::coverage::Shortfall;
 use super::explain::Explanation;
 use crate::domain::{ByteRange, Chunk, CompressRequest, KeptSpan, Kind, Lang};
 use crate::kv::store::BlockOrigins;
@@ -63,6 +63,13 @@ pub enum Warning {
         /// The index of the chunk in the request.
         chunk: usize,
     },
+    /// The budget holds only some words of the best unit, which is in this chunk.
+    UnitCut {
+        /// The index of the chunk in the request.
+        chunk: usize,
+    },
+    /// The upper limit of the budget ends the context before it has the evidence with the promised probability.
+    CoverageCut { promised: f64 },
     /// The text of this chunk does not have the form of the kind that the request names; it was divided into
     /// sentences.
     KindUnfit {
@@ -131,9 +138,7 @@ pub struct Relevance {
     /// The mean over the question's best-matched tokens of each token's largest raw logit over all keys of the
     /// chunks. The raw logits of encoders are cosines, so this is at most 1.
     pub value: f32,
-    /// Whether `value` reaches the threshold of the model and the kind of text, the chunks answer the question
-    /// ([`Answerable`]), or the question compares the rows of a table; see [`Auto::relevance`](super::select::Auto::relevance). If not, nothing is kept but the
-    /// chunks that `keep` names, unless the request takes unrelated chunks, too.
+    /// Whether `value` reaches the threshold of the model and the kind of text, or the chunks answer the question ([`Answerable`]).
     pub related: bool,
     /// The threshold of the model and the kind of text.
     pub least: f32,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::domain::{AttributeRequest, Budget, Chunk, CompressRequest, Granularity, Parts};
+use crate::domain::{AtMost, AttributeRequest, Budget, Chunk, CompressRequest, Granularity, Parts};
 use crate::plain::Quoted;
 use crate::text;
 
@@ -440,17 +440,18 @@ pub fn check_missed(missed_max: f64) -> Result<(), InvalidRequest> {
 /// Returns [`InvalidRequest::BudgetZero`], [`InvalidRequest::RatioOutOfRange`], [`InvalidRequest::CoverageOutOfRange`] or
 /// [`InvalidRequest::CoverageOfSentences`].
 pub fn check_budget(budget: Budget, granularity: Granularity) -> Result<(), InvalidRequest> {
-    match budget {
-        Budget::Tokens(0) => Err(InvalidRequest::BudgetZero),
-        Budget::Ratio(ratio) if !(ratio > 0.0 && ratio <= 1.0) => {
-            Err(InvalidRequest::RatioOutOfRange { ratio })
+    match budget.at_most {
+        Some(AtMost::Tokens(0)) => return Err(InvalidRequest::BudgetZero),
+        Some(AtMost::Ratio(ratio)) if !(ratio > 0.0 && ratio <= 1.0) => {
+            return Err(InvalidRequest::RatioOutOfRange { ratio });
         }
-        Budget::Coverage(coverage) if !(0.5..=0.99).contains(&coverage) => {
+        _ => {}
+    }
+    match budget.coverage {
+        Some(coverage) if !(0.5..=0.99).contains(&coverage) => {
             Err(InvalidRequest::CoverageOutOfRange { coverage })
         }
-        Budget::Coverage(_) if granularity != Granularity::Sentence => {
-            Err(InvalidRequest::CoverageOfSentences)
-        }
+        Some(_) if granularity != Granularity::Sentence => Err(InvalidRequest::CoverageOfSentences),
         _ => Ok(()),
     }
 }

@@ -56,11 +56,11 @@ impl Arm {
 impl Size {
     fn budget(self) -> Budget {
         match self {
-            Self::Half => Budget::Ratio(0.5),
-            Self::Quarter => Budget::Ratio(0.25),
-            Self::Eighth => Budget::Ratio(0.125),
-            Self::Auto => Budget::Auto,
-            Self::Coverage => Budget::Coverage(COVERAGE),
+            Self::Half => Budget::ratio(0.5),
+            Self::Quarter => Budget::ratio(0.25),
+            Self::Eighth => Budget::ratio(0.125),
+            Self::Auto => Budget::default(),
+            Self::Coverage => Budget::coverage(COVERAGE),
         }
     }
 }
@@ -124,7 +124,7 @@ pub fn contexts(row: &ReaderRow, arms: &[Arm], pipeline: &Pipeline) -> Result<Ve
         row,
         sentences: pipeline.prepare(&request, &Cancel::default())?,
         chunks: pipeline.prepare(
-            &CompressRequest { granularity: Granularity::Chunk, related_only: false, ..request.clone() },
+            &CompressRequest { granularity: Granularity::Chunk, ..request.clone() },
             &Cancel::default(),
         )?,
         request,
@@ -146,11 +146,11 @@ struct RowContexts<'a> {
 impl RowContexts<'_> {
     fn context(&self, arm: Arm) -> Result<ArmContext> {
         match arm {
-            Arm::All => self.kept(&self.sentences, Budget::Ratio(1.0)),
+            Arm::All => self.kept(&self.sentences, Budget::ratio(1.0)),
             Arm::Thresher(size) => self.kept(&self.sentences, size.budget()),
             Arm::Chunks(size) => {
                 let tokens = self.kept(&self.sentences, size.budget())?.tokens;
-                self.kept(&self.chunks, Budget::Tokens(tokens))
+                self.kept(&self.chunks, Budget::tokens(tokens))
             }
             Arm::Bm25(size) => self.best_by_bm25(self.kept(&self.sentences, size.budget())?.tokens),
             Arm::Nothing => Ok(ArmContext::default()),
@@ -159,7 +159,7 @@ impl RowContexts<'_> {
 
     /// Returns what is kept with a budget; nothing if the budget is too small for any unit.
     fn kept(&self, prepared: &Prepared, budget: Budget) -> Result<ArmContext> {
-        if budget == Budget::Tokens(0) {
+        if budget == Budget::tokens(0) {
             return Ok(ArmContext::default());
         }
         match self.pipeline.compress_prepared(prepared, budget, &Cancel::default()) {
@@ -175,12 +175,11 @@ impl RowContexts<'_> {
         if tokens == 0 {
             return Ok(ArmContext::default());
         }
-        let request =
-            CompressRequest { budget: Budget::Tokens(tokens), related_only: false, ..self.request.clone() };
+        let request = CompressRequest { budget: Budget::tokens(tokens), ..self.request.clone() };
         let reading = self.pipeline.read(&request, &Cancel::default(), &mut Clock::start())?;
         let texts = texts(&self.row.chunks, &request, &reading);
         let scores = Bm25.scores(&self.row.query, &reading, &texts)?;
-        match self.pipeline.fit(&request, &reading, &scores, None, &Cancel::default()) {
+        match self.pipeline.decide(&request, &reading, &scores, None, &Cancel::default()) {
             Ok(fitted) => Ok(ArmContext { text: fitted.context, tokens: fitted.usage.tokens_out }),
             Err(PipelineError::Invalid(InvalidRequest::BudgetImpossible { .. })) => Ok(ArmContext::default()),
             Err(error) => Err(error.into()),

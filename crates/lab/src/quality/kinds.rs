@@ -12,7 +12,7 @@ use thresher_core::domain::{
 use thresher_core::kv::codec::Codec;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
-use thresher_core::pipeline::fit::Fitted;
+use thresher_core::pipeline::decide::Decision;
 use thresher_core::pipeline::{Pipeline, PipelineError};
 
 use thresher_eval::data::{LabelledChunk, RowFile};
@@ -132,19 +132,19 @@ impl Samples {
         };
         let fit = |budget| {
             let request = CompressRequest { budget, ..request.clone() };
-            match pipeline.fit(&request, &reading, &scores, None, &cancel) {
+            match pipeline.decide(&request, &reading, &scores, None, &cancel) {
                 Ok(fitted) => Ok(Some(fitted)),
                 Err(PipelineError::Invalid(_)) => Ok(None),
                 Err(error) => Err(error),
             }
         };
         // Nothing is kept, and nothing misleads, if the budget could not be met.
-        let judge = |fitted: Option<&Fitted>| -> Result<(Vec<bool>, f64)> {
+        let judge = |fitted: Option<&Decision>| -> Result<(Vec<bool>, f64)> {
             let Some(fitted) = fitted else { return Ok((vec![false; row.needed.len()], 0.0)) };
             let kept = KeptParts { row, fitted };
             Ok((kept.found()?, f64::from(u8::from(kept.misleads()?))))
         };
-        let at_ratio = fit(Budget::Ratio(RATIO))?;
+        let at_ratio = fit(Budget::ratio(RATIO))?;
         let (found, misleads) = judge(at_ratio.as_ref())?;
         self.parts.push(share(&found));
         self.all_parts.push(all(&found));
@@ -152,12 +152,12 @@ impl Samples {
         self.parses.extend(at_ratio.iter().flat_map(|fitted| parses(row, fitted)));
         // Only RC tells how much is enough.
         if division != Division::Bm25 {
-            let auto = fit(Budget::Auto)?;
+            let auto = fit(Budget::default())?;
             let (found, misleads) = judge(auto.as_ref())?;
             self.auto_all_parts.push(all(&found));
             self.auto_misleads.push(misleads);
             let tokens =
-                |fitted: &Fitted| fitted.usage.tokens_out as f64 / fitted.usage.tokens_in.max(1) as f64;
+                |fitted: &Decision| fitted.usage.tokens_out as f64 / fitted.usage.tokens_in.max(1) as f64;
             self.auto_tokens.push(auto.as_ref().map_or(0.0, tokens));
         }
         Ok(())
@@ -200,7 +200,7 @@ fn share(found: &[bool]) -> f64 {
 /// What a context keeps of the chunks of a row.
 struct KeptParts<'a> {
     row: &'a Row,
-    fitted: &'a Fitted,
+    fitted: &'a Decision,
 }
 
 impl KeptParts<'_> {
@@ -263,7 +263,7 @@ enum Kept {
 }
 
 /// Returns for each kept chunk that is valid JSON whether what is kept of it is valid JSON.
-fn parses(row: &Row, fitted: &Fitted) -> Vec<f64> {
+fn parses(row: &Row, fitted: &Decision) -> Vec<f64> {
     let kept = |(chunk, spans): (&LabelledChunk, &Vec<KeptSpan>)| {
         let (first, last) = (spans.first()?, spans.last()?);
         let kept = &fitted.context[first.output.start..last.output.end];

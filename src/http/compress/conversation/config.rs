@@ -131,7 +131,7 @@ impl<'a> Options<'a> {
 
     fn budget(&self) -> Result<Option<Budget>, ApiError> {
         let Some((param, value)) = self.get("target_ratio") else { return Ok(None) };
-        let budget = value.read::<f64>().map(Budget::Ratio);
+        let budget = value.read::<f64>().map(Budget::ratio);
         let budget = budget.ok_or_else(|| wrong_type(&param, value, "a number"))?;
         validate::check_budget(budget, Granularity::Sentence).map_err(|error| {
             let error = ApiError::from(error);
@@ -183,7 +183,7 @@ mod tests {
         assert_eq!((frozen.session_id.as_deref(), frozen.frozen_message_count), (Some("s"), 3));
         let beside = read(r#"{"session_id": "s", "frozen_message_count": 2}"#).expect("options");
         assert_eq!((beside.session_id.as_deref(), beside.frozen_message_count), (Some("s"), 2));
-        assert_eq!(of(r#"{"target_ratio": 0.5}"#).expect("options").budget, Some(Budget::Ratio(0.5)));
+        assert_eq!(of(r#"{"target_ratio": 0.5}"#).expect("options").budget, Some(Budget::ratio(0.5)));
         let nothing = of(r#"{"session_id": null, "target_ratio": null}"#).expect("options");
         assert_eq!((nothing.session_id, nothing.budget), (None, None));
         fails("3", "wrong_type", "config");
@@ -223,7 +223,7 @@ mod tests {
         );
         let inside = read(r#"{"config": {"target_ratio": 0.5, "protect_recent": 1}}"#);
         assert_eq!(beside, inside);
-        assert_eq!(beside.expect("options").budget, Some(Budget::Ratio(0.5)));
+        assert_eq!(beside.expect("options").budget, Some(Budget::ratio(0.5)));
         assert_eq!(
             read(r#"{"protect_recent": -1}"#).map_err(|(_, param)| param),
             Err("protect_recent".to_owned())

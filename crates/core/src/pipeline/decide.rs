@@ -1,0 +1,312 @@
+//! Decides what a context holds: scores in, units out. In a sentence: a context holds the best units, with what a reader needs to
+//! understand them, until it has the evidence with the probability that the budget names, and never more than the budget allows.
+//!
+//! [`decide`] reads in this order:
+//!
+//! 1. What is kept whatever its score: chunks that the request names, and both ends of a tool's result ([`Writer::required`]).
+//! 2. The order of all other units, by score ([`Candidates::ranked`]).
+//! 3. How far down that order is enough ([`coverage`]): a calibrated probability, which reaches further where scores are flat.
+//! 4. What of that fits below the upper limit ([`Candidates::fill`]); the best unit always comes first, cut to some of its words if need be
+//!    ([`words`]).
+//! 5. Writing and counting ([`write`]): costs of units are estimates, because tokens may merge across the borders of units, so only the
+//!    count of the written context is compared with the limit. Choices are dropped, worst first, until the context fits.
+
+pub mod choose;
+pub mod coverage;
+mod words;
+mod write;
+
+use std::collections::HashSet;
+
+use self::choose::{Candidates, Choice, Selection};
+use self::coverage::CoverageLimits;
+use self::write::{Rendered, Writer};
+use super::assemble::{self, MarkerTag, Style};
+use super::cancel::Cancel;
+use super::count::{TextCosts, TokenCounter};
+use super::notable::Notable;
+use super::repeats::Repeats;
+use super::score::Scores;
+use super::units::Outlines;
+use super::validate::{InvalidRequest, Minimum};
+use super::{PipelineError, Reading, Relevance, Usage};
+use crate::domain::{AtMost, Budget, CompressRequest, Granularity, KeptSpan};
+use crate::text;
+
+/// The share of the best unit's score from which another unit may take its place if only the other one fits.
+const IN_PLACE_OF_BEST_MIN: f32 = 0.5;
+
+/// What a context holds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Decision {
+    /// The text to send to the language model.
+    pub context: String,
+    /// The tag in the markers of the context.
+    pub marker_tag: Option<MarkerTag>,
+    pub usage: Usage,
+    /// The indices of all chunks, in the order of the result.
+    pub order: Vec<usize>,
+    /// `[chunk]`: the kept spans of each chunk of the request, in ascending order.
+    pub spans: Vec<Vec<KeptSpan>>,
+    /// `[chunk]`: the spans of each chunk that the context holds where another chunk says the same, in ascending order.
+    pub repeats: Vec<Vec<KeptSpan>>,
+    /// The chunks of which some rows are left out although the question compares all rows.
+    pub rows_left_out: Vec<usize>,
+    /// The chunks with a unit that is kept without all that it requires, and the chunk of the best unit if that is not kept.
+    pub groups_cut: Vec<usize>,
+    /// The chunk of the best unit if the budget holds only some words of it.
+    pub unit_cut: Option<usize>,
+    /// The promised coverage, if the upper limit of the budget ends the context before it is reached.
+    pub coverage_cut: Option<f64>,
+}
+
+/// What a decision needs besides the request and its scores.
+#[derive(Clone, Copy)]
+pub struct DecideContext<'a> {
+    /// Counts tokens with the request's tokenizer.
+    pub counter: &'a TokenCounter,
+    /// The cache of the token counts of frames.
+    pub text_costs: &'a TextCosts,
+    /// How far down the ranking a coverage reaches.
+    pub limits: &'a CoverageLimits,
+    /// Whether `limits` were found for this model and its way of scoring, so that a coverage can be promised.
+    pub is_calibrated: bool,
+    /// Whether any chunk is related to the question; `None` if the model does not tell.
+    pub relevance: Option<Relevance>,
+    pub cancel: &'a Cancel,
+}
+
+/// How much of the texts a question asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    /// The parts that answer it.
+    Parts,
+    /// All rows of a table, which it compares.
+    Rows,
+    /// Everything: it asks for an overview.
+    Whole,
+}
+
+impl Scope {
+    fn find(query: &str, outlines: &Outlines) -> Self {
+        if text::asks_for_overview(query) {
+            Self::Whole
+        } else if outlines.has_rows() && text::compares_all(query) {
+            Self::Rows
+        } else {
+            Self::Parts
+        }
+    }
+}
+
+/// Returns the context that `request.budget` asks for.
+///
+/// # Errors
+/// Returns [`InvalidRequest::BudgetImpossible`] if the chunks in `request.keep` alone exceed the budget, or if not even a word fits, the
+/// errors of a coverage that cannot be promised, and the error of `context.cancel` if it stops the work.
+pub fn decide(
+    request: &CompressRequest,
+    reading: &Reading,
+    scores: &Scores,
+    context: &DecideContext,
+) -> Result<Decision, PipelineError> {
+    let kept_ids: HashSet<&String> = request.keep.iter().collect();
+    let keep: Vec<bool> = request.chunks.iter().map(|chunk| kept_ids.contains(&chunk.id)).collect();
+    let units = &reading.units;
+    let Budget { at_most, coverage: promised, at_least } = request.budget;
+    let scope = Scope::find(&request.query, &reading.outlines);
+    let limit = limit_of(request.budget, context)?;
+    let mut writer = Writer {
+        request,
+        reading,
+        units,
+        scores,
+        context,
+        keep: &keep,
+        order: write::order(request, units, scores),
+        scope,
+        repeats: Repeats::default(),
+        style: Style::for_request(request),
+    };
+
+    let notable = if request.keeps_notable { writer.notable() } else { Notable::default() };
+    let required = writer.required(&notable);
+    // A ratio of 1 keeps everything.
+    let is_all = at_most == Some(AtMost::Ratio(1.0));
+    if !is_all && reading.granularity != Granularity::Word {
+        writer.repeats = reading.repeats.preferring(&request.chunks, units, &required);
+        // A budget that has room for them keeps all lines.
+        if scope == Scope::Parts && at_most.is_none() && at_least == 0 {
+            writer.repeats.fold(&notable.folded, &required);
+        }
+    }
+    let unit_scores = writer.scores_of_firsts();
+    let costs = writer.unit_costs()?;
+    let frame_costs = writer.frame_costs()?;
+    let frame_costs_of_first = writer.frame_costs_of_first(&frame_costs)?;
+    let mut leading = writer.leading_units();
+    if at_most.is_some() {
+        // As far as it has room.
+        leading.extend((0..units.len()).filter(|&unit| notable.kept.get(unit) == Some(&true)));
+    }
+    let candidates = Candidates {
+        units,
+        scores: &unit_scores,
+        costs: &costs,
+        frame_costs: &frame_costs,
+        frame_costs_of_first: &frame_costs_of_first,
+        required: &required,
+        outlines: &reading.outlines,
+        repeats: &writer.repeats,
+        leading: &leading,
+        rows_together: scope == Scope::Rows,
+    };
+    let tokens_in = writer.tokens_in(&frame_costs_of_first)?;
+    let tokens_max = match at_most {
+        Some(AtMost::Tokens(tokens)) => tokens,
+        // A ratio of 1 keeps everything, even if the whole context has a token more than its parts.
+        Some(AtMost::Ratio(1.0)) | None => usize::MAX,
+        Some(AtMost::Ratio(ratio)) => write::share_of(ratio, tokens_in),
+    };
+
+    let wants_nothing = request.related_only && context.relevance.is_some_and(|found| !found.related);
+    if wants_nothing {
+        let rendered = writer.render(&Selection::of_required(candidates.required()), 0)?;
+        check_required(&rendered, tokens_max, request, tokens_in)?;
+        return Ok(writer.finish(rendered, Outcome { tokens_in, ..Outcome::default() }));
+    }
+
+    let ranked = candidates.ranked();
+    let best = ranked.first().copied();
+    let holds_all = match at_most {
+        Some(_) if promised.is_none() => writer.holds_all(tokens_max, tokens_in)?,
+        Some(_) => false,
+        None => promised.is_none() && scope == Scope::Whole,
+    };
+    if holds_all {
+        let everything = candidates.everything();
+        let rendered = writer.render(&everything, everything.ends.len())?;
+        return Ok(writer.finish(rendered, Outcome { tokens_in, best, ..Outcome::default() }));
+    }
+
+    let mut choices = candidates.choices(&ranked);
+    let enough = choices.partition_point(|choice| choice.effort <= limit);
+    let wanted = &ranked[..choices.get(enough).map_or(ranked.len(), |choice: &Choice| choice.rank)];
+    choices.truncate(enough);
+    let selection = if tokens_max == usize::MAX {
+        candidates.all_of(choices)
+    } else {
+        // Every frame includes the break after its chunk, but the last chunk of a context has none.
+        candidates.fill(wanted, tokens_max.saturating_add(context.counter.count(assemble::BETWEEN_CHUNKS)?))
+    };
+    let mut rendered = writer.render_within(&selection, tokens_max)?;
+    if rendered.as_ref().is_none_or(|rendered| rendered.text.is_empty()) && !selection.ends.is_empty() {
+        // The marks of what was left out are not known before: the best unit gets as much less room.
+        let found = writer.render(&selection, 1)?.tokens;
+        let room = tokens_max.saturating_sub(found.saturating_sub(tokens_max));
+        rendered = writer.render_within(&candidates.fill(wanted, room), tokens_max)?;
+    }
+    let mut outcome = Outcome { tokens_in, best, ..Outcome::default() };
+    let required_only = candidates.required();
+    let replaces_best = |rendered: &Rendered, best: usize| {
+        let kept = (0..units.len()).filter(|&unit| rendered.keeps(&units[unit]));
+        let score = kept.map(|unit| unit_scores[unit]).fold(0.0, f32::max);
+        rendered.keeps(&units[best]) || score >= IN_PLACE_OF_BEST_MIN * unit_scores[best]
+    };
+    let rendered = match (rendered, best) {
+        (Some(rendered), Some(best)) if !required_only.is_empty() || replaces_best(&rendered, best) => {
+            rendered
+        }
+        (Some(rendered), None) => rendered,
+        (_, Some(best)) if required_only.is_empty() => {
+            outcome.unit_cut = Some(units[best].chunk);
+            let is_ratio = matches!(at_most, Some(AtMost::Ratio(_)));
+            writer.render_words(best, tokens_max, is_ratio)?
+        }
+        (rendered, _) => {
+            let rendered = match rendered {
+                Some(rendered) => rendered,
+                None => writer.render(&Selection::of_required(required_only), 0)?,
+            };
+            check_required(&rendered, tokens_max, request, tokens_in)?;
+            rendered
+        }
+    };
+    let rendered = if rendered.tokens < at_least.min(tokens_max) {
+        writer.render_at_least(&candidates, at_least.min(tokens_max))?
+    } else {
+        rendered
+    };
+    if let Some(promised) = promised.filter(|_| at_most.is_some()) {
+        let is_kept = |unit: &&usize| writer.units.get(**unit).is_some_and(|unit| rendered.keeps(unit));
+        outcome.coverage_cut = (!wanted.iter().all(|unit| is_kept(&unit))).then_some(promised);
+    }
+    Ok(writer.finish(rendered, outcome))
+}
+
+/// Returns the choices of a request in their order, as calibrations need them.
+pub fn choices(request: &CompressRequest, reading: &Reading, scores: &Scores) -> Vec<Choice> {
+    // Costs have no influence on the order.
+    let free = vec![0; reading.units.len().max(request.chunks.len())];
+    let required = vec![false; reading.units.len()];
+    let candidates = Candidates {
+        units: &reading.units,
+        scores: &scores.units,
+        costs: &free,
+        frame_costs: &free,
+        frame_costs_of_first: &free,
+        required: &required,
+        outlines: &reading.outlines,
+        repeats: &reading.repeats,
+        leading: &[],
+        rows_together: Scope::find(&request.query, &reading.outlines) == Scope::Rows,
+    };
+    candidates.choices(&candidates.ranked())
+}
+
+/// What becomes of a written context besides its text.
+#[derive(Debug, Clone, Copy, Default)]
+struct Outcome {
+    tokens_in: usize,
+    /// The best unit.
+    best: Option<usize>,
+    unit_cut: Option<usize>,
+    coverage_cut: Option<f64>,
+}
+
+/// Returns the largest effort of units that are kept. A budget with an upper limit alone is filled as far as the largest promise goes: what
+/// lies beyond is hardly ever needed.
+fn limit_of(budget: Budget, context: &DecideContext) -> Result<f32, InvalidRequest> {
+    let limits = context.limits;
+    let Some(coverage) = budget.enough() else { return Ok(limits.largest()) };
+    if budget.coverage.is_some() && !context.is_calibrated {
+        return Err(InvalidRequest::CoverageUncalibrated);
+    }
+    limits.limit(coverage).or_else(|max| {
+        if budget.coverage.is_none() {
+            return Ok(limits.largest());
+        }
+        let (rows, needed) = (limits.rows, coverage::rows_needed(coverage));
+        Err(InvalidRequest::CoverageTooHigh { coverage, max, rows, needed })
+    })
+}
+
+/// Checks that what the request wants kept fits into its budget.
+///
+/// # Errors
+/// Returns [`InvalidRequest::BudgetImpossible`].
+fn check_required(
+    rendered: &Rendered,
+    tokens_max: usize,
+    request: &CompressRequest,
+    tokens_in: usize,
+) -> Result<(), InvalidRequest> {
+    let needed = rendered.tokens;
+    if needed <= tokens_max {
+        return Ok(());
+    }
+    let minimum = Minimum { of: "what `keep` names", instead: ", or keep fewer chunks" };
+    let is_ratio = matches!(request.budget.at_most, Some(AtMost::Ratio(_)));
+    let least_ratio = is_ratio.then(|| write::least_ratio(needed, tokens_in));
+    Err(InvalidRequest::BudgetImpossible { budget: tokens_max, needed, minimum, least_ratio })
+}

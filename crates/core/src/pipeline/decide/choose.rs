@@ -1,0 +1,259 @@
+//! Chooses units: the order in which they are kept, what is kept together, and how much of that a number of tokens holds. Knows nothing of
+//! texts and tokenizers: costs are given.
+
+use std::collections::BTreeSet;
+
+use rayon::prelude::*;
+
+use super::coverage;
+use crate::pipeline::repeats::Repeats;
+use crate::pipeline::units::{Outlines, Unit};
+
+/// How many units [`Candidates::fill`] looks at for each unit before it stops: in a chain in which each unit needs the one before, all that
+/// do not fit would be followed to its beginning.
+const LOOKS_PER_UNIT_MAX: usize = 64;
+
+/// The units to choose from, with their scores and costs.
+#[derive(Debug, Clone, Copy)]
+pub struct Candidates<'a> {
+    /// The units, in the order of the text.
+    pub units: &'a [Unit],
+    /// `[unit]`: the score of each unit.
+    pub scores: &'a [f32],
+    /// `[unit]`: the number of tokens in each unit, by the caller's tokenizer.
+    pub costs: &'a [usize],
+    /// `[chunk]`: the number of tokens around the chunk's text: its marker, its title and the break after it.
+    pub frame_costs: &'a [usize],
+    /// `[chunk]`: the same if the chunk's first unit is kept, whose text may begin with the title.
+    pub frame_costs_of_first: &'a [usize],
+    /// `[unit]`: whether the request wants the unit kept, whatever its score.
+    pub required: &'a [bool],
+    pub outlines: &'a Outlines,
+    /// The units that say again what another one says. They are not chosen for themselves.
+    pub repeats: &'a Repeats,
+    /// The units that are chosen before all others: the best one for each of several questions in one.
+    pub leading: &'a [usize],
+    /// Whether a row of a table is kept with all others of its table.
+    pub rows_together: bool,
+}
+
+/// The selected units. If the budget turns out to be smaller than estimated, the choices at the end are
+/// dropped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Selection {
+    /// The indices of the units that the request wants kept.
+    pub required: Vec<usize>,
+    /// The indices of the units that were chosen by score, in descending order of score, each after the units
+    /// that it requires.
+    pub chosen: Vec<usize>,
+    /// The number of units in `chosen` after each choice. The units up to such a number, together with
+    /// `required`, are a valid selection, too.
+    pub ends: Vec<usize>,
+}
+
+impl Selection {
+    /// Returns the selection of the required units alone.
+    pub fn of_required(required: Vec<usize>) -> Self {
+        Self { required, chosen: Vec::new(), ends: Vec::new() }
+    }
+
+    /// Returns the units of the first `choices` choices.
+    pub fn first(&self, choices: usize) -> &[usize] {
+        &self.chosen[..choices.checked_sub(1).map_or(0, |last| self.ends[last])]
+    }
+
+    fn add(&mut self, group: Vec<usize>) {
+        self.chosen.extend(group);
+        self.ends.push(self.chosen.len());
+    }
+}
+
+/// Units that are kept together, and how far down the ranking they stand.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Choice {
+    /// The place in the ranking of the unit that is chosen; the others come with it.
+    pub rank: usize,
+    pub units: Vec<usize>,
+    /// See [`coverage::effort`].
+    pub effort: f32,
+}
+
+impl Candidates<'_> {
+    /// Returns the indices of the units that may be chosen and are not required: the leading ones, and all others in descending
+    /// order of score. Equal scores keep the order of the text.
+    pub fn ranked(&self) -> Vec<usize> {
+        let may_be_chosen = |&unit: &usize| {
+            let chunk = self.units[unit].chunk;
+            !self.required[unit] && !self.outlines.is_frame(unit, chunk) && !self.repeats.is_repeat(unit)
+        };
+        let mut order: Vec<usize> = (0..self.units.len()).filter(may_be_chosen).collect();
+        order.par_sort_by(|&a, &b| self.scores[b].total_cmp(&self.scores[a]));
+        if !self.leading.is_empty() {
+            let mut leads = vec![false; self.units.len()];
+            self.leading.iter().for_each(|&unit| leads[unit] = true);
+            order.sort_by_key(|&unit| !leads[unit]);
+        }
+        order
+    }
+
+    /// Returns the choices in the order of `ranked`, each with its effort.
+    pub fn choices(&self, ranked: &[usize]) -> Vec<Choice> {
+        let tokens = |unit: &usize| self.units[*unit].tokens.len();
+        let all: usize = (0..self.units.len()).map(|unit| tokens(&unit)).sum();
+        let best = ranked.iter().map(|&unit| self.scores[unit]).max_by(f32::total_cmp).unwrap_or(0.0);
+        let mut taken = self.required.to_vec();
+        let (mut before, mut effort, mut choices) = (0, 0.0_f32, Vec::new());
+        for (rank, &unit) in ranked.iter().enumerate() {
+            if taken[unit] {
+                continue;
+            }
+            let relative = if best > 0.0 { self.scores[unit] / best } else { 1.0 };
+            // A leading unit can have a worse score than those after it.
+            effort = effort.max(coverage::effort(before, all, relative));
+            let units = self.group(unit, self.rows_together, &|unit| taken[unit]);
+            for &unit in &units {
+                taken[unit] = true;
+                before += tokens(&unit);
+            }
+            choices.push(Choice { rank, units, effort });
+        }
+        choices
+    }
+
+    /// Selects the required units, and all `choices`.
+    pub fn all_of(&self, choices: Vec<Choice>) -> Selection {
+        let mut selection = Selection::of_required(self.required());
+        choices.into_iter().for_each(|choice| selection.add(choice.units));
+        selection
+    }
+
+    /// Selects the required units and, in the order of `ranked`, every unit that still fits into `tokens` with what it needs. A unit that
+    /// does not fit is skipped; a smaller one after it may fit. Only the best unit is kept with a part of what it needs if all of it does
+    /// not fit.
+    pub fn fill(&self, ranked: &[usize], tokens: usize) -> Selection {
+        let required = self.required();
+        let mut has_frame = self.has_required();
+        let mut tokens_left = tokens.saturating_sub(self.required_cost(&required));
+        let mut selection = Selection::of_required(required);
+        let mut taken = vec![false; self.units.len()];
+        // The rows of a chunk are tried together once.
+        let mut tries_rows = vec![self.rows_together; self.frame_costs.len()];
+        let mut looks_left = LOOKS_PER_UNIT_MAX * self.units.len();
+        for &unit in ranked {
+            if looks_left == 0 {
+                break;
+            }
+            let chunk = self.units[unit].chunk;
+            let frame_cost = if has_frame[chunk] { 0 } else { self.frame_cost(unit) };
+            for rows_together in [true, false] {
+                if taken[unit] || rows_together && !std::mem::take(&mut tries_rows[chunk]) {
+                    continue;
+                }
+                // What it requires makes it only longer.
+                if frame_cost + self.costs[unit] > tokens_left {
+                    continue;
+                }
+                let mut group = self.group(unit, rows_together, &|unit| taken[unit]);
+                looks_left = looks_left.saturating_sub(group.len());
+                let cost_of =
+                    |group: &[usize]| frame_cost + group.iter().map(|&unit| self.costs[unit]).sum::<usize>();
+                // The best unit without a part of its group is better than a worse one with all of it.
+                if cost_of(&group) > tokens_left && !rows_together && selection.chosen.is_empty() {
+                    group = self.cut_group(unit, group, tokens_left - frame_cost);
+                }
+                let cost = cost_of(&group);
+                if cost <= tokens_left && !group.is_empty() {
+                    tokens_left -= cost;
+                    has_frame[chunk] = true;
+                    group.iter().for_each(|&unit| taken[unit] = true);
+                    selection.add(group);
+                }
+            }
+        }
+        selection
+    }
+
+    /// Selects everything: the units in descending order of score, and then those that nothing requires and
+    /// that are never chosen for themselves, such as a heading without text.
+    pub fn everything(&self) -> Selection {
+        let mut selection = self.fill(&self.ranked(), usize::MAX);
+        let mut rest = vec![true; self.units.len()];
+        selection.required.iter().chain(&selection.chosen).for_each(|&unit| rest[unit] = false);
+        let is_rest = |unit: &usize| rest[*unit] && !self.repeats.is_repeat(*unit);
+        let rest: Vec<usize> = (0..rest.len()).filter(is_rest).collect();
+        if !rest.is_empty() {
+            selection.add(rest);
+        }
+        selection
+    }
+
+    /// Returns a unit after all units that it requires and that are not `taken` yet, in the order of the text. With
+    /// `rows_together`, the group of a row has all rows of its chunk.
+    fn group(&self, unit: usize, rows_together: bool, taken: &dyn Fn(usize) -> bool) -> Vec<usize> {
+        let chunk = self.units[unit].chunk;
+        let Some(piece) = self.outlines.piece(unit, chunk) else { return vec![unit] };
+        let mut group = BTreeSet::from([unit]);
+        if rows_together && piece.is_row {
+            let is_row = |other: &usize| self.outlines.is_row(*other, chunk);
+            group.extend(self.outlines.units_of(chunk).filter(is_row).filter(|&other| !taken(other)));
+        }
+        // A heading brings its first sentence.
+        group.extend(self.outlines.introduced_by(unit, chunk).filter(|&other| !taken(other)));
+        let mut open: Vec<usize> = group.iter().copied().collect();
+        while let Some(next) = open.pop() {
+            let required = self.outlines.required_by(next, chunk).filter(|&other| !taken(other));
+            open.extend(required.filter(|&other| group.insert(other)));
+        }
+        group.into_iter().collect()
+    }
+
+    /// Returns a unit with as many others of its group as fit into a number of tokens: first the one that it introduces, those above
+    /// that it requires itself, such as its introduction, and then the nearest. Returns none if it says nothing alone and what it
+    /// introduces does not fit.
+    fn cut_group(&self, unit: usize, mut group: Vec<usize>, tokens: usize) -> Vec<usize> {
+        let direct: BTreeSet<usize> = self.outlines.required_by(unit, self.units[unit].chunk).collect();
+        let introduced = self.outlines.introduced_by(unit, self.units[unit].chunk);
+        let is_above = |other: usize| other < unit && direct.contains(&other);
+        group.sort_by_key(|&other| {
+            (other != unit, introduced != Some(other), !is_above(other), unit.abs_diff(other))
+        });
+        let mut tokens_left = tokens;
+        group.retain(|&other| {
+            let fits = self.costs[other] <= tokens_left;
+            tokens_left -= if fits { self.costs[other] } else { 0 };
+            fits
+        });
+        if introduced.is_some_and(|other| !group.contains(&other)) {
+            return Vec::new();
+        }
+        group.sort_unstable();
+        group
+    }
+
+    /// Returns the tokens around the text of a unit's chunk, if no other unit of it is kept.
+    pub fn frame_cost(&self, unit: usize) -> usize {
+        let chunk = self.units[unit].chunk;
+        let is_first = unit == 0 || self.units[unit - 1].chunk != chunk;
+        if is_first { self.frame_costs_of_first[chunk] } else { self.frame_costs[chunk] }
+    }
+
+    /// Returns the indices of the units that the request wants kept.
+    pub fn required(&self) -> Vec<usize> {
+        (0..self.units.len()).filter(|&unit| self.required[unit]).collect()
+    }
+
+    /// Returns `[chunk]`, whether the request wants a unit of the chunk kept.
+    fn has_required(&self) -> Vec<bool> {
+        let mut has_required = vec![false; self.frame_costs.len()];
+        self.required().iter().for_each(|&unit| has_required[self.units[unit].chunk] = true);
+        has_required
+    }
+
+    /// Returns the tokens of the required units and of the frames of their chunks.
+    fn required_cost(&self, required: &[usize]) -> usize {
+        let units: usize = required.iter().map(|&unit| self.costs[unit]).sum();
+        let has_required = self.has_required();
+        let frames = self.frame_costs.iter().zip(has_required).filter(|(_, has)| *has).map(|(cost, _)| cost);
+        units + frames.sum::<usize>()
+    }
+}
