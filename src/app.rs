@@ -76,17 +76,6 @@ pub fn pipeline(config: &Config) -> anyhow::Result<Arc<Pipeline>> {
     Ok(engine(config).build()?.into_pipeline())
 }
 
-/// A pipeline of parts that the caller has made, with the configuration's settings and the thresholds of the default model.
-pub fn wire(
-    config: &Config,
-    model: Arc<dyn ModelRuntime>,
-    tokenizer: Arc<ModelTokenizer>,
-    store: Arc<KvStore>,
-) -> Arc<Pipeline> {
-    let settings = Settings { calibration: Calibration::shipped("minilm-l6"), ..pipeline_settings(config) };
-    Arc::new(Pipeline::new(model, tokenizer, store, settings))
-}
-
 fn pipeline_settings(config: &Config) -> Settings {
     let blocks = &config.blocks;
     Settings {

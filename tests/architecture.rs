@@ -114,8 +114,8 @@ type Table = &'static [(&'static str, &'static [&'static str])];
 /// Directories of sources and their tables. Dependencies between crates are in the manifests.
 const CRATES: [(&str, Table); 2] = [("src/", DAEMON), ("crates/core/src/", CORE)];
 
-/// Each stage of the pipeline, and the stages whose types it may name. `pipeline.rs` calls the stages. `fit`
-/// chooses the kept text and writes the context; it calls `select` and `assemble`.
+/// Each stage of the pipeline, and the stages whose types it may name. `pipeline.rs` calls the stages. `decide`
+/// chooses the kept text and writes the context; it calls `assemble`.
 const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
     ("answerable", &["calibration", "cancel", "scan", "score"]),
     ("assemble", &[]),
@@ -135,28 +135,14 @@ const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
         ],
     ),
     ("blocks", &["cancel", "load", "tokenize", "validate"]),
-    ("calibration", &["conformal"]),
+    ("calibration", &["decide"]),
     ("cancel", &[]),
     ("clock", &[]),
-    ("conformal", &[]),
     ("count", &[]),
     ("explain", &["cancel", "score"]),
     (
-        "fit",
-        &[
-            "answerable",
-            "assemble",
-            "calibration",
-            "cancel",
-            "conformal",
-            "count",
-            "notable",
-            "repeats",
-            "score",
-            "select",
-            "units",
-            "validate",
-        ],
+        "decide",
+        &["assemble", "cancel", "count", "notable", "repeats", "scan", "score", "units", "validate"],
     ),
     ("evict", &["cancel", "kv_export", "question", "validate"]),
     ("in_time", &["blocks", "cancel", "outcome", "validate"]),
@@ -164,15 +150,15 @@ const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
     ("lexical", &["cancel", "units", "validate"]),
     ("load", &[]),
     ("neighbours", &[]),
-    ("outcome", &["answerable", "assemble", "clock", "conformal", "explain"]),
+    ("outcome", &["answerable", "assemble", "clock", "decide", "explain"]),
     ("question", &["blocks", "cancel", "validate"]),
     ("recompute", &["cancel", "kv_export", "validate"]),
     ("reading", &["blocks", "lexical", "neighbours", "question", "repeats", "scan", "score", "units"]),
+    ("related", &["answerable", "calibration", "outcome", "score"]),
     ("scan", &["blocks", "cancel", "question", "units"]),
     ("score", &["cancel", "clock", "neighbours", "question", "scan", "units"]),
     ("notable", &[]),
     ("repeats", &["units"]),
-    ("select", &["answerable", "calibration", "conformal", "outcome", "repeats", "score", "units"]),
     ("tokenize", &["validate"]),
     ("units", &["blocks", "count", "tokenize"]),
     ("validate", &[]),

@@ -331,7 +331,7 @@ fn compress_refuses_requests_with_the_codes_of_the_daemon() {
         ("empty query", with("query", json!(" ")), "field_empty", json!("query")),
         (
             "two budgets",
-            with("budget", json!({"tokens": 1, "auto": true})),
+            with("budget", json!({"tokens": 1, "ratio": 0.5})),
             "fields_conflict",
             json!("budget"),
         ),

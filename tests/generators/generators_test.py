@@ -69,7 +69,7 @@ class PythonClient(unittest.TestCase):
 
     def test_compress(self):
         compress = generated("api.context.compress")
-        for budget in (models().TokenBudget(20), models().RatioBudget(0.4), models().CoverageBudget(0.9), models().AutoBudget(True), None):
+        for budget in (models().Budget(tokens=20), models().Budget(ratio=0.4), models().Budget(coverage=0.9), models().Budget(), None):
             with self.subTest(budget):
                 chunks = [CHUNKS[0], *(models().ChunkObject(text, id=f"d{index}") for index, text in enumerate(CHUNKS[1:]))]
                 options = {} if budget is None else {"budget": budget}
@@ -114,7 +114,7 @@ class PythonClient(unittest.TestCase):
         self.assertEqual([result.id for result in answer.results], ["g1"])
 
     def test_errors_have_codes(self):
-        body = models().CompressBody(query=QUESTION, chunks=CHUNKS, budget=models().TokenBudget(0))
+        body = models().CompressBody(query=QUESTION, chunks=CHUNKS, budget=models().Budget(tokens=0))
         answer = generated("api.context.compress").sync_detailed(client=client, body=body)
         self.assertEqual(answer.status_code, 422)
         self.assertEqual((answer.parsed.error.code, answer.parsed.error.param), ("out_of_range", "budget.tokens"))

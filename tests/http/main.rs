@@ -51,6 +51,8 @@ use thresher_core::model::{
     EncodedQuestion, ModelError, ModelInfo, ModelRuntime, Past, RawLogits, WindowFilter, WindowSink,
 };
 use thresher_core::pipeline::calibration::Calibration;
+use thresher_core::pipeline::decide::coverage::CoverageLimits;
+use thresher_core::pipeline::score::Scoring;
 use thresher_core::pipeline::validate::RequestLimits;
 use thresher_core::pipeline::{Pipeline, Settings};
 use thresher_registry::RegistrySettings;
@@ -195,9 +197,19 @@ fn pipeline_of(model: Arc<dyn ModelRuntime>, store: KvStore) -> Pipeline {
 
 fn pipeline_within(limits: RequestLimits, model: Arc<dyn ModelRuntime>, store: KvStore) -> Pipeline {
     let tokenizer = Arc::new(ScriptedModel::tokenizer(&["tide", "moon"]));
-    // The thresholds of the default model: any will do for a scripted one.
-    let settings = Settings { limits, calibration: Calibration::shipped("minilm-l6"), ..Settings::default() };
+    let settings = Settings { limits, calibration: Some(Arc::new(calibration())), ..Settings::default() };
     Pipeline::new(model, tokenizer, store.into(), settings)
+}
+
+/// The thresholds of the default model, with limits of coverage for texts of a few sentences: most would be kept whole otherwise.
+fn calibration() -> Calibration {
+    let shipped = Calibration::shipped("minilm-l6").expect("the default model");
+    let efforts = (1..=100).map(|effort| 1.0 + effort as f32 / 50.0).collect();
+    let estimator = Scoring::default().to_string();
+    let limits = CoverageLimits::of_efforts(efforts, estimator, String::new()).expect("enough rows");
+    let mut calibration = Calibration::clone(&shipped);
+    calibration.coverage = Some(limits);
+    calibration
 }
 
 fn request_limits() -> RequestLimits {
@@ -504,10 +516,10 @@ async fn invalid_requests_are_refused() {
             "`-1`",
         ),
         (
-            "a budget below the shortest unit",
+            "a budget below the shortest word",
             with(json!({"budget": {"tokens": 1}})),
             "422 budget_impossible budget.tokens",
-            "the shortest unit of this `granularity` needs",
+            "the best word needs",
         ),
         (
             "a budget below the chunks to keep",
@@ -860,7 +872,7 @@ async fn metrics_count_requests_and_quote_none() {
     assert_eq!(post(daemon.http, "/v1/compress", refused.to_string()).await.status, 400);
     assert_eq!(get(daemon.http, &format!("/{SECRET}")).await.status, 404);
     let metrics = get(daemon.admin, "/metrics").await.body;
-    for stage in ["tokenize", "blocks", "question", "scan", "score", "select"] {
+    for stage in ["tokenize", "blocks", "question", "scan", "score", "decide"] {
         assert!(
             metrics.contains(&format!("stage_seconds_bucket{{stage=\"{stage}\",le=")),
             "{stage}: {metrics}"

@@ -231,10 +231,10 @@ async fn errors_have_the_shape_of_the_clients_api() {
     )
     .await;
     check(
-        "an empty budget",
+        "a budget with two limits",
         chat,
         "",
-        &field(r#"{"budget": {}}"#),
+        &field(r#"{"budget": {"tokens": 9, "ratio": 0.5}}"#),
         invalid("fields_conflict", json!("thresher.budget"), 422),
     )
     .await;
@@ -751,7 +751,7 @@ fn cancelled_work_stops_before_the_next_turn() {
     let turns = find::turns(&Dialect::Chat.conversation(body), &policy).turns;
     assert_eq!(turns.len(), 100);
     let pipeline = pipeline_of(scripted(), KvStore::without_tiers());
-    let (budget, granularity) = (Budget::Auto, Granularity::default());
+    let (budget, granularity) = (Budget::default(), Granularity::default());
     let way = CompressOptions {
         budget,
         granularity,
@@ -759,6 +759,7 @@ fn cancelled_work_stops_before_the_next_turn() {
         result_tokens_min: 0,
         query: None,
         marks: false,
+        related_only: false,
     };
     let by = Compressor {
         options: &way,

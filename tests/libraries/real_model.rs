@@ -92,7 +92,7 @@ fn a_response_is_the_same_with_any_number_of_workers_and_threads() {
             Compressed { timings: Timings::default(), ..answer.expect("an answer") }
         };
         let granularities = [Granularity::Chunk, Granularity::Sentence, Granularity::Word];
-        let all = || granularities.map(|g| [ask(g, Budget::Auto), ask(g, Budget::Ratio(0.3))]).concat();
+        let all = || granularities.map(|g| [ask(g, Budget::default()), ask(g, Budget::ratio(0.3))]).concat();
         pool.install(all)
     };
     let one = answers(1);

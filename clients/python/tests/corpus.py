@@ -7,7 +7,7 @@ import math
 import re
 from typing import Any
 
-from thresher_client.types import TokenBudget
+from thresher_client.types import Budget
 
 QUESTION = "Who discovered penicillin, and when?"
 TEXTS = [
@@ -20,7 +20,7 @@ TEXTS = [
 SENTENCE = "Alexander Fleming discovered penicillin in 1928, in London."
 FLEMING = 1
 # Large enough for that sentence and for nothing else.
-BUDGET: TokenBudget = {"tokens": 14}
+BUDGET: Budget = {"tokens": 14}
 ABSENT = ("Trains leave", "324 metres")
 WORDS = 64
 

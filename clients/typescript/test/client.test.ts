@@ -36,7 +36,7 @@ test("compress keeps the sentence that answers the question, and cites it", asyn
 
 test("compress takes chunks with ids, conversations and all four budgets", async () => {
   const chunks = TEXTS.map((text, index) => ({ id: `d${index}`, text, title: `Title ${index}`, metadata: { index } }));
-  for (const budget of [{ tokens: 60 }, { ratio: 0.5 }, { auto: true as const }, { coverage: 0.9 }]) {
+  for (const budget of [{ tokens: 60 }, { ratio: 0.5 }, { coverage: 0.9, tokens: 60 }, { coverage: 0.9 }]) {
     const found = await client.compress({ query: QUESTION, chunks, budget, keep: ["d2"] });
     assert.ok(found.chunks[2]!.kept, JSON.stringify(budget));
     assert.deepEqual(found.chunks.map(({ metadata }) => metadata), chunks.map(({ metadata }) => metadata));

@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Chunk::new("sun", "The Sun pulls the sea as well, about half as much as the Moon does."),
     ];
     let request =
-        CompressRequest { budget: Budget::Tokens(40), ..CompressRequest::new("What causes tides?", chunks) };
+        CompressRequest { budget: Budget::tokens(40), ..CompressRequest::new("What causes tides?", chunks) };
     let compressed = engine.compress(&request)?;
     // The compressed context is the input of a language model.
     println!("{}", compressed.context);

@@ -344,6 +344,7 @@ mod tests {
             gold: gold.to_vec(),
             gold_sets: gold_sets.iter().map(|set| set.to_vec()).collect(),
             answers: Vec::new(),
+            facts: Vec::new(),
         }
     }
 
@@ -376,6 +377,7 @@ mod tests {
             gold: vec![7],
             gold_sets: Vec::new(),
             answers: Vec::new(),
+            facts: Vec::new(),
         };
         let mut rows: Vec<_> = (0..10).map(row).collect();
         rows[3].gold = vec![7, 29];

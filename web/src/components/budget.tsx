@@ -11,19 +11,19 @@ interface Props {
 }
 
 export function Budget({ budget, chosen, onChange }: Props) {
-  const ratio = "ratio" in budget ? budget.ratio : null;
+  const ratio = budget.ratio ?? null;
   const shown = ratio ?? chosen ?? 0.5;
   const choices: [name: string, label: string, budget: BudgetValue][] = [
-    ["auto", "Auto", { auto: true }],
+    ["auto", "Auto", {}],
     ...COVERAGES.map((coverage): [string, string, BudgetValue] => [`coverage ${coverage}`, `Evidence kept: ${percent(coverage)}`, { coverage }]),
     ["ratio", "Share of tokens", { ratio: Math.max(0.05, Math.round(shown * 100) / 100) }],
   ];
-  const name = "coverage" in budget ? `coverage ${budget.coverage}` : ratio === null ? "auto" : "ratio";
+  const name = budget.coverage ? `coverage ${budget.coverage}` : ratio === null ? "auto" : "ratio";
   return (
     <div class="budget">
       <select
         aria-label="Budget"
-        title="Auto keeps what carries most of the evidence. “Evidence kept” keeps as little as holds all needed evidence with this probability."
+        title="“Evidence kept” keeps as little as holds all needed evidence with this probability; Auto is 90 %."
         value={name}
         onChange={(event) => onChange(choices.find(([choice]) => choice === event.currentTarget.value)![2])}
       >

@@ -5,7 +5,7 @@ import { changeInputs, withKeys } from "../lib/inputs";
 /** Replaces the question and the chunks by those of the chosen example. */
 export function Examples({ onChoose }: { onChoose?: (example: Example) => void }) {
   const choose = (example: Example) => {
-    changeInputs({ query: example.query, chunks: withKeys(example.chunks), budget: { auto: true } });
+    changeInputs({ query: example.query, chunks: withKeys(example.chunks), budget: {} });
     onChoose?.(example);
   };
   return (

@@ -28,14 +28,14 @@ export const OPTIONS = {
   tokenizer: ["o200k_base", "cl100k_base", "model"],
 } as const;
 /** The budgets of coverage that the page offers. */
-export const COVERAGES = [0.9, 0.95] as const;
+export const COVERAGES = [0.8, 0.95] as const;
 export type OptionName = keyof typeof OPTIONS;
 export const OPTION_NAMES = Object.keys(OPTIONS) as OptionName[];
 
 export const inputs = createSessionStore<Inputs>("inputs", {
   query: "",
   chunks: [],
-  budget: { auto: true },
+  budget: {},
   granularity: "sentence",
   order: "input",
   format: "numbered",

@@ -341,7 +341,7 @@ function useExplanation(request: OutcomeProps["request"], texts: readonly string
   const { query, chunks } = request;
   const key = useMemo(() => JSON.stringify([query, chunks]), [query, chunks]);
   const latest = useLatest(key, async (signal) => {
-    const { explain } = await compress({ query, chunks, budget: { auto: true }, explain: true }, signal);
+    const { explain } = await compress({ query, chunks, budget: {}, explain: true }, signal);
     // A probe explains nothing.
     return explain ? explainWords(query, texts, explain) : null;
   });

@@ -278,18 +278,22 @@ impl<'a> Gaps<'a> {
         }
     }
 
-    /// Writes what keeps JSON valid: a comma between two members, and the line break with the indent of the
-    /// next piece.
+    /// Writes what keeps JSON valid: the comma after a member that another one follows, and the line break with the indent of the
+    /// next piece. The comma is that of the text. A text that has none there is cut, so the members before and after the gap belong to
+    /// different values, and a mark stands between them.
     fn write_json_gap(&self, out: &mut String, last: ByteRange, next: ByteRange) {
         let pieces = &self.layout.pieces;
         let before = pieces.get(pieces.partition_point(|piece| piece.bytes.end < last.end));
         let after = pieces.get(pieces.partition_point(|piece| piece.bytes.start < next.start));
         let joint =
             |piece: Option<&crate::text::outline::Piece>| piece.map_or(Joint::Gap, |piece| piece.joint);
-        if Joint::comma(joint(before), joint(after)) {
-            out.push(',');
-        }
         let gap = &self.text[last.end..next.start];
+        if Joint::comma(joint(before), joint(after)) {
+            match gap.find(',').filter(|&comma| gap[..comma].trim().is_empty()) {
+                Some(comma) => out.push_str(&gap[..=comma]),
+                None => out.extend(["\n", MARK]),
+            }
+        }
         if let Some(line) = gap.rfind('\n') {
             let indent = gap[line..].len() - gap[line..].trim_start().len();
             out.push_str(&gap[line..line + indent]);

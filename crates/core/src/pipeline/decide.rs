@@ -310,3 +310,162 @@ fn check_required(
     let least_ratio = is_ratio.then(|| write::least_ratio(needed, tokens_in));
     Err(InvalidRequest::BudgetImpossible { budget: tokens_max, needed, minimum, least_ratio })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use ndarray::Array2;
+
+    use super::*;
+    use crate::domain::{Chunk, Format, Kind, Order, TokenizerName};
+    use crate::kv::store::KvStore;
+    use crate::model::scripted::ScriptedModel;
+    use crate::pipeline::cancel::Cancel;
+    use crate::pipeline::clock::Clock;
+    use crate::pipeline::score::Measured;
+    use crate::pipeline::{Pipeline, Settings};
+
+    /// The scores of the four sentences below. The second chunk has the better score.
+    const UNITS: [f32; 4] = [3.0, 1.0, 2.0, 4.0];
+    const CHUNKS: [f32; 2] = [1.0, 2.0];
+
+    fn request(budget: Budget) -> CompressRequest {
+        let chunk = |(id, text): (&str, &str)| Chunk {
+            id: id.to_owned(),
+            title: None,
+            text: text.to_owned(),
+            kind: Kind::Auto,
+            metadata: None,
+        };
+        let chunks = [("a", "Tide rises. Moon pulls. Water falls."), ("b", "Rain fell.")].map(chunk).into();
+        let tokenizer = TokenizerName::Model;
+        CompressRequest { budget, tokenizer, ..CompressRequest::new("?", chunks) }
+    }
+
+    /// `expect` is the context or the message of the error. Each byte is a token.
+    #[track_caller]
+    fn check(name: &str, request: CompressRequest, expect: &str) {
+        let tokenizer = Arc::new(ScriptedModel::tokenizer(&[]));
+        let model = Arc::new(ScriptedModel::new(64));
+        let store = Arc::new(KvStore::without_tiers());
+        let pipeline = Pipeline::new(model, Arc::clone(&tokenizer), store, Settings::default());
+        let reading = pipeline.read(&request, &Cancel::default(), &mut Clock::start()).expect("a reading");
+        let unit_rc = Array2::from_shape_vec((1, 4), UNITS.to_vec()).expect("one row");
+        let scores = Scores {
+            chunks: CHUNKS.to_vec(),
+            units: UNITS.to_vec(),
+            unit_rc,
+            relevance: Some(1.0),
+            chunk_relevances: Vec::new(),
+            unit_relevances: Vec::new(),
+            measured: Measured::Prose,
+            are_probabilities: false,
+        };
+        let counter = TokenCounter::new(request.tokenizer, &tokenizer);
+        let (cancel, text_costs) = (Cancel::default(), TextCosts::new());
+        // Ten labelled questions, whose evidence was complete at the efforts 1 to 10.
+        let efforts = (1..=10).map(|effort| effort as f32).collect();
+        let limits = CoverageLimits::of_efforts(efforts, String::new(), String::new()).expect("enough rows");
+        let context = DecideContext {
+            counter: &counter,
+            text_costs: &text_costs,
+            limits: &limits,
+            is_calibrated: true,
+            relevance: Some(Relevance { value: 0.1, related: false, least: 0.5 }),
+            cancel: &cancel,
+        };
+        let found = match decide(&request, &reading, &scores, &context) {
+            Ok(decision) => decision.context,
+            Err(error) => error.to_string(),
+        };
+        assert_eq!(found, expect, "{name}");
+    }
+
+    #[test]
+    fn budgets() {
+        let check = |name: &str, budget, expect: &str| check(name, request(budget), expect);
+        let impossible = |budget: usize| {
+            format!(
+                "a budget of {budget} tokens is too small: the best word needs 13 tokens; send `tokens` of at least 13"
+            )
+        };
+        let rain = "[1] Rain fell.";
+        let tide_and_rain = "[1] Tide rises.\n\n[2] Rain fell.";
+        let all = "[1] Tide rises. Moon pulls. Water falls.\n\n[2] Rain fell.";
+        check("not even a word fits", Budget::tokens(12), &impossible(12));
+        check("a word of the best unit", Budget::tokens(13), "[1] Rain […]");
+        check("the best unit fits exactly", Budget::tokens(14), rain);
+        check("one token too few for two units", Budget::tokens(30), rain);
+        check("two units fit exactly", Budget::tokens(31), tide_and_rain);
+        // A mark has as many tokens as bytes here: three.
+        check("the third unit fits, but not the mark before it", Budget::tokens(47), tide_and_rain);
+        check("a gap is marked", Budget::tokens(48), "[1] Tide rises. … Water falls.\n\n[2] Rain fell.");
+        check("neighbouring units keep the text between them", Budget::tokens(56), all);
+        check("a budget larger than the input", Budget::tokens(1_000_000), all);
+        check("a ratio of 1 keeps everything", Budget::ratio(1.0), all);
+        check("half of 58 tokens, the last break included", Budget::ratio(0.5), rain);
+        check("a ratio of less than a word keeps one", Budget::ratio(0.01), "[1] Rain […]");
+        // The efforts of the four units: 1.0, 3.0, 6.4 and 12.4.
+        check("the best unit is always kept", Budget::coverage(0.5), tide_and_rain);
+        check(
+            "more is promised, more is kept",
+            Budget::coverage(0.6),
+            "[1] Tide rises. … Water falls.\n\n[2] Rain fell.",
+        );
+        check("the default promise", Budget::default(), "[1] Tide rises. … Water falls.\n\n[2] Rain fell.");
+        let both = Budget { coverage: Some(0.9), ..Budget::tokens(31) };
+        check("an upper limit ends what a promise keeps", both, tide_and_rain);
+        let both = Budget { coverage: Some(0.5), ..Budget::tokens(1_000) };
+        check("a promise ends what an upper limit allows", both, tide_and_rain);
+        check("at least so many tokens", Budget { at_least: 50, ..Budget::coverage(0.5) }, all);
+    }
+
+    #[test]
+    fn nothing_is_emptied_unless_asked() {
+        let unrelated = request(Budget::default());
+        let kept = "[1] Tide rises. … Water falls.\n\n[2] Rain fell.";
+        check("unrelated chunks are kept", unrelated.clone(), kept);
+        check(
+            "a request for related text only",
+            CompressRequest { related_only: true, ..unrelated.clone() },
+            "",
+        );
+        let named = CompressRequest { related_only: true, keep: vec!["b".to_owned()], ..unrelated };
+        check("what the request names stays", named, "[1] Rain fell.");
+    }
+
+    #[test]
+    fn the_least_ratio_allows_what_is_needed() {
+        for tokens_in in 1..400 {
+            for needed in 1..=tokens_in {
+                let ratio = write::least_ratio(needed, tokens_in);
+                assert!(
+                    write::share_of(ratio, tokens_in) >= needed && ratio <= 1.0,
+                    "{needed} of {tokens_in}: {ratio}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn order_keep_and_format() {
+        let keep = |id: &str, tokens| CompressRequest {
+            keep: vec![id.to_owned()],
+            ..request(Budget::tokens(tokens))
+        };
+        let relevance = CompressRequest { order: Order::Relevance, ..request(Budget::tokens(31)) };
+        check("the best chunk first", relevance, "[1] Rain fell.\n\n[2] Tide rises.");
+        let whole = "[1] Tide rises. Moon pulls. Water falls.";
+        check("a kept chunk is whole", keep("a", 40), whole);
+        check(
+            "the rest of the budget goes to other chunks",
+            keep("a", 56),
+            &format!("{whole}\n\n[2] Rain fell."),
+        );
+        let needs = "a budget of 39 tokens is too small: what `keep` names needs 40 tokens; send `tokens` of at least 40, or keep fewer chunks";
+        check("a kept chunk that exceeds the budget", keep("a", 39), needs);
+        let plain = CompressRequest { format: Format::Plain, ..request(Budget::tokens(10)) };
+        check("plain text has no marker to count", plain, "Rain fell.");
+    }
+}

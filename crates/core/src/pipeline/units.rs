@@ -14,6 +14,8 @@ use super::tokenize::tokens_under;
 use crate::domain::{ByteRange, Chunk, Granularity, Kind, TokenSpan};
 use crate::kv::block::{Block, Sentence};
 use crate::text;
+#[cfg(test)]
+use crate::text::outline::Joint;
 use crate::text::outline::{Layout, Piece};
 
 /// A piece of one chunk that is kept or dropped as a whole.
@@ -61,6 +63,24 @@ impl Outlines {
             first_units: vec![0; chunks],
             ..Self::default()
         }
+    }
+
+    /// Returns the outline of one chunk in which each piece requires the one before.
+    #[cfg(test)]
+    pub fn of_chain(pieces: impl Iterator<Item = ByteRange>) -> Self {
+        let piece = |(at, bytes): (usize, ByteRange)| Piece {
+            bytes,
+            requires: at.checked_sub(1).into_iter().collect(),
+            contexts: 0,
+            introduces: None,
+            is_frame: false,
+            is_row: false,
+            joint: Joint::Gap,
+            related: Vec::new(),
+        };
+        let pieces = pieces.enumerate().map(piece).collect();
+        let layouts = vec![Arc::new(Layout { kind: Kind::Prose, pieces })];
+        Self { layouts, first_units: vec![0], ..Self::default() }
     }
 
     /// Returns `[chunk]`, the layouts of the texts.

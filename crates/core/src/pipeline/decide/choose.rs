@@ -257,3 +257,110 @@ impl Candidates<'_> {
         units + frames.sum::<usize>()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{ByteRange, TokenSpan};
+    use crate::pipeline::units::UnitSpan;
+
+    /// `units` are `(chunk, score, cost)`; a chunk's frame costs 2.
+    #[track_caller]
+    fn check(
+        name: &str,
+        units: &[(usize, f32, usize)],
+        keep: &[bool],
+        tokens: usize,
+        expect: (&[usize], &[usize]),
+    ) {
+        let span = UnitSpan { bytes: ByteRange::new(0, 1), tokens: TokenSpan::new(0, 1) };
+        let unit = |&(chunk, _, _): &(usize, f32, usize)| Unit {
+            chunk,
+            bytes: span.bytes,
+            tokens: span.tokens,
+            sentence: span,
+        };
+        let candidates = Candidates {
+            units: &units.iter().map(unit).collect::<Vec<_>>(),
+            scores: &units.iter().map(|unit| unit.1).collect::<Vec<_>>(),
+            costs: &units.iter().map(|unit| unit.2).collect::<Vec<_>>(),
+            frame_costs: &vec![2; keep.len()],
+            frame_costs_of_first: &vec![2; keep.len()],
+            required: &units.iter().map(|&(chunk, ..)| keep[chunk]).collect::<Vec<_>>(),
+            outlines: &Outlines::of_prose(keep.len()),
+            repeats: &Repeats::default(),
+            leading: &[],
+            rows_together: false,
+        };
+        let found = candidates.fill(&candidates.ranked(), tokens);
+        assert_eq!((&*found.required, &*found.chosen), expect, "{name}");
+    }
+
+    #[test]
+    fn the_best_units_that_fit_are_chosen() {
+        let (free, units) = ([false; 2], [(0, 1.0, 5), (0, 3.0, 4), (1, 2.0, 5)]);
+        check("no units", &[], &[false], 100, (&[], &[]));
+        check("no unit fits", &units, &free, 5, (&[], &[]));
+        check("the best unit and its frame", &units, &free, 6, (&[], &[1]));
+        check("the second unit is skipped, the third shares a frame", &units, &free, 11, (&[], &[1, 0]));
+        check("nothing scores", &[(0, 0.0, 4), (1, 0.0, 1)], &free, 99, (&[], &[0, 1]));
+        check("all units, best first", &units, &free, 18, (&[], &[1, 2, 0]));
+        check(
+            "equal scores in the order of the text",
+            &[(0, 1.0, 1), (0, 1.0, 1)],
+            &[false],
+            9,
+            (&[], &[0, 1]),
+        );
+        check(
+            "a score that is not a number is the best",
+            &[(0, 9.0, 1), (0, f32::NAN, 1)],
+            &[false],
+            3,
+            (&[], &[1]),
+        );
+    }
+
+    #[test]
+    fn units_of_kept_chunks_are_required() {
+        let units = [(0, 1.0, 5), (1, 3.0, 4), (1, 2.0, 5)];
+        check("kept even if it exceeds the budget", &units, &[true, false], 0, (&[0], &[]));
+        check("its tokens count towards the budget", &units, &[true, false], 12, (&[0], &[]));
+        check("the rest of the budget goes to the best unit", &units, &[true, false], 13, (&[0], &[1]));
+        check("all chunks are kept", &units, &[true, true], 1, (&[0, 1, 2], &[]));
+    }
+
+    #[test]
+    fn a_chain_of_needs_is_looked_at_in_bounded_time() {
+        // Each unit needs the one before, so that no group but the first few fits.
+        let texts: Vec<String> = (0..20_000).map(|at| format!("w{at}")).collect();
+        let mut start = 0;
+        let unit = |text: &String| {
+            let bytes = ByteRange::new(start, start + text.len());
+            start = bytes.end;
+            let span = UnitSpan { bytes, tokens: TokenSpan::new(0, 1) };
+            Unit { chunk: 0, bytes: span.bytes, tokens: span.tokens, sentence: span }
+        };
+        let units: Vec<Unit> = texts.iter().map(unit).collect();
+        let scores: Vec<f32> = (0..units.len()).map(|at| at as f32).collect();
+        let candidates = Candidates {
+            units: &units,
+            scores: &scores,
+            costs: &vec![1; units.len()],
+            frame_costs: &[0],
+            frame_costs_of_first: &[0],
+            required: &vec![false; units.len()],
+            outlines: &Outlines::of_chain(units.iter().map(|unit| unit.bytes)),
+            repeats: &Repeats::default(),
+            leading: &[],
+            rows_together: false,
+        };
+        let best = units.len() - 1;
+        assert_eq!(
+            candidates.fill(&candidates.ranked(), 2).chosen,
+            [best - 1, best],
+            "the best and the one before"
+        );
+        assert_eq!(candidates.choices(&candidates.ranked()).len(), 1, "all come with the best");
+    }
+}
