@@ -6,13 +6,14 @@
 //! answer  ─▶ answer, or sse and stream: its texts ─▶ cite ─▶ the same answer, with citations
 //! ```
 //!
-//! A body is never serialized anew: strings are replaced in the text of the body (`json`), and the rest of it does not change.
+//! A JSON body is never serialized anew: strings are replaced in the text of the body (`json`), and the rest of it does not change.
 
 pub mod answer;
 pub mod blocks;
 pub mod cite;
 pub mod dialect;
 pub mod find;
+pub mod form;
 pub mod json;
 pub mod marks;
 pub mod paths;

@@ -58,6 +58,10 @@ impl TraceGuard {
     }
 }
 
+/// Crates that log texts of requests, which are never logged: the messages of the Model Context Protocol, and each character of a text that is
+/// tokenized.
+const LOGS_TEXTS: [&str; 2] = ["rmcp", "tokenizers"];
+
 impl Drop for TraceGuard {
     fn drop(&mut self) {
         if let Some(Err(error)) = self.0.as_ref().map(SdkTracerProvider::shutdown) {
@@ -71,9 +75,10 @@ impl Drop for TraceGuard {
 /// # Errors
 /// Fails if a setting cannot be used, which [`TelemetryError`] names, or if logging has already been set up.
 pub fn install_tracing(settings: &Telemetry) -> Result<TraceGuard, TelemetryError> {
-    // The SDK of the Model Context Protocol logs the messages that it receives, and texts of requests are never logged.
-    let silent = "rmcp=off".parse().expect("a directive");
-    let filter = EnvFilter::builder().parse(&settings.log)?.add_directive(silent);
+    let mut filter = EnvFilter::builder().parse(&settings.log)?;
+    for crate_name in LOGS_TEXTS {
+        filter = filter.add_directive(format!("{crate_name}=off").parse().expect("a directive"));
+    }
     let is_terminal = std::io::stderr().is_terminal();
     let lines = match settings.log_format {
         LogFormat::Auto if is_terminal => {

@@ -98,13 +98,14 @@ const CORE: Table = &[
     ("domain", &[]),
     ("memory", &["domain"]),
     ("plain", &[]),
+    ("regular_files", &[]),
     ("shape", &[]),
     ("text", &["domain"]),
     ("rc", &["domain"]),
-    ("model", &["domain", "text::script_of", "rc::OverQuestion", "rc::Reference"]),
+    ("model", &["domain", "regular_files", "text::script_of", "rc::OverQuestion", "rc::Reference"]),
     ("private_files", &[]),
     ("kv", &["domain", "private_files"]),
-    ("pipeline", &["domain", "memory", "text", "rc", "model", "kv", "plain"]),
+    ("pipeline", &["domain", "memory", "text", "rc", "model", "kv", "plain", "regular_files"]),
     ("engine", &["domain", "model", "kv", "pipeline"]),
 ];
 

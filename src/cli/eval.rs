@@ -108,6 +108,7 @@ impl ReaderArgs {
             arms: if self.arms.is_empty() { Arm::every() } else { self.arms.clone() },
             parallel: self.parallel.into(),
             answers: self.answers.clone(),
+            on_wait: |wait, reason| eprintln!("{reason}: the next try is in {} s", wait.as_secs().max(1)),
             price,
         })
     }

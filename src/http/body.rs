@@ -14,7 +14,8 @@ use crate::error::ApiError;
 use crate::executor::run_blocking;
 use thresher_core::memory::PoolExhausted;
 
-const JSON: &str = "application/json";
+/// The media type of JSON.
+pub const JSON: &str = "application/json";
 const EVENTS: &str = "text/event-stream";
 
 /// The rate at which a body has to arrive if it takes longer than ten seconds: 256 KiB a second.

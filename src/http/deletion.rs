@@ -62,10 +62,15 @@ pub fn forget(scope: &Scope, deleted: &[Arc<Chunk>]) {
     }
 }
 
-/// Lets requests pass that come from this machine: the admin listener needs no key. Every connection of a daemon has a handle.
+/// Headers that a proxy on this machine adds to requests from elsewhere.
+const FORWARDED: [&str; 4] = ["forwarded", "via", "x-forwarded-for", "x-real-ip"];
+
+/// Lets requests pass that come from this machine, and not through a proxy on it: the admin listener needs no key. Every connection of a daemon
+/// has a handle.
 pub async fn only_local(request: Request, next: Next) -> Response {
     let is_local = request.extensions().get::<RequestHandle>().is_none_or(RequestHandle::is_local);
-    if is_local { next.run(request).await } else { ApiError::not_local().into_response() }
+    let is_forwarded = FORWARDED.iter().any(|name| request.headers().contains_key(*name));
+    if is_local && !is_forwarded { next.run(request).await } else { ApiError::not_local().into_response() }
 }
 
 /// `DELETE /admin/tenants/{name}`: deletes all data of a tenant. Its keys stay in the file of keys.

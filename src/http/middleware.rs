@@ -92,7 +92,7 @@ async fn pass_on(
     service: Scope,
     dialect: Dialect,
     uri: Uri,
-    headers: HeaderMap,
+    mut headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
     let middleware = Arc::clone(&service.middleware);
@@ -104,6 +104,9 @@ async fn pass_on(
     let mut request = ModelRequest::read(&service, dialect, &headers, body).await?;
     let upstream = middleware.upstream(&request.model).ok_or_else(|| request.no_upstream())?;
     if upstream.settings.credential() == Credential::KeyFile {
+        headers::check_query(uri.query())?;
+        headers::check_content_type(&headers)?;
+        headers::set_content_type(&mut headers, Some(body::JSON));
         let (settings, path) = (upstream.settings.clone(), uri.path().to_owned());
         let check = move |_: &Cancel| {
             request.is_stateless = passthrough::check_shared_key(request.located(), &settings, &path)?;

@@ -96,7 +96,7 @@ impl StoredSessions {
     /// Stores texts, and what a session has returned with its usage, which `change` makes of the usage before.
     ///
     /// # Errors
-    /// `storage_failed`. Nothing is stored then, so no text must be shortened.
+    /// `storage_failed`. Nothing is stored then, so no text may be shortened.
     pub fn store(
         &self,
         texts: Vec<StoredText>,

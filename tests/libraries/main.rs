@@ -6,6 +6,9 @@
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[path = "../../src/allocator.rs"]
 mod allocator;
+/// Linux tells the processor time of a thread.
+#[cfg(target_os = "linux")]
+mod cancellation;
 mod cross_parity;
 mod decoder_blocks;
 mod decoder_layers;

@@ -4,6 +4,7 @@
 pub mod domain;
 pub mod memory;
 pub mod plain;
+pub mod regular_files;
 pub mod shape;
 pub mod text;
 pub mod rc;

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use serde::Deserialize;
@@ -70,6 +71,8 @@ pub struct ReaderOptions {
     pub answers: PathBuf,
     /// What the server charges, if it is known.
     pub price: Option<Price>,
+    /// Is called with how long the next try waits, and why.
+    pub on_wait: fn(Duration, &str),
 }
 
 /// What a million tokens cost.

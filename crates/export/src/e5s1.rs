@@ -8,12 +8,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value as Json, json};
+use thresher_core::regular_files;
 use tokenizers::{NormalizedString, Normalizer as _, NormalizerWrapper};
 
 use super::ExportError;
 use super::gguf::Encoding;
 use super::prefixes::Prefixes;
-use super::source;
 use super::weights::{ByteTable, TensorFile};
 
 const MAGIC: &[u8] = b"E5S1";
@@ -72,7 +72,7 @@ struct Entry {
 pub fn is_e5s1(path: &Path) -> bool {
     use std::io::Read as _;
     let mut magic = [0; MAGIC.len()];
-    source::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && magic == MAGIC
+    regular_files::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && magic == MAGIC
 }
 
 impl E5Model {
@@ -82,7 +82,7 @@ impl E5Model {
     /// Returns an [`ExportError`] if the file cannot be read, is truncated, or does not have what the format says.
     pub fn open(path: &Path) -> Result<Self, ExportError> {
         let failed = |cause| ExportError::Read { file: path.to_owned(), cause };
-        let length = source::open(path).and_then(|file| file.metadata()).map_err(failed)?.len();
+        let length = regular_files::open(path).and_then(|file| file.metadata()).map_err(failed)?.len();
         if length > BYTES_MAX {
             return Err(malformed(
                 path,
@@ -90,7 +90,7 @@ impl E5Model {
                 format!("has {length} bytes; at most {BYTES_MAX} are read"),
             ));
         }
-        let bytes = source::read(path).map_err(failed)?;
+        let bytes = regular_files::read(path).map_err(failed)?;
         let mut reader = Reader { path, bytes: &bytes, at: MAGIC.len() };
         let version = reader.u32("version")?;
         if version != VERSION {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 use thresher_core::model::contract::CheckpointInfo;
+use thresher_core::regular_files;
 
 use super::{
     ExportError,
@@ -65,7 +66,8 @@ impl Input {
         let header = header(&config, &config_file)?;
         refuse_other_forms(dir)?;
         let checkpoint = Checkpoint::open(dir)?;
-        let tokenizer = source::read(&tokenizer_file).map_err(|cause| read_error(&tokenizer_file, cause))?;
+        let tokenizer =
+            regular_files::read(&tokenizer_file).map_err(|cause| read_error(&tokenizer_file, cause))?;
         let chat_template = source::chat_template(dir)?;
         let origin = source::provenance(dir, &header);
         let dir = dir.to_owned();

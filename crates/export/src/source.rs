@@ -2,16 +2,13 @@
 //! `sentence_bert_config.json`, `README.md`, `tokenizer.json` and the chat template. Does not know about
 //! tensors or graphs.
 
-use std::{
-    fs::{self, File},
-    io::{self, Read as _},
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 use thresher_core::model::contract::CheckpointInfo;
 use thresher_core::model::tokenizer::template_fault;
+use thresher_core::regular_files;
 use tokenizers::Tokenizer;
 
 use super::ExportError;
@@ -33,34 +30,14 @@ pub struct Header {
     commit_hash: Option<String>,
 }
 
-/// Opens a file. Others, such as pipes and devices, may never end.
-///
-/// # Errors
-/// Fails if it cannot be opened, or is not a regular file.
-pub fn open(file: &Path) -> io::Result<File> {
-    if !fs::metadata(file)?.is_file() {
-        return Err(io::Error::other("it is not a regular file"));
-    }
-    File::open(file)
-}
-
-/// Reads a file as [`open`] opens it.
-///
-/// # Errors
-/// As [`open`], and if the file cannot be read.
-pub fn read(file: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    open(file)?.read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
 /// Reads a JSON file.
 ///
 /// # Errors
 /// Returns an [`ExportError`] if the file cannot be read or is not JSON of type `T`; the message names the
 /// file, line and column.
 pub fn read_json<T: DeserializeOwned>(file: &Path) -> Result<T, ExportError> {
-    let bytes = read(file).map_err(|cause| ExportError::Read { file: file.to_owned(), cause })?;
+    let bytes =
+        regular_files::read(file).map_err(|cause| ExportError::Read { file: file.to_owned(), cause })?;
     serde_json::from_slice(&bytes)
         .map_err(|cause| ExportError::JsonMalformed { file: file.to_owned(), cause })
 }
@@ -119,7 +96,7 @@ pub fn sequence_tokens_max(dir: &Path) -> Result<Option<usize>, ExportError> {
 /// The value of `license:` in the front matter of `README.md`. Model cards are free text, so a licence
 /// written in any other way is treated as unknown.
 fn licence(dir: &Path) -> Option<String> {
-    let readme = String::from_utf8(read(&dir.join("README.md")).ok()?).ok()?;
+    let readme = regular_files::read_to_string(&dir.join("README.md")).ok()?;
     let mut lines = readme.lines().map(str::trim_end);
     if lines.next() != Some("---") {
         return None;
@@ -156,7 +133,7 @@ pub fn chat_template(dir: &Path) -> Result<Option<ChatTemplate>, ExportError> {
     let (file, config) = (dir.join(CHAT_TEMPLATE), dir.join(TOKENIZER_CONFIG));
     let config: Value = read_json_if_exists(&config)?.unwrap_or_default();
     let template = if file.is_file() {
-        let text = read(&file).and_then(|bytes| String::from_utf8(bytes).map_err(io::Error::other));
+        let text = regular_files::read_to_string(&file);
         Some(text.map_err(|cause| ExportError::Read { file, cause })?)
     } else {
         configured_template(&config["chat_template"]).map(str::to_owned)
@@ -361,7 +338,7 @@ mod tests {
         let check = |files: &[(&str, &str)], expect: Option<(&str, Option<&str>)>| {
             let dir = tempfile::tempdir().expect("a folder");
             for (name, text) in files {
-                fs::write(dir.path().join(name), text).expect("written");
+                std::fs::write(dir.path().join(name), text).expect("written");
             }
             let found = chat_template(dir.path()).expect("sound files");
             let found = found.as_ref().map(|chat| (chat.template.as_str(), chat.bos_token.as_deref()));

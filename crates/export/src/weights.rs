@@ -19,11 +19,9 @@ use safetensors::{
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use thresher_core::model::contract::sha256_of;
+use thresher_core::regular_files;
 
-use super::{
-    ExportError,
-    source::{self, read_json},
-};
+use super::{ExportError, source::read_json};
 
 /// The name of a checkpoint's file, and of the file that lists its shards.
 pub const SINGLE: &str = "model.safetensors";
@@ -280,7 +278,7 @@ impl Shard {
     fn open(path: &Path) -> Result<(Self, Metadata), ExportError> {
         let file_error = |cause| ExportError::Read { file: path.to_owned(), cause };
         let malformed = |reason: String| ExportError::SafetensorsMalformed { file: path.to_owned(), reason };
-        let mut file = source::open(path).map_err(file_error)?;
+        let mut file = regular_files::open(path).map_err(file_error)?;
         let found_bytes = file.metadata().map_err(file_error)?.len();
         let truncated = |expected_bytes| ExportError::SafetensorsTruncated {
             file: path.to_owned(),

@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use url::{Host, Url};
 
 use crate::error::ProvisionError;
-use crate::http;
+use crate::{http, wheel};
 
 /// The public hub.
 pub const PUBLIC_HUB: &str = "https://huggingface.co";
@@ -232,8 +232,9 @@ impl Snapshot {
                     model: model.repo.clone(),
                     folder: (*folder).to_owned(),
                 };
-                let text = fs::read(folder.join(SNAPSHOT_FILE)).map_err(|_| missing())?;
-                let found: Self = serde_json::from_slice(&text).map_err(|_| missing())?;
+                let list = wheel::open(&folder.join(SNAPSHOT_FILE)).map_err(|_| missing())?;
+                let found: Self =
+                    serde_json::from_reader(list.take(LIST_BYTES_MAX)).map_err(|_| missing())?;
                 let is_wanted = [&found.revision, &found.requested].contains(&&model.revision);
                 let are_files = found.files.iter().all(|file| is_needed(&file.name));
                 if found.repo == model.repo && is_wanted && are_files { Ok(found) } else { Err(missing()) }
@@ -397,7 +398,7 @@ impl ListedFile {
     /// Compares a file with its checksum.
     fn check(&self, path: &Path) -> Result<(), ProvisionError> {
         let cannot = |source| ProvisionError::file(path, source);
-        let mut file = File::open(path).map_err(cannot)?;
+        let mut file = wheel::open(path).map_err(cannot)?;
         let length = file.metadata().map_err(cannot)?.len();
         let (found, expected) = match &self.checksum {
             Checksum::Sha256(expected) => (hash(Sha256::new(), &mut file).map_err(cannot)?, expected),

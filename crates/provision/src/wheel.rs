@@ -50,7 +50,7 @@ impl Wheel {
 }
 
 /// Opens a file. Others, such as pipes and devices, may never end.
-fn open(path: &Path) -> io::Result<File> {
+pub fn open(path: &Path) -> io::Result<File> {
     if !std::fs::metadata(path)?.is_file() {
         return Err(io::Error::other("it is not a regular file"));
     }

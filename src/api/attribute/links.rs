@@ -7,8 +7,9 @@ use thresher_core::domain::Chunk;
 
 use crate::api::fields;
 
-/// Beginnings of addresses that are links. Others, such as `javascript:`, would run when a chat shows them as one.
-const LINKS: [&str; 3] = ["http://", "https://", "urn:thresher:"];
+/// Beginnings of addresses that are links. Others, such as `javascript:`, would run when a chat shows them as one, and the URN of a chunk may be
+/// that of another one.
+const LINKS: [&str; 2] = ["http://", "https://"];
 
 /// The URL of a chunk, from its metadata: `url`, or `source`, if it is a link. The rest of the metadata is not parsed.
 pub fn url(chunk: &Chunk) -> Option<String> {
@@ -82,7 +83,7 @@ mod tests {
             assert_eq!(source(&chunk), expect_source, "{address:?}");
         };
         let urn = "urn:thresher:chunk:a%20b";
-        for link in ["https://x.y/z?a=b#c", "HTTP://x", urn] {
+        for link in ["https://x.y/z?a=b#c", "HTTP://x"] {
             check(link, Some(link), link);
         }
         for name in ["docs/a.md", "a.md", "Manual, page 3", "//x.y/z", "1:2"] {
@@ -100,6 +101,8 @@ mod tests {
             "file:///etc/passwd",
             "https://x y",
             "urn:isbn:1",
+            "urn:thresher:chunk:official",
+            "URN:Thresher:chunk:official",
         ] {
             check(other, None, urn);
         }

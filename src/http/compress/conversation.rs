@@ -16,7 +16,7 @@ use thresher_core::pipeline::cancel::Cancel;
 
 use self::config::Config;
 use crate::api::{BodyLimits, MessagesAnswer, SessionAnswer};
-use crate::error::ApiError;
+use crate::error::{ApiError, ErrorCode};
 use crate::http::middleware::report::REASON;
 use crate::http::originals::{StoredSessions, StoredText};
 use crate::http::traces::{self, Retrieval};
@@ -133,11 +133,12 @@ impl ConversationRequest {
         let returned =
             session.map(|session| session.entries(&conversation, &rewritten.shortened, protected_from));
         rewritten.shortened.extend(replayed.unwrap_or_default());
-        let tokens = self.tokens(&conversation, &rewritten, |text| {
+        let count = |text: &str| {
             cancel.check()?;
             Ok(pipeline.count(text, TokenizerName::O200kBase)?)
-        })?;
-        let counts = UsageCounts::of_request(tokens.before, tokens.after);
+        };
+        let mut tokens = self.tokens(&conversation, &rewritten, count)?;
+        let mut counts = UsageCounts::of_request(tokens.before, tokens.after);
         let session = self
             .config
             .session_id
@@ -146,8 +147,15 @@ impl ConversationRequest {
         let messages = ReturnedMessages { all: message_count, unchanged: protected_from };
         let new_texts = rewritten.shortened[..new_count].iter();
         let new_texts = new_texts.map(|string| StoredText::new(&string.original)).collect();
-        StoredSessions(originals)
-            .store(new_texts, session, |before| SessionUsage::after(before, counts, Some(messages)))?;
+        let is_stored = StoredSessions(originals)
+            .store(new_texts, session, |before| SessionUsage::after(before, counts, Some(messages)))
+            .is_ok();
+        // A text is only shortened if its original can be returned. A full disk does not stop the agent.
+        if !is_stored {
+            rewritten.shortened.drain(..new_count);
+            tokens = self.tokens(&conversation, &rewritten, count)?;
+            counts = UsageCounts::of_request(tokens.before, tokens.after);
+        }
         let hashes: Vec<String> =
             rewritten.shortened.iter().map(|string| Hash::compute(&string.original).to_string()).collect();
         traces::tokens(tokens.before, tokens.after);
@@ -176,7 +184,8 @@ impl ConversationRequest {
                 cached_prefix_replayed: returned_count > 0,
             }),
         };
-        let reason = rewritten.unshortened.filter(|_| new_count == 0).map(Unshortened::reason);
+        let unshortened = rewritten.unshortened.filter(|_| new_count == 0).map(Unshortened::reason);
+        let reason = if is_stored { unshortened } else { Some(ErrorCode::StorageFailed.as_str()) };
         Ok(Compressed { answer, reason })
     }
 

@@ -388,9 +388,24 @@ impl ApiError {
         Self::with_param(ErrorCode::DuplicateField, message, "model")
     }
 
+    pub(in crate::http) fn model_in_query() -> Self {
+        let message = "a parameter of the URL names a model, and the upstream is called with a key of the operator (key_file); name the model in \
+                       the field `model` of the body";
+        Self::with_param(ErrorCode::InvalidValue, message, "model")
+    }
+
+    pub(in crate::http) fn model_not_allowed(field: &str, model: &str) -> Self {
+        let message = format!(
+            "{} names the model {}, which is none of this upstream (models); the upstream is called with a key of the operator (key_file)",
+            Quoted(field),
+            Quoted(model)
+        );
+        Self::with_param(ErrorCode::ModelUnknown, message, field)
+    }
+
     pub(in crate::http) fn body_not_readable() -> Self {
-        let message = "the upstream is called with a key of the operator (key_file), so the body must be one that the daemon can read: an object in \
-                       JSON (UTF-8), or a form (multipart/form-data)";
+        let message = "the upstream is called with a key of the operator (key_file), so the body must be one that all servers read alike: an object \
+                       in JSON or a form (multipart/form-data), with one content type, in UTF-8, and each part of a form with one plain name";
         Self::new(ErrorCode::ContentTypeUnsupported, message)
     }
 

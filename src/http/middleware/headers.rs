@@ -12,6 +12,7 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use percent_encoding::percent_decode;
 
 use crate::access::KEY_PREFIX;
+use crate::error::ApiError;
 use crate::http::body;
 use crate::middleware::dialect::Dialect;
 use crate::middleware::settings::UpstreamSettings;
@@ -170,6 +171,65 @@ pub fn own_key(
     Ok((name, value))
 }
 
+/// Checks the content type of a request that is sent with a key that all tenants share: there is at most one, and no charset but UTF-8.
+///
+/// # Errors
+/// `content_type_unsupported`.
+pub fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let mut kinds = headers.get_all(CONTENT_TYPE).iter();
+    let Some(kind) = kinds.next() else { return Ok(()) };
+    let text = kind.to_str().unwrap_or_default().to_ascii_lowercase();
+    let charset =
+        text.split(';').skip(1).find_map(|parameter| parameter.trim_start().strip_prefix("charset"));
+    let is_utf8 = charset.is_none_or(|charset| {
+        charset.trim_start_matches(['=', '"', ' ']).trim_end_matches(['"', ' ']) == "utf-8"
+    });
+    if kinds.next().is_none() && is_utf8 { Ok(()) } else { Err(ApiError::body_not_readable()) }
+}
+
+/// Sets the only content type of a request; `None` for an empty body.
+pub fn set_content_type(headers: &mut HeaderMap, kind: Option<&str>) {
+    headers.remove(CONTENT_TYPE);
+    if let Some(kind) = kind.and_then(|kind| HeaderValue::from_str(kind).ok()) {
+        headers.insert(CONTENT_TYPE, kind);
+    }
+}
+
+/// Checks that no parameter of a URL names a model, which a server could take instead of the one in the body.
+///
+/// # Errors
+/// `invalid_value`.
+pub fn check_query(query: Option<&str>) -> Result<(), ApiError> {
+    let is_of_model = |parameter: &str| {
+        let name = parameter.split('=').next().unwrap_or_default();
+        let names = decodings(name.as_bytes());
+        names.is_none_or(|names| {
+            names.iter().any(|name| name.to_ascii_lowercase().windows(5).any(|part| part == b"model"))
+        })
+    };
+    let mut parameters = query.unwrap_or_default().split(['&', ';']);
+    if parameters.any(is_of_model) { Err(ApiError::model_in_query()) } else { Ok(()) }
+}
+
+/// The most times that a text is percent-decoded.
+const DECODINGS_MAX: usize = 4;
+
+/// A text, and what it becomes when it is percent-decoded again and again. `None` if it is encoded more often than any server decodes it.
+fn decodings(text: &[u8]) -> Option<Vec<Vec<u8>>> {
+    let mut found = vec![text.to_vec()];
+    while let Some(last) = found.last() {
+        let next: Vec<u8> = percent_decode(last).collect();
+        if next == *last {
+            return Some(found);
+        }
+        if found.len() > DECODINGS_MAX {
+            return None;
+        }
+        found.push(next);
+    }
+    None
+}
+
 /// A query string without the parameters that hold a key for this daemon; none if no parameter is left.
 pub fn query_without_daemon_keys(query: &str) -> Option<String> {
     let kept: Vec<&str> =
@@ -178,7 +238,7 @@ pub fn query_without_daemon_keys(query: &str) -> Option<String> {
     (!kept.is_empty()).then_some(kept)
 }
 
-/// Whether a text holds a key for this daemon: plain, percent-encoded, or in the base64 of HTTP basic authentication.
+/// Whether a text holds a key for this daemon: plain, percent-encoded several times, or in the base64 of HTTP basic authentication.
 pub fn holds_daemon_key(text: &[u8]) -> bool {
     let is_in = |text: &[u8]| {
         let key = KEY_PREFIX.as_bytes();
@@ -202,7 +262,7 @@ pub fn holds_daemon_key(text: &[u8]) -> bool {
         let encoded: Vec<u8> = encoded.iter().map(in_standard).collect();
         LENIENT.decode(encoded).ok().map(|decoded| is_in(&decoded))
     };
-    is_in(text) || is_in(&percent_decode(text).collect::<Vec<u8>>()) || in_basic().unwrap_or(false)
+    decodings(text).is_none_or(|texts| texts.iter().any(|text| is_in(text))) || in_basic().unwrap_or(false)
 }
 
 fn is_listed(name: &HeaderName, names: &[&str], prefixes: &[&str]) -> bool {
@@ -359,6 +419,9 @@ mod tests {
         check("Bearer thr_0123", true);
         check("a=b; session=thr_0123", true);
         check("key=%74hr%5F0123", true);
+        check("x=%2574hr_0123", true);
+        check("x=%25252525252574hr_0123", true);
+        check("x=100%25", false);
         check("Basic dGhyXzAxMjM6", true);
         check("basic dXNlcjp0aHJfMDEyMw==", true);
         // Without padding, with too little of it, and with other bits behind the last byte.
@@ -375,6 +438,38 @@ mod tests {
         check("sk-anthr_0123", false);
         check(&format!("foothr_{}bar", "a".repeat(43)), true);
         check("", false);
+    }
+
+    #[test]
+    fn the_content_type_and_the_query_leave_no_doubt() {
+        let kind = |kinds: &[&str]| {
+            let lines: Vec<_> = kinds.iter().map(|&kind| ("content-type", kind)).collect();
+            let mut all = HeaderMap::new();
+            lines.iter().for_each(|(name, value)| {
+                all.append(*name, value.parse().expect("a value"));
+            });
+            check_content_type(&all).is_ok()
+        };
+        assert!(kind(&[]) && kind(&["application/json"]) && kind(&["application/json; charset=\"UTF-8\""]));
+        for charset in ["utf-7", "utf-16", "", "\"utf-7\"", "utf-8,utf-7"] {
+            assert!(!kind(&[&format!("application/json; charset={charset}")]), "{charset}");
+        }
+        assert!(!kind(&["application/json", "multipart/form-data; boundary=b"]));
+        assert!(!kind(&["application/json; charset*=utf-8''utf-7"]));
+        for query in ["beta=true", "api-version=1&x=model", ""] {
+            assert!(check_query(Some(query)).is_ok(), "{query}");
+        }
+        for query in [
+            "model=x",
+            "a=b&Model=x",
+            "a;model=x",
+            "mo%64el=x",
+            "mo%2564el=x",
+            "model[]=x",
+            "%25252525252541=x",
+        ] {
+            assert!(check_query(Some(query)).is_err(), "{query}");
+        }
     }
 
     #[test]

@@ -1,25 +1,23 @@
 //! Paths of the API of a model that the middleware does not read: embeddings, token counts, files, batches, and so on. They go to an upstream as
 //! they are, with the same rules for keys and headers, and their answers come back as they are.
 
-use std::convert::Infallible;
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
 use axum::http::{HeaderMap, Method, Uri};
 use axum::response::{IntoResponse, Response};
-use futures_util::stream;
-use multer::{Constraints, Multipart, SizeLimit};
 use thresher_core::pipeline::cancel::Cancel;
-use tokio::runtime::Handle;
 
 use super::forward::Forwarder;
-use super::headers::holds_daemon_key;
+use super::headers::{self, holds_daemon_key};
 use super::upstream::Upstream;
 use super::{Middleware, Scope, body};
 use crate::error::ApiError;
 use crate::http::traces::model_call::{Call, ModelCall};
 use crate::middleware::dialect::Dialect;
+use crate::middleware::form::{self, Form};
 use crate::middleware::json::{Edits, Located};
 use crate::middleware::settings::{Credential, UpstreamSettings};
 use crate::middleware::{paths, shared_key};
@@ -35,15 +33,6 @@ const CONVERSATIONS: [&str; 3] = ["/v1/chat/completions", "/v1/responses", MESSA
 
 /// The media type of forms.
 const FORM: &str = "multipart/form-data";
-
-/// Bytes of a form that are read at once.
-const FORM_PIECE_BYTES: usize = 64 * 1024;
-
-/// The most fields of a form that are read.
-const FORM_FIELDS_MAX: usize = 1_000;
-
-/// The most bytes of the name of a model in a form.
-const MODEL_BYTES_MAX: u64 = 1_024;
 
 /// The header with the host or URL of the upstream, for requests without a model.
 const UPSTREAM: &str = "x-thresher-upstream";
@@ -76,7 +65,7 @@ pub async fn handle(service: Scope, method: Method, uri: Uri, headers: HeaderMap
 async fn pass_on(
     service: Scope,
     request: Forwarded,
-    headers: HeaderMap,
+    mut headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
     let middleware = Arc::clone(&service.middleware);
@@ -90,30 +79,27 @@ async fn pass_on(
     let slot = middleware.request_slot(service.sharer())?;
     let limit = body::BodyLimit { bytes: middleware.settings.body_bytes_max, setting: "memory_bytes_max" };
     let body = body::collect(body, limit, &service).await?;
-    let form = body::media_type(&headers).filter(|kind| kind == FORM).and(headers.get(CONTENT_TYPE));
-    let mut read = match form.and_then(|kind| multer::parse_boundary(kind.to_str().ok()?).ok()) {
-        _ if body.is_empty() => ReadBody { kind: BodyKind::Empty, model: None, body },
-        Some(boundary) => {
-            let (scope, runtime) = (service.clone(), Handle::current());
-            let read = move |_: &Cancel| {
-                let form = runtime.block_on(read_form(body, boundary));
-                drop(scope);
-                Ok(form)
+    let is_form = body::media_type(&headers).is_some_and(|kind| kind == FORM);
+    let boundary =
+        headers.get(CONTENT_TYPE).filter(|_| is_form).and_then(|kind| form::boundary(kind.to_str().ok()?));
+    let is_below = CONVERSATIONS.iter().any(|path| is_below(&request.path, path));
+    let mut read = if body.is_empty() {
+        ReadBody { kind: BodyKind::Empty, model: None, body }
+    } else if is_json || boundary.is_some() {
+        let boundary = boundary.map(str::to_owned);
+        // The clone keeps the memory of the body until it has been parsed.
+        let scope = service.clone();
+        let parse = move |_: &Cancel| {
+            let parsed = match boundary {
+                Some(boundary) => read_form(body, boundary),
+                None => read_json(body, is_below),
             };
-            middleware.workers.run(service.settings.admission.deadline_max(), read).await?
-        }
-        None if is_json => {
-            let is_below = CONVERSATIONS.iter().any(|path| is_below(&request.path, path));
-            // The clone keeps the memory of the body until it has been parsed.
-            let scope = service.clone();
-            let parse = move |_: &Cancel| {
-                let parsed = read_json(body, is_below);
-                drop(scope);
-                Ok(parsed)
-            };
-            middleware.workers.run(service.settings.admission.deadline_max(), parse).await?
-        }
-        None => ReadBody { kind: BodyKind::Unread, model: None, body },
+            drop(scope);
+            Ok(parsed)
+        };
+        middleware.workers.run(service.settings.admission.deadline_max(), parse).await?
+    } else {
+        ReadBody { kind: BodyKind::Unread, model: None, body }
     };
     if let Some(model) = request.path.strip_prefix(paths::MODELS) {
         read.model = Some(model.to_owned());
@@ -124,9 +110,16 @@ async fn pass_on(
     }
     if upstream.settings.credential() == Credential::KeyFile {
         body::check_encoding(&headers)?;
+        headers::check_query(request.uri.query())?;
         let (settings, path) = (upstream.settings.clone(), request.path.clone());
-        let check = move |_: &Cancel| read.checked(&settings, &path);
-        read = middleware.workers.run(service.settings.admission.deadline_max(), check).await?;
+        let is_opened = paths::is_named(&path, &settings.paths) && !paths::is_stateless(&path);
+        if !is_opened {
+            headers::check_content_type(&headers)?;
+            let rewrite = move |_: &Cancel| read.written_anew(&settings, &path);
+            let written = middleware.workers.run(service.settings.admission.deadline_max(), rewrite).await?;
+            headers::set_content_type(&mut headers, written.content_type.as_deref());
+            read = written.body;
+        }
     }
     let ReadBody { model, body, .. } = read;
     let body = service.body_memory().transfer(body, 0);
@@ -215,43 +208,59 @@ struct ReadBody {
     body: Vec<u8>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
 enum BodyKind {
     Empty,
     /// An object in JSON.
     Json,
-    /// A form, whose fields name at most one model.
-    Form,
+    /// A form with this boundary, whose fields name at most one model.
+    Form(String),
     /// Anything else.
     Unread,
 }
 
+/// A body as it is sent with a key that all tenants share.
+struct WrittenBody {
+    body: ReadBody,
+    /// The only content type that it is sent with; `None` for an empty body.
+    content_type: Option<String>,
+}
+
 impl ReadBody {
     /// Checks a body that is sent with a key that all tenants share: the daemon must know its model, if the upstream is not for all of them,
-    /// and it must have nothing to do with what the provider stores. Returns it with storing turned off. Bodies for paths that only the
-    /// setting `paths` allows, such as files, are sent as they are.
-    fn checked(self, settings: &UpstreamSettings, path: &str) -> Result<Self, ApiError> {
-        if !paths::is_stateless(path) {
-            return Ok(self);
-        }
-        match self.kind {
-            // Another server may read JSON before the form, or instead of it.
-            BodyKind::Form if !paths::takes_form(path) => return Err(ApiError::body_not_readable()),
-            BodyKind::Unread => return Err(ApiError::body_not_readable()),
-            BodyKind::Json | BodyKind::Form if self.model.is_none() && !settings.is_for_any_model() => {
-                return Err(ApiError::model_missing());
+    /// and it must have nothing to do with what the provider stores. Returns what is sent instead of it: the object with storing turned off,
+    /// or the form written anew from what was read.
+    fn written_anew(self, settings: &UpstreamSettings, path: &str) -> Result<WrittenBody, ApiError> {
+        let is_model_known = self.model.is_some() || settings.is_for_any_model();
+        let (body, content_type) = match &self.kind {
+            BodyKind::Empty => return Ok(WrittenBody { body: self, content_type: None }),
+            BodyKind::Json | BodyKind::Form(_) if !is_model_known => return Err(ApiError::model_missing()),
+            BodyKind::Json if paths::is_stateless(path) => {
+                let text = std::str::from_utf8(&self.body).map_err(|_| ApiError::body_not_utf8())?;
+                let located = Located::parsed(text);
+                let mut edits = Edits::default();
+                if check_shared_key(located, settings, path)? {
+                    shared_key::store_nothing(located, false, &mut edits);
+                }
+                let changed = (!edits.is_empty()).then(|| edits.apply(text).into_bytes());
+                (changed.unwrap_or(self.body), body::JSON.to_owned())
             }
-            BodyKind::Empty | BodyKind::Form => return Ok(self),
-            BodyKind::Json => {}
-        }
-        let text = String::from_utf8(self.body).map_err(|_| ApiError::body_not_utf8())?;
-        let located = Located::parsed(&text);
-        let mut edits = Edits::default();
-        if check_shared_key(located, settings, path)? {
-            shared_key::store_nothing(located, false, &mut edits);
-        }
-        let body = if edits.is_empty() { text } else { edits.apply(&text) };
-        Ok(Self { body: body.into_bytes(), ..self })
+            // Another server may read JSON before the form, or instead of it.
+            BodyKind::Form(boundary) if paths::takes_form(path) => {
+                let form = Form::parse(&self.body, boundary).ok_or_else(ApiError::body_not_readable)?;
+                let stored = form.names().find(|name| shared_key::names_stored(name));
+                if let Some(field) = stored.filter(|_| settings.refuses_state(path)) {
+                    return Err(ApiError::state_not_forwarded(field, path));
+                }
+                // Keys of a hash map are random, so no value can have been made to contain the new boundary.
+                let boundary =
+                    format!("{:016x}{:016x}", RandomState::new().hash_one(0), RandomState::new().hash_one(0));
+                (form.write(&boundary), format!("{FORM}; boundary={boundary}"))
+            }
+            BodyKind::Json | BodyKind::Form(_) | BodyKind::Unread => {
+                return Err(ApiError::body_not_readable());
+            }
+        };
+        Ok(WrittenBody { body: Self { body, ..self }, content_type: Some(content_type) })
     }
 }
 
@@ -263,6 +272,10 @@ impl ReadBody {
 pub fn check_shared_key(body: Located, settings: &UpstreamSettings, path: &str) -> Result<bool, ApiError> {
     if shared_key::names_several_models(body) {
         return Err(ApiError::models_several());
+    }
+    let has = |model: &str| settings.has(model);
+    if let Some((field, model)) = shared_key::other_model(body, &has) {
+        return Err(ApiError::model_not_allowed(&field, &model));
     }
     let is_stateless = settings.refuses_state(path);
     match is_stateless.then(|| shared_key::stored(body)).flatten() {
@@ -287,38 +300,19 @@ fn read_json(body: Vec<u8>, removes_field: bool) -> ReadBody {
     ReadBody { kind, model, body: changed.unwrap_or(body) }
 }
 
-/// Reads a form (`multipart/form-data`), piece by piece, so that no file of it is held twice. Anything before its first field is refused.
-async fn read_form(body: Vec<u8>, boundary: String) -> ReadBody {
-    let begins = body.starts_with(format!("--{boundary}").as_bytes());
-    let body = Bytes::from(body);
-    let pieces = stream::unfold(0, |at| {
-        let piece = body.slice(at.min(body.len())..body.len().min(at + FORM_PIECE_BYTES));
-        async move {
-            // The reader takes all pieces that are ready into its memory.
-            tokio::task::yield_now().await;
-            (!piece.is_empty()).then_some((Ok::<_, Infallible>(piece), at + FORM_PIECE_BYTES))
-        }
-    });
-    let limit = SizeLimit::new().for_field("model", MODEL_BYTES_MAX);
-    let limits = Constraints::new().size_limit(limit);
-    let mut form = Multipart::with_constraints(Box::pin(pieces), boundary, limits);
-    let (mut models, mut count) = (Vec::new(), 0);
-    let read = async {
-        while let Some(field) = form.next_field().await? {
-            count += 1;
-            if count > FORM_FIELDS_MAX {
-                break;
-            }
-            if field.name() == Some("model") {
-                models.push(field.text().await?);
-            }
-        }
-        Ok::<(), multer::Error>(())
+/// Reads a form. It names a model if a part with that name is a text, and no other part's name may be read as that one.
+fn read_form(body: Vec<u8>, boundary: String) -> ReadBody {
+    let read = || {
+        let form = Form::parse(&body, &boundary)?;
+        let is_one = form.names().filter(|name| shared_key::names_model(name)).count() <= 1;
+        let models = form.texts("model").ok()?;
+        // A part with the name in another case is one that only some servers read.
+        is_one.then(|| models.first().map(|&model| model.to_owned()))
     };
-    let is_read = read.await.is_ok() && begins && count <= FORM_FIELDS_MAX && models.len() <= 1;
-    drop(form);
-    let kind = if is_read { BodyKind::Form } else { BodyKind::Unread };
-    ReadBody { kind, model: models.pop().filter(|_| is_read), body: body.into() }
+    match read() {
+        Some(model) => ReadBody { kind: BodyKind::Form(boundary), model, body },
+        None => ReadBody { kind: BodyKind::Unread, model: None, body },
+    }
 }
 
 #[cfg(test)]

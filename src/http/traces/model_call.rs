@@ -116,6 +116,11 @@ impl Drop for ModelCall {
     }
 }
 
+/// The name of a model as a client sent it, without the characters that control a terminal.
+fn without_control(name: &str) -> String {
+    name.replace(char::is_control, "\u{fffd}")
+}
+
 /// The operation of a request; none if the conventions have none for its path.
 fn operation(path: &str) -> Option<&'static str> {
     match path.trim_end_matches('/') {
@@ -174,7 +179,7 @@ fn attributes(call: &Call) -> Vec<KeyValue> {
     let provider = provider(host, call.dialect);
     attributes.extend([KeyValue::new(OPERATION, operation), KeyValue::new(PROVIDER, provider)]);
     if !call.model.is_empty() {
-        attributes.push(KeyValue::new(REQUEST_MODEL, shortened(call.model).to_owned()));
+        attributes.push(KeyValue::new(REQUEST_MODEL, without_control(shortened(call.model))));
     }
     if provider == "openai" && operation == "chat" {
         let api = if call.dialect == Dialect::Responses { "responses" } else { "chat_completions" };

@@ -16,6 +16,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::regular_files;
+
 mod cross;
 mod decoder;
 mod eviction;
@@ -267,7 +269,7 @@ impl Contract {
     /// that is not allowed, or names a file that does not exist.
     pub fn load(dir: &Path) -> Result<Self, ContractError> {
         let path = dir.join(CONTRACT_FILE);
-        let text = fs::read_to_string(&path).map_err(|cause| match cause.kind() {
+        let text = regular_files::read_to_string(&path).map_err(|cause| match cause.kind() {
             io::ErrorKind::NotFound if dir.join("config.json").is_file() => {
                 ContractError::NotExported { dir: dir.to_owned() }
             }

@@ -12,6 +12,7 @@ use thiserror::Error;
 use super::decide::coverage::CoverageLimits;
 use crate::domain::Lang;
 use crate::model::contract::Contract;
+use crate::regular_files;
 use crate::text;
 
 /// The calibration of a model, in its folder.
@@ -197,7 +198,7 @@ impl Calibration {
     /// Fails if the file cannot be read, is no calibration, or was made for another model or by another version.
     pub fn load(dir: &Path, contract: &Contract) -> Result<Option<Arc<Self>>, CalibrationError> {
         let file = dir.join(CALIBRATION_FILE);
-        let text = match fs::read_to_string(&file) {
+        let text = match regular_files::read_to_string(&file) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Ok(Self::of_contract(contract));

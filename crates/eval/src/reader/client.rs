@@ -163,6 +163,7 @@ pub struct Client {
     judge: Option<String>,
     key: Option<String>,
     body: Map<String, Value>,
+    on_wait: fn(Duration, &str),
     /// Whether any request was answered: a refusal then says something about the request, and not about the server.
     has_answered: AtomicBool,
 }
@@ -187,6 +188,7 @@ impl Client {
             judge: options.judge.clone(),
             key: options.key.clone(),
             body: options.body.clone(),
+            on_wait: options.on_wait,
         }
     }
 
@@ -239,7 +241,9 @@ impl Client {
             if tried == TRIES || stop.load(Ordering::Relaxed) {
                 return Ok(Err(failure));
             }
-            pause(wait.unwrap_or(Duration::from_secs(1 << (tried - 1))).min(WAIT_MAX), stop);
+            let wait = wait.unwrap_or(Duration::from_secs(1 << (tried - 1))).min(WAIT_MAX);
+            (self.on_wait)(wait, failure.name());
+            pause(wait, stop);
         }
     }
 

@@ -11,8 +11,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use thresher_core::regular_files;
+
 use super::quant::Encoding;
-use crate::{ExportError, source};
+use crate::ExportError;
 
 const MAGIC: &[u8; 4] = b"GGUF";
 
@@ -106,7 +108,7 @@ impl GgufFile {
     /// byte order, is truncated, exceeds a limit, or has a tensor of an unsupported type.
     pub fn open(path: &Path) -> Result<Self, ExportError> {
         let failed = |cause| ExportError::Read { file: path.to_owned(), cause };
-        let file = source::open(path).map_err(failed)?;
+        let file = regular_files::open(path).map_err(failed)?;
         let file_bytes = file.metadata().map_err(failed)?.len();
         let mut reader = Reader { path, input: BufReader::new(&file), position: 0, file_bytes };
         let (tensor_count, key_count) = reader.header()?;

@@ -49,6 +49,7 @@ attacks! {
     hosts, "requests with a foreign Host, Origin or Sec-Fetch-Site header, and bodies sent as text/plain", origins::hosts;
     parsing, "64 clients that send bodies of 8.3 MB of empty strings to /v1/compress and /v1/rerank for 15 s", memory::parsing;
     long_chunks, "chunks of 1 MB: prose, lines of one letter, only signs; then eight at once", memory::long_chunks;
+    chains, "texts in which each sentence requires the next, with a deadline that is shorter than the work", memory::chains;
     turns, "conversations of 3.4 and 8.2 MB of tiny turns, to /headroom/v1/compress and to the middleware", memory::turns;
     idle_connections, "300 and 1,500 idle connections of HTTP/1.1 and HTTP/2 and half-sent heads", connections::idle;
     slow_clients, "40 clients that ask for 8 MB each and do not read, 20 that send a byte a second", connections::slow_clients;

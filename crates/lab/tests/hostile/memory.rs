@@ -62,6 +62,13 @@ const REFUSED: StatusCode = StatusCode::UNPROCESSABLE_ENTITY;
 /// Time that a long chunk may take, in milliseconds: two cores read it to its end.
 const CHUNK_DEADLINE_MS: u64 = 120_000;
 
+/// Bytes of a text in which each sentence requires the next, and the deadline of a request with it, in milliseconds.
+const CHAIN_BYTES: usize = 160_000;
+const CHAIN_DEADLINE_MS: u64 = 1_000;
+
+/// Processor time that such a request may take on two cores, in seconds.
+const CHAIN_CPU_S: f64 = 2.2;
+
 /// How much longer than its deadline a request may take.
 const DEADLINE_SLACK: Duration = Duration::from_secs(2);
 
@@ -225,6 +232,33 @@ pub async fn long_chunks(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let note = format!("{statuses:?}");
     findings.push(Finding::at_least(aim, expected as f64, CHUNKS_AT_ONCE as f64).note(note));
     findings.push(Finding::is_true("at once: the daemon runs", daemon.is_alive()));
+    Ok(findings)
+}
+
+/// Runs the row `chains`.
+pub async fn chains(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
+    let sandbox = setup.sandbox()?;
+    let mut findings = Vec::new();
+    for sentences in ["Who? Yes. ", "Was it so? It was. ", "---------- Forwarded message ---------\n"] {
+        let daemon = sandbox.start().await?;
+        let kind = if sentences.contains("Forwarded") { "mail" } else { "auto" };
+        let body = |bytes: usize, deadline_ms: u64| {
+            let chunk = json!({"text": sentences.repeat(bytes.div_ceil(sentences.len())), "kind": kind});
+            json!({"query": "Who?", "chunks": [chunk], "budget": {"ratio": 0.3}, "deadline_ms": deadline_ms})
+        };
+        let send = async |bytes: usize, deadline_ms: u64| {
+            let request = HttpRequest::post("/v1/compress", body(bytes, deadline_ms).to_string());
+            request.send_within(&daemon.caller(), REQUEST_TIME_MAX).await
+        };
+        // The second request finds the block of the chunk, so that its time is that of the selection.
+        send(CHAIN_BYTES, CHUNK_DEADLINE_MS).await?;
+        daemon.wait_until_idle(IDLE_TIME_MAX).await?;
+        let before = daemon.cpu_seconds()?;
+        let response = send(CHAIN_BYTES, CHAIN_DEADLINE_MS).await?;
+        let seconds = daemon.wait_until_idle(IDLE_TIME_MAX).await? - before;
+        let aim = format!("{sentences:?}: processor time of a request with a deadline of 1 s, s");
+        findings.push(Finding::at_most(aim, seconds, CHAIN_CPU_S).note(response.status.to_string()));
+    }
     Ok(findings)
 }
 

@@ -219,8 +219,13 @@ pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
             at = head;
             continue;
         }
+        let bare = first.trim_matches(['-', '_', '=', '*', ':', ' ']).to_lowercase();
+        let is_separator = SEPARATORS.contains(&&*bare);
+        // Below a line between two mails the next line is looked at anew, so no more lines than decide are read here.
+        let last = if is_separator { lines.len().min(at + ATTRIBUTION_LINES_MAX + 1) } else { lines.len() };
         let mut end = at + 1;
-        while contents.get(end).is_some_and(|line| line.0 == depth && !line.1.is_empty() && line.1 != "--")
+        while end < last
+            && contents.get(end).is_some_and(|line| line.0 == depth && !line.1.is_empty() && line.1 != "--")
             && head_end(&contents, end) == end
         {
             end += 1;
@@ -228,8 +233,6 @@ pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
         let next_depth = contents.get(end).map_or(0, |line| line.0);
         let is_attribution =
             contents[end - 1].1.ends_with(':') && next_depth > depth && end - at <= ATTRIBUTION_LINES_MAX;
-        let bare = first.trim_matches(['-', '_', '=', '*', ':', ' ']).to_lowercase();
-        let is_separator = SEPARATORS.contains(&&*bare);
         if is_attribution {
             let piece = writer.pieces.push(range(text, &lines[at..end]), &[]);
             writer.set_origin(depth + 1, Origin { sender: Some(piece), date: Some(piece) });
