@@ -4,8 +4,7 @@
     python models/train/verdict.py claims.json:1 spans.json:0.3
 
 Each argument is a report of `thresher eval` on claims or on answers with labelled spans, and the weight of its rows. Needs numpy and scikit-learn.
-The printed figures are those of the regressions alone: the rules that follow them (exchanged roles, additions, the same words in another order)
-are applied in Rust.
+Only rows that repeat their sources are read. The printed figures are those of the regression alone: numbers and negations are judged in Rust.
 """
 
 import json
@@ -15,16 +14,12 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-# The fields of `Evidence` (evidence.rs) that the two regressions read.
-PARAPHRASED = [
-    "similarity_mean", "numbers_found", "numbers_excluded", "numbers_missing", "denials_found", "denials_missing", "contrastive",
-    "contrast_excluded", "contrast_found", "paraphrased", "gap", "conflict_beside", "replaced",
-]
+# The fields of `Evidence` (evidence.rs) that the regression reads.
 COPIED = ["evidence", "evidence_least", "conflict_beside", "copied", "gap"]
 # As in verdict.rs: from these values on, a part is taken to repeat its sources.
 COPIED_MIN, GATHERED_MIN = 0.6, 0.75
 # The inverse strength of the L2 penalty on standardised features.
-STRENGTH = {"paraphrased": 0.1, "copied": 1.0}
+STRENGTH = 1.0
 FOLDS = 5
 
 
@@ -33,7 +28,7 @@ def read(argument):
     report = json.load(open(path, encoding="utf-8"))
     judged = report.get("judged")
     rows = judged["rows"] if judged else report["spans"]
-    rows = [row for row in rows if row["evidence"] and row["evidence"]["similarity_mean"] is not None]
+    rows = [row for row in rows if row["evidence"] and is_copied(row["evidence"])]
     return [(report["data"], row["evidence"], row["truth"], float(weight)) for row in rows]
 
 
@@ -41,27 +36,20 @@ def is_copied(features):
     return features["copied"] >= COPIED_MIN or features["gathered"] >= GATHERED_MIN
 
 
-def fit(rows, names, strength, own_weight):
+def fit(rows):
     """Returns the bias and the weights on the features as they are."""
-    x = np.array([[features[name] for name in names] for _, features, _, _ in rows])
+    x = np.array([[features[name] for name in COPIED] for _, features, _, _ in rows])
     y = np.array([truth for _, _, truth, _ in rows])
-    weight = np.array([weight if own_weight else 1.0 for _, _, _, weight in rows])
+    weight = np.array([weight for _, _, _, weight in rows])
     mean, scale = x.mean(0), x.std(0) + 1e-9
-    model = LogisticRegression(C=strength, max_iter=1000).fit((x - mean) / scale, y, sample_weight=weight)
+    model = LogisticRegression(C=STRENGTH, max_iter=1000).fit((x - mean) / scale, y, sample_weight=weight)
     coefficients = model.coef_[0] / scale
     return model.intercept_[0] - coefficients @ mean, coefficients
 
 
-def fit_both(rows):
-    copied = [row for row in rows if is_copied(row[1])]
-    paraphrased = [row for row in rows if not is_copied(row[1])]
-    return fit(paraphrased, PARAPHRASED, STRENGTH["paraphrased"], True), fit(copied, COPIED, STRENGTH["copied"], False)
-
-
 def probability(weights, features):
-    paraphrased, copied = weights
-    names, (bias, coefficients) = (COPIED, copied) if is_copied(features) else (PARAPHRASED, paraphrased)
-    return 1 / (1 + np.exp(-(bias + coefficients @ [features[name] for name in names])))
+    bias, coefficients = weights
+    return 1 / (1 + np.exp(-(bias + coefficients @ [features[name] for name in COPIED])))
 
 
 def report(name, values, truths):
@@ -80,17 +68,17 @@ def main():
     blocks = (np.arange(len(rows)) // 10) % FOLDS
     values = np.zeros(len(rows))
     for fold in range(FOLDS):
-        weights = fit_both([row for row, block in zip(rows, blocks) if block != fold])
+        weights = fit([row for row, block in zip(rows, blocks) if block != fold])
         for at in np.flatnonzero(blocks == fold):
             values[at] = probability(weights, rows[at][1])
     for name in dict.fromkeys(row[0] for row in rows):
         of_set = [at for at, row in enumerate(rows) if row[0] == name]
         report(name, values[of_set], [rows[at][2] for at in of_set])
     report("all", values, [row[2] for row in rows])
-    for title, names, (bias, coefficients) in zip(("PARAPHRASED", "COPIED"), (PARAPHRASED, COPIED), fit_both(rows)):
-        print(f"{title}: bias {bias:.3f}")
-        for name, coefficient in zip(names, coefficients):
-            print(f"    {name}: {coefficient:.3f}")
+    bias, coefficients = fit(rows)
+    print(f"bias {bias:.3f}")
+    for name, coefficient in zip(COPIED, coefficients):
+        print(f"    {name}: {coefficient:.3f}")
 
 
 if __name__ == "__main__":

@@ -180,6 +180,9 @@ pub struct MiddlewareBody {
     /// Whether to add citations; default: as the settings say.
     #[serde(default)]
     cite: Option<bool>,
+    /// Whether to add the verdicts on its sentences to an answer that is not streamed, in the field `thresher`; default: false.
+    #[serde(default)]
+    verdicts: Option<bool>,
     /// Whether to send the request whole and only compute what would have been kept; default: as the settings say.
     #[serde(default)]
     shadow: Option<bool>,
@@ -214,6 +217,8 @@ pub struct MiddlewareOptions {
     pub compress: Option<bool>,
     /// Whether to add citations; none: as the settings say.
     pub cite: Option<bool>,
+    /// Whether to add verdicts.
+    pub verdicts: bool,
     /// Whether to send the request whole and only compute what would have been kept; none: as the settings say.
     pub shadow: Option<bool>,
     /// The question; none: the user's last message.
@@ -276,6 +281,7 @@ impl MiddlewareBody {
         Ok(MiddlewareOptions {
             compress: self.compress,
             cite: self.cite,
+            verdicts: self.verdicts.unwrap_or(false),
             shadow: self.shadow,
             query: self.query,
             chunks,

@@ -252,13 +252,14 @@ fn coverage(pipeline: &Pipeline, args: &Args) -> anyhow::Result<CoverageLimits> 
     Ok(limits)
 }
 
-/// Finds how the cross-encoder is weighed, and writes it to the contract of the cross-encoder.
+/// Finds how the cross-encoder is weighed, and writes it to the contract of the cross-encoder, or to a file beside a graph without one.
 fn verdicts(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let dir = &config.verdict.model;
     if dir.as_os_str().is_empty() {
         bail!("no cross-encoder is set; name its directory in verdict.model (THRESHER__VERDICT__MODEL)");
     }
-    let mut contract = Contract::load(dir)?;
+    let has_contract = dir.join(CONTRACT_FILE).is_file();
+    let contract = has_contract.then(|| Contract::load(dir)).transpose()?;
     let pipeline = app::pipeline(&exact(config))?;
     let fit = with_progress(&args.questions, |progress| verdicts::fit(&args.questions, &pipeline, progress))?;
     super::print(fit.table());
@@ -268,6 +269,12 @@ fn verdicts(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         );
         return Ok(ExitCode::SUCCESS);
     }
+    let Some(mut contract) = contract else {
+        if !args.dry_run {
+            fit.weights.save(dir)?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    };
     if let Family::Cross(cross) = &mut contract.family {
         cross.verdicts = Some(fit.weights);
     }

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, anyhow};
 use thresher_core::kv::local::{LocalError, LocalTiers};
 use thresher_core::model::ModelError;
-use thresher_core::model::contract::{Contract, Family};
+use thresher_core::model::contract::{CONTRACT_FILE, Contract, Family};
 use thresher_core::model::ort::runtime_version;
 use thresher_core::pipeline::calibration::{Calibration, CalibrationError};
 use thresher_core::private_files::{self, Exposed};
@@ -138,7 +138,8 @@ fn check(config: Result<Config, ConfigError>, report: &mut Report) {
     let exports =
         kv_dir.as_os_str().is_empty() || model("model.kv_dir", kv_dir, is_decoder, report).is_some();
     let verdict_model = &config.verdict.model;
-    let judges = verdict_model.as_os_str().is_empty()
+    // A classifier without a contract is checked when it is loaded.
+    let judges = !verdict_model.join(CONTRACT_FILE).is_file()
         || model("verdict.model", verdict_model, judges_pairs, report).is_some();
     let access = Access::open(&config.access).map(|(access, _)| access);
     let chunks = chunks(&config.registry, access.as_ref().ok());

@@ -10,9 +10,10 @@ use std::process::ExitCode;
 use anyhow::{Context as _, bail};
 use thresher_core::model::contract::Contract;
 use thresher_core::model::device::DeviceChoice;
+use thresher_core::model::ort::{CrossRuntime, OrtSettings};
 use thresher_provision::{Item, PUBLIC_INDEX, PackageSource, Pin, platform};
 
-use self::model::{ModelChoice, NamedModel, Precision, provide};
+use self::model::{ModelChoice, NamedModel, Precision, VerdictChoice, provide};
 use crate::config::{self, Config, RUNTIME_FILE, SETTINGS_FILE_OF_SYSTEM};
 use crate::process;
 
@@ -25,6 +26,9 @@ const ROOT_OF_SYSTEM: &str = "/var/lib/thresher";
 /// The line of [`SETTINGS`] that names the folder of the model.
 const MODEL_SETTING: &str = "dir = \"models/minilm-l6\"";
 
+/// The line of [`SETTINGS`] that names the folder of the model for verdicts.
+const VERDICT_SETTING: &str = "model = \"\"";
+
 #[derive(clap::Args)]
 pub struct Args {
     /// The model: english, which is small and fast; multilingual, for a hundred languages, also a question in one and texts in another; or
@@ -32,6 +36,13 @@ pub struct Args {
     /// file names, else english. docs/models.md says which one when.
     #[arg(long, value_name = "MODEL")]
     model: Option<ModelChoice>,
+    /// Also fetch a model that judges whether chunks support an answer, and use it: hf:ORGANIZATION/NAME[@REVISION], a repository with an
+    /// ONNX graph of a classifier of two texts. docs/verdicts.md lists some.
+    #[arg(long, value_name = "MODEL")]
+    verdict: Option<VerdictChoice>,
+    /// Use the classifier in this folder for verdicts: an ONNX graph, tokenizer.json and, if it has one, config.json.
+    #[arg(long, value_name = "DIR", conflicts_with = "verdict")]
+    verdict_from: Option<PathBuf>,
     /// The folder for the runtime, the model and all data. Default: ~/.local/share/thresher.
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
@@ -93,9 +104,17 @@ pub fn run(args: &Args, settings: Option<&Path>) -> anyhow::Result<ExitCode> {
     let _lock = lock(&root)?;
     let model = args.model.clone().unwrap_or_else(|| ModelChoice::of_settings(older.as_ref()));
     model.check()?;
-    let text = settings_text(&root, &model, gpu)?;
+    let judge = match (&args.verdict, &args.verdict_from) {
+        (Some(choice), _) => Some(choice.fetch(&root.join("models"), &source)?),
+        (None, Some(folder)) => Some(std::path::absolute(folder)?),
+        (None, None) => None,
+    };
+    let text = settings_text(&root, &model, judge.as_deref(), gpu)?;
 
     provide(runtime_item(gpu), &root.join("runtime"), &source)?;
+    if let Some(judge) = &judge {
+        check_judge(judge, &root)?;
+    }
     // A plain `init` leaves a model of the user's own in use.
     let own = older
         .as_ref()
@@ -113,7 +132,8 @@ pub fn run(args: &Args, settings: Option<&Path>) -> anyhow::Result<ExitCode> {
         super::print(format_args!("settings: {} exists and was left as it is", file.display()));
     }
     let now = Config::load(Some(&file), super::environment())?;
-    for advice in differences(&now, &root, &model_dir, args.gpu) {
+    for advice in differences(&now, &root, Installed { model: &model_dir, judge: judge.as_deref() }, args.gpu)
+    {
         super::print(format_args!("settings: {advice} in {}", file.display()));
     }
     if args.system {
@@ -131,8 +151,12 @@ fn download(folder: &Path, args: &Args, source: &PackageSource) -> anyhow::Resul
     let runtime = runtime_item(args.gpu);
     provide(runtime, &folder.join(Pin::find(runtime).folder), source)?;
     model.download(folder, source)?;
+    if let Some(verdict) = &args.verdict {
+        verdict.fetch(folder, source)?;
+    }
     let (folder, gpu) = (folder.display(), if args.gpu { " --gpu" } else { "" });
-    let model = format!(" --model {}", model.argument());
+    let verdict = args.verdict.as_ref().map(|choice| format!(" --verdict {}", choice.argument()));
+    let model = format!(" --model {}{}", model.argument(), verdict.unwrap_or_default());
     super::success(format_args!(
         "next, on another {} machine with a copy of this folder: thresher init --from {folder}{model}{gpu}",
         platform()
@@ -175,8 +199,33 @@ fn runtime_item(gpu: bool) -> Item {
     if gpu { Item::RuntimeGpu } else { Item::Runtime }
 }
 
+/// Loads a classifier once, so that one that cannot judge is refused before the settings name it.
+fn check_judge(folder: &Path, root: &Path) -> anyhow::Result<()> {
+    let runtime_lib = root.join("runtime").join(RUNTIME_FILE);
+    let settings = OrtSettings::new(runtime_lib, folder.to_owned());
+    let model = CrossRuntime::load(folder, &settings)
+        .with_context(|| format!("{} cannot judge answers", folder.display()))?;
+    let labels = model.labels();
+    let conflict = labels.conflict.map_or("none".to_owned(), |label| label.to_string());
+    super::print(format_args!(
+        "verdicts: {}, of {} labels; supported is label {}, contradicted is label {conflict}",
+        folder.display(),
+        labels.count,
+        labels.support
+    ));
+    Ok(())
+}
+
+/// The folders of the models that were installed.
+#[derive(Clone, Copy)]
+struct Installed<'a> {
+    model: &'a Path,
+    judge: Option<&'a Path>,
+}
+
 /// What to change in settings that do not use what was installed.
-fn differences(config: &Config, root: &Path, model: &Path, gpu: bool) -> Vec<String> {
+fn differences(config: &Config, root: &Path, installed: Installed, gpu: bool) -> Vec<String> {
+    let Installed { model, judge } = installed;
     let is_other =
         |found: &Path, installed: &Path| std::path::absolute(found).is_ok_and(|found| found != installed);
     let runtime = root.join("runtime").join(RUNTIME_FILE);
@@ -186,6 +235,9 @@ fn differences(config: &Config, root: &Path, model: &Path, gpu: bool) -> Vec<Str
     }
     if is_other(&config.model.runtime_lib(), &runtime) {
         found.push(format!("to use what was installed, set model.runtime_lib to {}", runtime.display()));
+    }
+    if let Some(judge) = judge.filter(|judge| is_other(&config.verdict.model, judge)) {
+        found.push(format!("to use the model for verdicts, set verdict.model to {}", judge.display()));
     }
     if gpu && config.model.device == DeviceChoice::Cpu {
         found.push("to use the GPU, set model.device to \"auto\"".to_owned());
@@ -226,8 +278,16 @@ fn write_settings(file: &Path, text: &str) -> anyhow::Result<()> {
 }
 
 /// The text of a settings file: every setting that the project ships as a comment, and the few that this machine needs.
-fn settings_text(root: &Path, model: &ModelChoice, gpu: bool) -> anyhow::Result<String> {
+fn settings_text(
+    root: &Path,
+    model: &ModelChoice,
+    judge: Option<&Path>,
+    gpu: bool,
+) -> anyhow::Result<String> {
     let quoted = |text: &str| toml::Value::from(text).to_string();
+    let judge = judge
+        .map(|judge| judge.to_str().with_context(|| format!("the path {} is not UTF-8", judge.display())));
+    let judge = judge.transpose()?;
     let root =
         root.to_str().with_context(|| format!("the path {} is not UTF-8; use --root", root.display()))?;
     let mut text = String::from(
@@ -241,6 +301,7 @@ fn settings_text(root: &Path, model: &ModelChoice, gpu: bool) -> anyhow::Result<
                 .then(|| format!("dir = \"models/{}\"", model.folder())),
         ),
         ("runtime_lib = ", Some(format!("runtime_lib = {}", quoted(&format!("runtime/{RUNTIME_FILE}"))))),
+        (VERDICT_SETTING, judge.map(|judge| format!("model = {}", quoted(judge)))),
         ("device = ", gpu.then(|| "device = \"auto\"".to_owned())),
     ];
     for line in SETTINGS.lines().skip(1) {
@@ -268,7 +329,7 @@ mod tests {
         for (model, gpu) in [(&english, false), (&english, true), (&multilingual, false), (&of_hub, false)] {
             let file = folder.path().join(format!("{}/{gpu}/thresher.toml", model.folder()));
             let root = Path::new("/srv/a \"b\"");
-            write_settings(&file, &settings_text(root, model, gpu).expect("a text")).expect("written");
+            write_settings(&file, &settings_text(root, model, None, gpu).expect("a text")).expect("written");
             let found = Config::load(Some(&file), std::iter::empty()).expect("settings");
             assert_eq!(found.model.dir, Path::new("/srv/a \"b\"/models").join(model.folder()));
             if matches!(model, ModelChoice::Named(_)) {
@@ -280,10 +341,18 @@ mod tests {
                 found.model.runtime_lib
             );
             assert_eq!(found.model.device.to_string(), if gpu { "auto" } else { "cpu" });
-            assert!(differences(&found, root, &model.dir(root), gpu).is_empty());
+            assert!(
+                differences(&found, root, Installed { model: &model.dir(root), judge: None }, gpu).is_empty()
+            );
             assert_eq!(
-                differences(&found, Path::new("/other"), &model.dir(Path::new("/other")), true).len(),
-                if gpu { 2 } else { 3 }
+                differences(
+                    &found,
+                    Path::new("/other"),
+                    Installed { model: &model.dir(Path::new("/other")), judge: Some(Path::new("/judge")) },
+                    true
+                )
+                .len(),
+                if gpu { 3 } else { 4 }
             );
             assert_eq!(found.http, Config::default().http);
             assert_eq!(found.limits, Config::default().limits);

@@ -116,7 +116,8 @@ pub struct BlockSettings {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct VerdictSettings {
-    /// Directory of a cross-encoder that `thresher export` wrote. It gives a second opinion on each part of an answer. Empty: none.
+    /// Directory of a classifier of two texts: an ONNX graph with its `tokenizer.json`, or what `thresher export` wrote. It judges the parts
+    /// of an answer that are no copies. Empty: none.
     pub model: PathBuf,
 }
 

@@ -38,7 +38,7 @@ use super::{Scope, body, observe};
 use crate::api::{self, BodyLimits, MiddlewareBody, MiddlewareOptions};
 use crate::error::{ApiError, ErrorCode};
 use crate::executor::run_blocking;
-use crate::middleware::cite::SeenTexts;
+use crate::middleware::cite::{Additions, SeenTexts};
 use crate::middleware::dialect::Dialect;
 use crate::middleware::find::{self, TooMany, Turn};
 use crate::middleware::json::Located;
@@ -120,17 +120,20 @@ async fn pass_on(
     let shadows = upstream.settings.shadow.unwrap_or(middleware.settings.shadow);
     request.treatment = request.treated(compresses, shadows, service.savings().settings().holdout);
     let changes = compresses && request.treatment != Some(Treatment::Shadow);
-    let cites = request.cite.unwrap_or(changes && middleware.settings.cite);
+    let wanted = Additions {
+        citations: request.cite.unwrap_or(changes && middleware.settings.cite) && !request.upstream_cites,
+        verdicts: request.options.verdicts,
+    };
     let input_tokens_max = upstream.settings.input_tokens_max.unwrap_or(middleware.settings.input_tokens_max);
     let input_tokens_max = Some(input_tokens_max).filter(|max| *max > 0);
     let mut request = Arc::new(request);
     let rewriting = async {
-        match rewrite(&service, &request, cites, input_tokens_max).await {
+        match rewrite(&service, &request, wanted, input_tokens_max).await {
             // A request that is too long as a whole cannot be compared.
             Err(error) if error.code == ErrorCode::TooLong && request.is_held_out() => {
                 let changed = Arc::make_mut(&mut request);
                 (changed.treatment, changed.is_comparable) = (Some(Treatment::Compress), false);
-                rewrite(&service, &request, cites, input_tokens_max).await
+                rewrite(&service, &request, wanted, input_tokens_max).await
             }
             rewritten => rewritten,
         }
@@ -177,7 +180,8 @@ async fn pass_on(
     };
     let answer = answer?;
     let silence_max = upstream.silence_max();
-    let forwarder = forward::Forwarder { service, dialect, sources, tally, silence_max, call, reader: None };
+    let forwarder =
+        forward::Forwarder { service, dialect, wanted, sources, tally, silence_max, call, reader: None };
     let mut response = forwarder.forward(answer, slot).await;
     report.add_headers(response.headers_mut());
     Ok(response)
@@ -296,7 +300,7 @@ struct RewriteOutcome {
 async fn rewrite(
     service: &Scope,
     request: &Arc<ModelRequest>,
-    cites: bool,
+    wanted: Additions,
     input_tokens_max: Option<usize>,
 ) -> Result<(Vec<u8>, RewriteOutcome), ApiError> {
     let time = Duration::from_millis(service.middleware.settings.deadline_ms);
@@ -368,7 +372,7 @@ async fn rewrite(
         // Where the next request may compress them, they are read while the model answers.
         let late = if request.may_be_cached() { Vec::new() } else { late };
         let count_max = scope.pipeline().map_or(0, |pipeline| pipeline.settings().limits.chunk_count_max);
-        let sources = if cites && !request.upstream_cites {
+        let sources = if wanted.citations || wanted.verdicts {
             SeenTexts::new(sources, cited_records, count_max)
         } else {
             None

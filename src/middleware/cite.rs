@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use serde_json::Value;
 use thresher_core::domain::{AttributeRequest, ByteRange, Chunk};
-use thresher_core::pipeline::attribute::{self, Candidates, PartOutcome};
+use thresher_core::pipeline::attribute::{Candidates, PartOutcome, Source};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
 use thresher_core::pipeline::{Pipeline, PipelineError};
@@ -13,7 +13,7 @@ use thresher_core::pipeline::{Pipeline, PipelineError};
 use super::dialect::{Dialect, PartKind};
 use super::rewrite::{SeenText, with_unique_ids};
 use crate::api::anthropic::{self, CitedSpan};
-use crate::api::{ChunkNumbers, CitationContext, openai};
+use crate::api::{ChunkNumbers, CitationContext, PartAnswer, openai};
 
 /// The texts that an answer may have come from, prepared once for all texts of the answer.
 pub struct SeenTexts {
@@ -85,37 +85,58 @@ impl SeenTexts {
     }
 }
 
+/// What an answer gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Additions {
+    pub citations: bool,
+    pub verdicts: bool,
+}
+
+/// What was found for a text of an answer.
+pub struct Found {
+    pub spans: Vec<CitedSpan>,
+    /// The verdict on each sentence, as in the response of `POST /v1/attribute`; empty unless wanted.
+    pub verdicts: Vec<Value>,
+}
+
 /// Attributes a text of an answer to its sources, and returns ranges that, put together, are the text, with their citations in the format of
 /// the API. Annotations (OpenAI) name their range themselves, so there is one range. In Messages, each sentence is a range with the white space
 /// behind it; adjacent sentences without citations are one range.
 ///
 /// # Errors
 /// Fails as [`Pipeline::attribute`] does.
-pub fn cited_spans(
-    dialect: Dialect,
+pub fn attribute(
+    (dialect, wanted): (Dialect, Additions),
     text: &str,
     from: &SeenTexts,
     pipeline: &Pipeline,
     cancel: &Cancel,
-) -> Result<Vec<CitedSpan>, PipelineError> {
+) -> Result<Found, PipelineError> {
     let parts = from.parts(text, pipeline, cancel)?;
-    Ok(render(dialect, text, from, &parts))
+    let context =
+        CitationContext::new(text, &from.named, ChunkNumbers { indexes: Some(&from.numbers), markers: None });
+    let spans = if wanted.citations { render((dialect, text), &context, from, &parts) } else { Vec::new() };
+    let verdicts = if wanted.verdicts { PartAnswer::values(&context, &parts) } else { Vec::new() };
+    Ok(Found { spans, verdicts })
 }
 
-fn render(dialect: Dialect, text: &str, from: &SeenTexts, parts: &[PartOutcome]) -> Vec<CitedSpan> {
-    let numbers = ChunkNumbers { indexes: Some(&from.numbers), markers: None };
-    let context = CitationContext::new(text, &from.named, numbers);
-    let whole =
-        |citations| vec![CitedSpan { bytes: ByteRange::new(0, text.len()), citations: distinct(citations) }];
+fn render(
+    (dialect, text): (Dialect, &str),
+    context: &CitationContext,
+    from: &SeenTexts,
+    parts: &[PartOutcome],
+) -> Vec<CitedSpan> {
+    let len = text.len();
+    let whole = |citations| vec![CitedSpan { bytes: ByteRange::new(0, len), citations: distinct(citations) }];
     match dialect {
-        Dialect::Chat => whole(openai::annotations(&context, parts, openai::nested)),
-        Dialect::Responses => whole(openai::annotations(&context, parts, openai::flat)),
+        Dialect::Chat => whole(openai::annotations(context, parts, openai::nested)),
+        Dialect::Responses => whole(openai::annotations(context, parts, openai::flat)),
         Dialect::Messages => {
-            let location = |context: &CitationContext, source: &attribute::Source| {
+            let location = |context: &CitationContext, source: &Source| {
                 location(context, source, &from.sources[source.chunk])
             };
             let mut spans: Vec<CitedSpan> = Vec::new();
-            for mut span in anthropic::spans(&context, parts, location) {
+            for mut span in anthropic::spans(context, parts, location) {
                 span.citations = distinct(span.citations);
                 match spans.last_mut() {
                     Some(last) if last.citations.is_empty() && span.citations.is_empty() => {
@@ -136,7 +157,7 @@ pub fn distinct(mut citations: Vec<Value>) -> Vec<Value> {
     citations
 }
 
-fn location(context: &CitationContext, cited: &attribute::Source, source: &SeenText) -> Value {
+fn location(context: &CitationContext, cited: &Source, source: &SeenText) -> Value {
     match source.kind {
         Some(PartKind::Document { block: None, .. }) => anthropic::char_location(context, cited),
         Some(PartKind::Document { block: Some(block), .. }) => {

@@ -12,7 +12,7 @@ use thresher_core::model::contract::{Contract, Family, VerdictWeights, Weights};
 use thresher_core::model::cross::CrossEncoder;
 use thresher_core::model::ort::{CrossRuntime, LoadedModel};
 use thresher_core::pipeline::PipelineError;
-use thresher_core::pipeline::attribute::{Evidence, Verdict};
+use thresher_core::pipeline::attribute::{Method, PartOutcome, Verdict};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_export::{ExportOptions, export};
 
@@ -106,7 +106,7 @@ fn texts_that_are_too_long_are_cut_to_the_window() {
 fn a_cancelled_request_does_not_reach_the_model() {
     let folder = TempDir::new().unwrap();
     let model = loaded(&exported("cross-bert", None, folder.path()));
-    let refused = model.support("the", "answer", &|| false);
+    let refused = model.judge("the", "answer", &|| false);
     assert!(matches!(refused, Err(ModelError::Cancelled)), "{refused:?}");
 }
 
@@ -125,12 +125,53 @@ fn models_of_other_families_are_refused_by_name() {
     assert!(as_judge.contains("is not a cross-encoder"), "{as_judge}");
 }
 
+/// Makes the folder of an export look like one that somebody else made: a graph with its weights, a tokenizer and a configuration.
+fn plain(exported: &Path, parent: &Path, config: &str) -> PathBuf {
+    let out = parent.join("plain");
+    std::fs::create_dir_all(&out).unwrap();
+    let contract = Contract::load(exported).unwrap();
+    for file in contract.files.keys() {
+        std::fs::copy(exported.join(file), out.join(file)).unwrap();
+    }
+    std::fs::write(out.join("config.json"), config).unwrap();
+    out
+}
+
 #[test]
-fn a_verdict_weighs_both_opinions() {
+fn a_classifier_without_a_contract_is_used_as_it_is() {
+    let folder = TempDir::new().unwrap();
+    let exported = exported("cross-bert", None, folder.path());
+    let names = r#"{"id2label": {"0": "contradiction", "1": "neutral", "2": "entailment"}}"#;
+    let dir = plain(&exported, folder.path(), names);
+    let (own, plain_model) = (loaded(&exported), loaded(&dir));
+    let logits = |model: &CrossRuntime| model.logits("the answer", "the", &|| true).unwrap();
+    assert_eq!(logits(&own).1, logits(&plain_model).1);
+    for (one, other) in logits(&own).0.iter().zip(logits(&plain_model).0) {
+        assert!((one - other).abs() < TOLERANCE);
+    }
+    let labels = plain_model.labels();
+    assert_eq!((labels.count, labels.support, labels.conflict), (3, 2, Some(0)));
+    let refused = |file: &str, content: &str| {
+        let other = plain(&exported, folder.path(), names);
+        std::fs::write(other.join(file), content).unwrap();
+        CrossRuntime::load(&other, &ort_settings(&other, 1)).map(|_| ()).unwrap_err().to_string()
+    };
+    // A random model does not know the pairs.
+    let unnamed = refused("config.json", "{}");
+    assert!(unnamed.contains("id2label"), "{unnamed}");
+    let small = refused("config.json", r#"{"vocab_size": 3}"#);
+    assert!(small.contains("another model's"), "{small}");
+    assert!(refused("tokenizer.json", "{").contains("tokenizer.json"));
+    let Family::Cross(cross) = Contract::load(&exported).unwrap().family else { panic!("a cross-encoder") };
+    assert!(refused(&cross.graph, "cut").contains(&cross.graph));
+}
+
+#[test]
+fn a_model_judges_what_is_no_copy() {
     let folder = TempDir::new().unwrap();
     let dir = exported("cross-roberta", None, folder.path());
     let request = AttributeRequest::new(
-        "The bridge opened in 1931. It is painted green.",
+        "The harbour bridge opened in 1931. Green is the colour of that bridge.",
         vec![
             Chunk::new("a", "The harbour bridge opened in 1931."),
             Chunk::new("b", "Paint protects the bridge; its colour is green."),
@@ -146,35 +187,25 @@ fn a_verdict_weighs_both_opinions() {
     };
     let (without, with) = (attributed(None), attributed(Some(&dir)));
     let plain = without.attribute(&request, &Cancel::default()).unwrap();
-    let (cancel, judged) = (Cancel::default(), with.attribute(&request, &Cancel::default()).unwrap());
-    assert_eq!(plain.parts.len(), 2);
-    let model = loaded(&dir);
-    for (plain, judged) in plain.parts.iter().zip(&judged.parts) {
-        let (without, with) = (plain.evidence.unwrap(), judged.evidence.unwrap());
-        assert_eq!(without.second_opinion, None);
-        let opinion = with.second_opinion.expect("both judges have said something");
-        let own = plain.support.unwrap().clamp(1e-3, 1.0 - 1e-3);
-        assert!((opinion.own - (own / (1.0 - own)).ln()).abs() < 1e-4, "{opinion:?}, {own}");
-        let expect = 1.0 / (1.0 + (-(opinion.own + opinion.model) / 2.0).exp());
-        assert!((judged.support.unwrap() - expect).abs() < 1e-5, "{judged:?}");
-        assert_eq!((Evidence { second_opinion: None, ..with }, judged.bytes), (without, plain.bytes));
-        assert_eq!(judged.verdict == Verdict::Supported, expect >= 0.5, "{judged:?}");
-    }
-    // The first part has one sentence as its evidence.
-    let first = judged.parts[0].evidence.unwrap().second_opinion.unwrap();
-    let alone =
-        model.support("The harbour bridge opened in 1931.", "The bridge opened in 1931.", &|| true).unwrap();
-    assert_eq!(first.model, alone.log_odds);
+    let judged = with.attribute(&request, &Cancel::default()).unwrap();
+    let methods = |parts: &[PartOutcome]| parts.iter().map(|part| part.method).collect::<Vec<_>>();
+    assert_eq!(methods(&plain.parts), [Some(Method::Copied), None]);
+    assert_eq!(methods(&judged.parts), [Some(Method::Copied), Some(Method::Model)]);
+    assert_eq!(plain.parts[1].verdict, Verdict::Unjudged);
+    let opinion = judged.parts[1].evidence.unwrap().second_opinion.expect("it has read the part");
+    let expect = 1.0 / (1.0 + (-opinion.support).exp());
+    assert!((judged.parts[1].support.unwrap() - expect).abs() < 1e-5, "{judged:?}");
 
-    // The contract can give the model all the weight.
+    // The contract can weigh the model otherwise.
     let mut contract = Contract::load(&dir).unwrap();
     let Family::Cross(cross) = &mut contract.family else { panic!("a cross-encoder") };
-    cross.verdicts = Some(VerdictWeights { bias: 0.25, own: 0.0, model: 1.0 });
+    cross.verdicts = Some(VerdictWeights { bias: 0.25, own: 0.0, model: 0.5 });
     contract.save(&dir).unwrap();
     let judged = attributed(Some(&dir)).attribute(&request, &Cancel::default()).unwrap();
-    let expect = 1.0 / (1.0 + (-(first.model + 0.25)).exp());
-    assert!((judged.parts[0].support.unwrap() - expect).abs() < 1e-5);
+    let expect = 1.0 / (1.0 + (-(opinion.support / 2.0 + 0.25)).exp());
+    assert!((judged.parts[1].support.unwrap() - expect).abs() < 1e-5);
 
+    let cancel = Cancel::default();
     cancel.cancel();
     assert!(matches!(with.attribute(&request, &cancel), Err(PipelineError::Cancelled)));
 }

@@ -453,6 +453,8 @@ export interface components {
             compress?: boolean | null;
             /** @description Whether to add citations; default: as the settings say. */
             cite?: boolean | null;
+            /** @description Whether to add the verdicts on its sentences to an answer that is not streamed, in the field `thresher`; default: false. */
+            verdicts?: boolean | null;
             /** @description Whether to send the request whole and only compute what would have been kept; default: as the settings say. */
             shadow?: boolean | null;
             /** @description The question; default: the user's last message. */
@@ -756,10 +758,10 @@ export interface components {
             verdict: components["schemas"]["Verdict"];
             /**
              * Format: float
-             * @description The probability that the chunks support it. If the method is `words`, only a number that ranks parts.
+             * @description The probability that the chunks support it; null if nothing judged it.
              */
             support: number | null;
-            /** @description What verdict and support rest on; absent if the part makes no claim. */
+            /** @description What judged it; absent if nothing did. */
             method?: components["schemas"]["Method"];
             /** @description The words in it that no chunk supports. */
             unsupported: components["schemas"]["Unsupported"][];
@@ -772,12 +774,12 @@ export interface components {
          * @description What the sources say of a part.
          * @enum {string}
          */
-        Verdict: "supported" | "partly" | "contradicted" | "not_found" | "no_claim";
+        Verdict: "supported" | "partly" | "contradicted" | "unjudged" | "not_found" | "no_claim";
         /**
-         * @description What a verdict rests on.
+         * @description What judged a part.
          * @enum {string}
          */
-        Method: "meaning" | "words";
+        Method: "copied" | "numbers" | "model";
         /** @description Words of a part that no source has. */
         Unsupported: {
             start: number;
@@ -811,7 +813,7 @@ export interface components {
          * @description Why a sentence excludes what a part says.
          * @enum {string}
          */
-        ConflictKind: "number" | "name" | "contrast" | "negation" | "roles";
+        ConflictKind: "number" | "negation" | "meaning";
         /** @description A range of a chunk's text, and its text. */
         Passage: {
             start: number;

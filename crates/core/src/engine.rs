@@ -57,7 +57,10 @@ pub enum EngineError {
     Cache(#[from] LocalError),
     #[error(transparent)]
     Calibration(#[from] CalibrationError),
-    #[error("verdict.model: {cause}. It names the folder of a cross-encoder that `thresher export` wrote")]
+    #[error(
+        "verdict.model: {cause}. It names the folder of a classifier of two texts: an ONNX graph with its tokenizer.json, or what `thresher \
+         export` wrote"
+    )]
     VerdictModel {
         #[source]
         cause: ModelError,
@@ -107,21 +110,7 @@ impl EngineBuilder {
     /// and `runtime_lib`, the shared library of ONNX Runtime. A process can load only one library of ONNX
     /// Runtime.
     pub fn new(model_dir: impl AsRef<Path>, runtime_lib: impl AsRef<Path>) -> Self {
-        let load = OrtSettings {
-            runtime_lib: runtime_lib.as_ref().to_owned(),
-            model_dir: model_dir.as_ref().to_owned(),
-            workers: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-            device: DeviceChoice::default(),
-            device_memory_bytes_max: 0,
-            all_heads: false,
-            all_layers: false,
-            probe: false,
-            forward: false,
-            long_windows: false,
-            batching: None,
-            stages: None,
-            row_multiple: None,
-        };
+        let load = OrtSettings::new(runtime_lib.as_ref().to_owned(), model_dir.as_ref().to_owned());
         Self {
             load,
             device_fallback: true,

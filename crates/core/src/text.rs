@@ -15,7 +15,7 @@ mod bound;
 mod clock;
 mod claims;
 mod comparison;
-mod contrasts;
+mod dates;
 mod grams;
 mod hyphens;
 mod lang;
@@ -49,7 +49,6 @@ pub use amounts::{Amount, Measure};
 pub use arriving::{Arriving, arrived};
 pub use claims::claim;
 pub use comparison::{asks_for_overview, compares_all};
-pub use contrasts::{Contrast, contrasts, is_denied_form};
 pub use grams::{Gram, GramWord, gram_words, is_compared_by_characters, script_of};
 pub use hyphens::{Joined, joined_words};
 pub use lang::{LikelyLang, lang_of, likely_lang_of};
@@ -62,7 +61,7 @@ pub use questions::questions;
 pub use quotes::quotations;
 pub use relayed::{Relayed, RelayedPiece};
 pub use spelling::with_spelling_of;
-pub use terms::{Limit, Negation, Term, terms, terms_in};
+pub use terms::{Limit, Term, terms, terms_in};
 
 /// The length limit of the sentences that [`sentences`] returns, in bytes. Only a single grapheme cluster may
 /// be longer.

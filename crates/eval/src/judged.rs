@@ -118,7 +118,9 @@ pub fn claims(
         let candidates = Candidates::new(&chunks, reading.recoded(codec).blocks, None);
         let whole = ByteRange::new(0, row.claim.len());
         let outcome = attribute_span(pipeline, &candidates, &row.claim, whole, 1)?;
-        Ok(Some(Judged::of_part(&outcome, row.label == Label::Supports)))
+        // What nothing judged has no probability.
+        let is_judged = outcome.support.is_some();
+        Ok(is_judged.then(|| Judged::of_part(&outcome, row.label == Label::Supports)))
     })
 }
 

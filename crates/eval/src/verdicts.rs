@@ -96,7 +96,7 @@ pub fn fit(path: &Path, pipeline: &Pipeline, progress: &dyn Fn(usize, usize)) ->
 impl Opinions {
     fn read(row: &Judged) -> Option<Self> {
         let opinion = row.evidence?.second_opinion?;
-        Some(Self { own: opinion.own.into(), model: opinion.model.into(), truth: row.truth })
+        Some(Self { own: opinion.own.into(), model: opinion.support.into(), truth: row.truth })
     }
 
     fn weighed(&self, fitted: &Fitted) -> f64 {

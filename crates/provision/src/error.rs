@@ -55,6 +55,12 @@ pub enum ProvisionError {
          (save_pretrained) and use `thresher export`"
     )]
     NotExportable { model: String, missing: &'static str },
+    #[error("{model} has no {missing}; choose a classifier whose repository has an ONNX graph")]
+    NotClassifier { model: String, missing: &'static str },
+    #[error(
+        "{model} has several graphs, and none is model.onnx: {names}. Fetch one to a folder, and name that with --verdict-from"
+    )]
+    SeveralGraphs { model: String, names: String },
     #[error(
         "found no files of {model} in {}; on a machine with a network, `thresher init --model hf:{model} --download-to` fetches them",
         folder.display()

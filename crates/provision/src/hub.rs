@@ -33,6 +33,18 @@ const WEIGHTS_INDEX: &str = "model.safetensors.index.json";
 /// The list of the files in a folder, with their checksums.
 const SNAPSHOT_FILE: &str = "hub.json";
 
+/// The graph of a classifier on a hub.
+const GRAPH: &str = "model.onnx";
+
+/// What is fetched of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// The files that an export reads.
+    Checkpoint,
+    /// One ONNX graph, which is used as it is, and the files that describe it.
+    Classifier,
+}
+
 /// The files that an export reads besides the weights.
 const DESCRIPTIONS: [&str; 8] = [
     "config.json",
@@ -224,9 +236,9 @@ impl Snapshot {
     /// # Errors
     /// Fails if the hub cannot be reached or has no such model, if the folder has none, or if a file is missing without which nothing can be
     /// exported.
-    pub fn find(model: &HubModel, source: &HubSource) -> Result<Self, ProvisionError> {
+    pub fn find(model: &HubModel, wanted: Wanted, source: &HubSource) -> Result<Self, ProvisionError> {
         match source {
-            HubSource::Hub(hub) => Self::list(model, hub),
+            HubSource::Hub(hub) => Self::list(model, wanted, hub),
             HubSource::Folder(folder) => {
                 let missing = || ProvisionError::ModelNotInFolder {
                     model: model.repo.clone(),
@@ -236,13 +248,13 @@ impl Snapshot {
                 let found: Self =
                     serde_json::from_reader(list.take(LIST_BYTES_MAX)).map_err(|_| missing())?;
                 let is_wanted = [&found.revision, &found.requested].contains(&&model.revision);
-                let are_files = found.files.iter().all(|file| is_needed(&file.name));
+                let are_files = found.files.iter().all(|file| wanted.is_needed(&file.name));
                 if found.repo == model.repo && is_wanted && are_files { Ok(found) } else { Err(missing()) }
             }
         }
     }
 
-    fn list(model: &HubModel, hub: &Hub) -> Result<Self, ProvisionError> {
+    fn list(model: &HubModel, wanted: Wanted, hub: &Hub) -> Result<Self, ProvisionError> {
         let HubModel { repo, revision } = model;
         let url =
             format!("{}/api/models/{repo}/revision/{}?blobs=true", hub.url, revision.replace('/', "%2F"));
@@ -262,7 +274,7 @@ impl Snapshot {
             };
             Some(ListedFile { name: sibling.rfilename, bytes: sibling.size?, checksum })
         };
-        let siblings = answer.siblings.into_iter().filter(|sibling| is_needed(&sibling.rfilename));
+        let siblings = answer.siblings.into_iter().filter(|sibling| wanted.is_needed(&sibling.rfilename));
         let files: Option<Vec<ListedFile>> = siblings.map(file).collect();
         let mut files = files.ok_or_else(malformed)?;
         // Some repositories have the weights twice: whole, and in parts.
@@ -270,19 +282,36 @@ impl Snapshot {
             files.retain(|file| !is_weights(&file.name) || file.name == WEIGHTS);
             files.retain(|file| file.name != WEIGHTS_INDEX);
         }
+        let is_main = |file: &ListedFile| is_graph(&file.name) && file.name.ends_with(GRAPH);
+        if files.iter().any(is_main) {
+            files.retain(|file| !is_graph(&file.name) || is_main(file));
+        }
+        if files.iter().filter(|file| is_graph(&file.name)).count() > 1 {
+            let names: Vec<&str> =
+                files.iter().map(|file| &*file.name).filter(|name| is_graph(name)).collect();
+            return Err(ProvisionError::SeveralGraphs { model: model.to_string(), names: names.join(", ") });
+        }
         if files.iter().any(|file| file.bytes > FILE_BYTES_MAX) {
             return Err(malformed());
         }
         let found = Self { repo: repo.clone(), revision: answer.sha, requested: revision.clone(), files };
         let has = |is_it: &dyn Fn(&str) -> bool| found.files.iter().any(|file| is_it(&file.name));
+        let model_file = match wanted {
+            Wanted::Checkpoint => (WEIGHTS, has(&is_weights)),
+            Wanted::Classifier => ("onnx/model.onnx", has(&is_graph)),
+        };
         let missing = [
             ("config.json", has(&|name| name == "config.json")),
             ("tokenizer.json", has(&|name| name == "tokenizer.json")),
-            (WEIGHTS, has(&is_weights)),
+            model_file,
         ];
         match missing.into_iter().find(|(_, is_there)| !is_there) {
             Some((missing, _)) => {
-                Err(ProvisionError::NotExportable { model: format!("{repo}@{revision}"), missing })
+                let model = format!("{repo}@{revision}");
+                Err(match wanted {
+                    Wanted::Checkpoint => ProvisionError::NotExportable { model, missing },
+                    Wanted::Classifier => ProvisionError::NotClassifier { model, missing },
+                })
             }
             None => Ok(found),
         }
@@ -304,6 +333,8 @@ impl Snapshot {
         let mut done = 0;
         for file in &self.files {
             let path = target.join(&file.name);
+            let folder = path.parent().unwrap_or(target);
+            fs::create_dir_all(folder).map_err(|source| ProvisionError::file(folder, source))?;
             if !file.is_complete(&path)? {
                 match source {
                     HubSource::Hub(hub) => {
@@ -367,9 +398,21 @@ impl Snapshot {
     }
 }
 
-/// Whether an export reads a file of this name. No name leads out of the folder.
-fn is_needed(name: &str) -> bool {
-    DESCRIPTIONS.contains(&name) || is_weights(name)
+impl Wanted {
+    /// Whether a file of this name is fetched. No name leads out of the folder.
+    fn is_needed(self, name: &str) -> bool {
+        match self {
+            Self::Checkpoint => DESCRIPTIONS.contains(&name) || is_weights(name),
+            Self::Classifier => DESCRIPTIONS[..3].contains(&name) || is_graph(name),
+        }
+    }
+}
+
+/// Whether a name is that of an ONNX graph, at the top or in the folder `onnx`.
+fn is_graph(name: &str) -> bool {
+    let stem = name.strip_prefix("onnx/").unwrap_or(name).strip_suffix(".onnx").unwrap_or_default();
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    !stem.is_empty() && !stem.starts_with('.') && stem.chars().all(is_plain)
 }
 
 /// Whether a name is that of the weights, or of one of their parts (`model-00001-of-00002.safetensors`).

@@ -14,7 +14,7 @@ mod wheel;
 use std::path::{Path, PathBuf};
 
 pub use error::ProvisionError;
-pub use hub::{Hub, HubModel, HubSource, PUBLIC_HUB, Snapshot};
+pub use hub::{Hub, HubModel, HubSource, PUBLIC_HUB, Snapshot, Wanted};
 pub use pins::{Item, Pin, platform};
 
 /// The public package index.

@@ -50,9 +50,9 @@ pub struct PartAnswer {
     text: String,
     /// What the chunks say of it.
     verdict: Verdict,
-    /// The probability that the chunks support it. If the method is `words`, only a number that ranks parts.
+    /// The probability that the chunks support it; null if nothing judged it.
     support: Option<f32>,
-    /// What verdict and support rest on; absent if the part makes no claim.
+    /// What judged it; absent if nothing did.
     #[serde(skip_serializing_if = "Option::is_none")]
     method: Option<Method>,
     /// The words in it that no chunk supports.
@@ -266,6 +266,12 @@ impl PartAnswer {
         Self::all(&CitationContext::new(answer, chunks, numbers), parts, options.offsets)
     }
 
+    /// Parts of an answer of the middleware, as JSON; offsets are code points of the text.
+    pub fn values(context: &CitationContext, parts: &[PartOutcome]) -> Vec<Value> {
+        let parts = Self::all(context, parts, OffsetUnit::Codepoint);
+        parts.iter().map(|part| serde_json::to_value(part).expect("a part is JSON")).collect()
+    }
+
     fn all(context: &CitationContext, parts: &[PartOutcome], unit: OffsetUnit) -> Vec<Self> {
         let answer = Offsets::new(context.answer, unit);
         let chunks = ChunkOffsets::new(context.chunks, unit);
@@ -310,7 +316,7 @@ impl PartAnswer {
             text: part.bytes.slice(context.answer).to_owned(),
             verdict: part.verdict,
             support: part.support,
-            method: part.method(),
+            method: part.method,
             unsupported: part.unsupported.iter().map(unsupported).collect(),
             conflicts: part.conflicts.iter().map(conflict).collect(),
             sources: part.sources.iter().map(source).collect(),
@@ -344,6 +350,7 @@ impl PartAnswer {
             Verdict::Supported => "SUPPORTED",
             Verdict::Partly => "SUPPORTED IN PART",
             Verdict::Contradicted => "CONTRADICTED",
+            Verdict::Unjudged => "NOT JUDGED",
             Verdict::NotFound => "NOT FOUND",
             Verdict::NoClaim => "NOTHING TO CHECK",
         };

@@ -11,7 +11,8 @@ use thresher_core::model::ort::multiplies_bytes_fast;
 use thresher_core::pipeline::calibration::Calibration;
 use thresher_export::{ExportOptions, export};
 use thresher_provision::{
-    Hub, HubModel, HubSource, Item, Outcome, PUBLIC_HUB, PackageSource, Pin, ProvisionError, Snapshot, ensure,
+    Hub, HubModel, HubSource, Item, Outcome, PUBLIC_HUB, PackageSource, Pin, ProvisionError, Snapshot,
+    Wanted, ensure,
 };
 
 use super::cannot;
@@ -194,7 +195,11 @@ impl ModelChoice {
             Self::Hub(model) => {
                 let hub = hub()?;
                 let source = HubSource::Hub(&hub);
-                fetch_snapshot(&Snapshot::find(model, &source)?, &source, &folder.join(model.folder()))
+                fetch_snapshot(
+                    &Snapshot::find(model, Wanted::Checkpoint, &source)?,
+                    &source,
+                    &folder.join(model.folder()),
+                )
             }
         }
     }
@@ -262,7 +267,7 @@ fn install_from_hub(
         present();
         return Ok(());
     }
-    let snapshot = Snapshot::find(model, &source)?;
+    let snapshot = Snapshot::find(model, Wanted::Checkpoint, &source)?;
     if is_present(&snapshot.revision) {
         present();
         return Ok(());
@@ -294,6 +299,39 @@ fn install_from_hub(
         );
     }
     Ok(())
+}
+
+/// A classifier on a hub, which judges whether chunks support an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VerdictChoice(HubModel);
+
+impl FromStr for VerdictChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let model = text.strip_prefix("hf:").ok_or("it is hf:ORGANIZATION/NAME[@REVISION]")?;
+        model.parse().map(Self).map_err(|error: ProvisionError| error.to_string())
+    }
+}
+
+impl VerdictChoice {
+    /// What to write after `--verdict`.
+    pub fn argument(&self) -> String {
+        format!("hf:{}", self.0)
+    }
+
+    /// Fetches the classifier to a folder below `parent`, and returns the folder. It is used as it is.
+    pub fn fetch(&self, parent: &Path, source: &PackageSource) -> anyhow::Result<PathBuf> {
+        let folder = match source {
+            PackageSource::Folder(folder) => Some(folder.join(self.0.folder())),
+            PackageSource::Index(_) => None,
+        };
+        let hub = hub()?;
+        let source = folder.as_deref().map_or(HubSource::Hub(&hub), HubSource::Folder);
+        let target = parent.join(self.0.folder());
+        fetch_snapshot(&Snapshot::find(&self.0, Wanted::Classifier, &source)?, &source, &target)?;
+        Ok(target)
+    }
 }
 
 /// The hub that the environment names.

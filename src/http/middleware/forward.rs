@@ -12,19 +12,19 @@ use futures_util::stream;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use metrics::counter;
+use serde_json::json;
 use thiserror::Error;
 
 use super::has_media_type;
 use super::tally::Tally;
 use crate::admission::Slot;
-use crate::api::anthropic::CitedSpan;
 use crate::error::ApiError;
 use crate::http::Scope;
 use crate::http::error::ResponseCode;
 use crate::http::traces::Retrieval;
 use crate::http::traces::model_call::ModelCall;
 use crate::middleware::answer;
-use crate::middleware::cite::{self, SeenTexts};
+use crate::middleware::cite::{self, Additions, Found, SeenTexts};
 use crate::middleware::dialect::Dialect;
 use crate::middleware::json::{Edits, Located};
 use crate::middleware::reported::{Answer, AnswerReader, Wanted};
@@ -41,6 +41,8 @@ const ANSWER_BYTES_MAX: usize = 2 << 20;
 pub struct Forwarder {
     pub service: Scope,
     pub dialect: Dialect,
+    /// What is added to the answer.
+    pub wanted: Additions,
     /// The texts that the answer may cite; none: the answer is forwarded unchanged.
     pub sources: Option<Arc<SeenTexts>>,
     /// Counts what the request saved.
@@ -99,6 +101,7 @@ impl Forwarder {
             _slot: slot,
         };
         match cites {
+            true if is_stream && !stream.forwarder.wanted.citations => stream.response(head),
             true if is_stream => ForwardStream { state: State::Citing, ..stream }.response(head),
             true if is_json => stream.whole(head).await,
             _ => stream.response(head),
@@ -139,19 +142,20 @@ impl Forwarder {
         Duration::from_millis(self.service.middleware.settings.deadline_ms)
     }
 
-    /// The citations of a text; empty if attributing it fails. None: the deadline has passed, for this text and for those after it.
-    async fn citations(&self, text: String, deadline: Instant) -> Option<Vec<CitedSpan>> {
+    /// The citations of a text and the verdicts on it; empty if attributing it fails. None: the deadline has passed, for this text and for
+    /// those after it.
+    async fn attributed(&self, text: String, deadline: Instant) -> Option<Found> {
         let sources = self.sources.clone().filter(|_| Instant::now() < deadline)?;
-        let (scope, dialect) = (self.service.clone(), self.dialect);
+        let (scope, wanted) = (self.service.clone(), (self.dialect, self.wanted));
         let cited = self.service.executor().run(deadline, move |cancel| {
-            Ok(cite::cited_spans(dialect, &text, &sources, scope.ready()?, cancel)?)
+            Ok(cite::attribute(wanted, &text, &sources, scope.ready()?, cancel)?)
         });
         let cited = Retrieval::new("attribute").run(self.service.model_name(), cited);
         match self.call.beside(cited).await {
             Ok(cited) => Some(cited),
             Err(error) => {
                 tracing::warn!(code = error.code.as_str(), "an answer is forwarded without citations");
-                (Instant::now() < deadline).then(Vec::new)
+                (Instant::now() < deadline).then(|| Found { spans: Vec::new(), verdicts: Vec::new() })
             }
         }
     }
@@ -324,11 +328,11 @@ impl ForwardStream {
     async fn cite(&mut self, finished: FinishedText, event: &Bytes) -> Bytes {
         // The time that a client takes to read events does not count.
         let started = Instant::now();
-        let cited = self.forwarder.citations(finished.text.clone(), started + self.citing_left).await;
+        let cited = self.forwarder.attributed(finished.text.clone(), started + self.citing_left).await;
         self.citing_left = self.citing_left.saturating_sub(started.elapsed());
         // Thousands of texts may end with one event: other connections get the thread in between.
         tokio::task::yield_now().await;
-        let Some(spans) = cited else {
+        let Some(Found { spans, .. }) = cited else {
             // Every sentence could wait as long again, and the text behind it would wait, too.
             if self.forwarder.dialect == Dialect::Messages && !self.arriving.is_full() {
                 citing_stopped("citing_too_slow");
@@ -382,7 +386,9 @@ impl ForwardStream {
         }
         if let Some(cited) = self.cited(&buffer).await {
             buffer = cited;
-            head.headers.insert("x-thresher-cited", HeaderValue::from_static("true"));
+            if self.forwarder.wanted.citations {
+                head.headers.insert("x-thresher-cited", HeaderValue::from_static("true"));
+            }
         }
         head.headers.insert(CONTENT_LENGTH, HeaderValue::from(buffer.len()));
         self.out.push_back(buffer.into());
@@ -412,18 +418,23 @@ impl ForwardStream {
             citing_stopped("answer_too_long");
         }
         let deadline = self.forwarder.deadline();
-        let mut citations = Vec::new();
+        let (mut citations, mut verdicts) = (Vec::new(), Vec::new());
         for text in texts {
             // The remaining texts get no citations.
-            let Some(cited) = self.forwarder.citations(text, deadline).await else { break };
-            citations.push(cited);
+            let Some(found) = self.forwarder.attributed(text, deadline).await else { break };
+            citations.push(found.spans);
+            verdicts.extend(found.verdicts);
         }
+        let wants_verdicts = self.forwarder.wanted.verdicts;
         let edited = workers.run(time, move |_| {
             let mut edits = Edits::default();
             if let Ok(body) = Located::parse(&answer) {
                 for (text, citations) in answer::texts(dialect, body, text_bytes_max).0.iter().zip(&citations)
                 {
                     answer::cite(dialect, text, citations, &mut edits);
+                }
+                if wants_verdicts {
+                    edits.set_field(body, "thresher", &json!({"verdicts": verdicts}).to_string());
                 }
             }
             Ok((!edits.is_empty()).then(|| edits.apply(&answer).into_bytes()))

@@ -67,6 +67,7 @@ export const VERDICTS: Record<Verdict, { word: string; sign: string }> = {
   supported: { word: "supported", sign: "✓" },
   partly: { word: "in part", sign: "~" },
   contradicted: { word: "contradicted", sign: "✗" },
+  unjudged: { word: "not judged", sign: "–" },
   not_found: { word: "not found", sign: "?" },
   no_claim: { word: "no claim", sign: "" },
 };
@@ -83,6 +84,8 @@ export function partVerdict(part: Part): string {
       return `Supported in part${by}.`;
     case "contradicted":
       return "Contradicted: a chunk says something else.";
+    case "unjudged":
+      return `Not judged: it is said in other words${by}.`;
     case "not_found":
       return "Not found: the chunks do not speak of it.";
   }
@@ -90,7 +93,7 @@ export function partVerdict(part: Part): string {
 
 /** How many parts have each verdict, without the supported ones, such as ", 1 in part, 2 not found". */
 export function otherVerdicts(parts: readonly Part[]): string {
-  const others = (["partly", "contradicted", "not_found"] as const).map((verdict) => {
+  const others = (["partly", "contradicted", "unjudged", "not_found"] as const).map((verdict) => {
     const many = parts.filter((part) => part.verdict === verdict).length;
     return many === 0 ? "" : `, ${count(many)} ${VERDICTS[verdict].word}`;
   });
@@ -99,10 +102,8 @@ export function otherVerdicts(parts: readonly Part[]): string {
 
 const CONFLICTS: Record<string, string> = {
   number: "another number",
-  name: "another name",
-  contrast: "a word that excludes it",
   negation: "one of the two denies it",
-  roles: "the names are in the opposite order",
+  meaning: "the model finds that it says something else",
 };
 
 /** What a chunk says in place of words of a part. `name` is the name of the chunk. */

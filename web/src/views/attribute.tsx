@@ -213,7 +213,7 @@ function Attribution({ answer, parts, quotes, chunks, isComplete }: ShownProps) 
 
 /** A person wants to see first what is wrong, and then what is not supported. */
 function firstToShow(parts: readonly Part[]): number | null {
-  for (const verdict of ["contradicted", "not_found", "partly"] as const) {
+  for (const verdict of ["contradicted", "not_found", "partly", "unjudged"] as const) {
     const index = parts.findIndex((part) => part.verdict === verdict);
     if (index >= 0) return index;
   }

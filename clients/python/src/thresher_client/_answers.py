@@ -47,7 +47,7 @@ class CompressionWarning(Extensible):
     """The id of the chunk that it is about."""
 
 
-ConflictKind: TypeAlias = Literal["number", "name", "contrast", "negation", "roles"]
+ConflictKind: TypeAlias = Literal["number", "negation", "meaning"]
 """Why a sentence excludes what a part says."""
 
 
@@ -91,7 +91,7 @@ class ListedModel(Extensible):
     """The name of the model."""
 
 
-Method: TypeAlias = Literal["meaning", "words"]
+Method: TypeAlias = Literal["copied", "numbers", "model"]
 """What a verdict rests on."""
 
 
@@ -322,7 +322,7 @@ class Usage(Extensible):
     """`tokens_out` divided by `tokens_in`."""
 
 
-Verdict: TypeAlias = Literal["supported", "partly", "contradicted", "not_found", "no_claim"]
+Verdict: TypeAlias = Literal["supported", "partly", "contradicted", "unjudged", "not_found", "no_claim"]
 """What the sources say of a part."""
 
 

@@ -6,9 +6,12 @@ use std::sync::Arc;
 use super::ModelError;
 use super::contract::VerdictWeights;
 
+/// The most labels of a cross-encoder. With more, a model classifies something else.
+pub const LABELS_MAX: usize = 3;
+
 /// A loaded cross-encoder. Implementations return the same bytes for the same texts, whatever runs at the same time.
 pub trait CrossEncoder: Send + Sync {
-    /// Returns the model's name from its contract.
+    /// Returns the model's name: that of its contract, or of its folder.
     fn name(&self) -> &str;
 
     /// Returns a hash over everything that the opinions and their weights depend on: graph, weights, tokenizer and
@@ -18,41 +21,135 @@ pub trait CrossEncoder: Send + Sync {
     /// Returns how the model's opinion is weighed.
     fn weights(&self) -> VerdictWeights;
 
-    /// Reads `evidence` and `claim` in one window and returns what the model says of them. Texts that are too long for
-    /// the window are cut at their ends: the claim at half of the window, the evidence where the window is full.
+    /// Reads `evidence` and `claim` in one window and returns what the model says of them. Evidence that is too long for the window is cut at
+    /// its end. Returns `None` if the claim takes more than half of the window, or is in a script that the model does not know.
     ///
     /// # Errors
     /// Returns an error of the tokenizer or the runtime, or [`ModelError::Cancelled`] if `go_on` returned false before
     /// the model was free.
-    fn support(
+    fn judge(
         &self,
         evidence: &str,
         claim: &str,
         go_on: &dyn Fn() -> bool,
-    ) -> Result<PairOpinion, ModelError>;
+    ) -> Result<Option<PairOpinion>, ModelError>;
 
     /// Returns a handle to the same model whose work is scheduled as a flow of its own; see
     /// [`ModelRuntime::with_own_flow`](super::ModelRuntime::with_own_flow).
     fn with_own_flow(&self) -> Arc<dyn CrossEncoder>;
 }
 
-/// What a cross-encoder says of evidence and a claim.
+/// What a cross-encoder says of evidence and a claim, as log-odds: `ln(p / (1 - p))`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PairOpinion {
-    /// The log-odds that the evidence supports the claim: `ln(p / (1 - p))`.
-    pub log_odds: f32,
+    /// The log-odds that the evidence supports the claim. If the model has only a label for a conflict, those that there is none.
+    pub support: f32,
+    /// The log-odds that the evidence excludes the claim; `None` if the model has no label for it.
+    pub conflict: Option<f32>,
+    /// Whether the model has a label for evidence that neither supports nor excludes the claim.
+    pub has_neutral: bool,
     /// The number of tokens that the model read.
     pub tokens: usize,
 }
 
-/// Returns the log-odds of the label `support` from the logits of all labels. With one label, its logit is the
+/// What the labels of a cross-encoder mean, as indices of its logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Labels {
+    pub count: usize,
+    /// The label that says that the evidence supports the claim, or does not exclude it.
+    pub support: usize,
+    /// The label that says that the evidence excludes the claim.
+    pub conflict: Option<usize>,
+}
+
+/// Parts of the names of labels that say that evidence excludes a claim.
+const CONFLICT_NAMES: [&str; 3] = ["contradict", "conflict", "refute"];
+
+/// Parts of the names of labels that say that it supports it.
+const SUPPORT_NAMES: [&str; 2] = ["entail", "support"];
+
+impl Labels {
+    /// Reads the names of labels. Returns `None` if they do not tell which is which, as `LABEL_0` does not.
+    pub fn of_names(names: &[String]) -> Option<Self> {
+        let is = |name: &String, parts: &[&str]| {
+            let name = name.to_lowercase();
+            let is_denied = ["no", "not", "non"].iter().any(|no| name.starts_with(no));
+            !is_denied && parts.iter().any(|part| name.contains(part))
+        };
+        let only = |parts: &[&str]| {
+            let mut found = names.iter().enumerate().filter(|(_, name)| is(name, parts));
+            found.next().map(|(at, _)| at).filter(|_| found.next().is_none())
+        };
+        let (support, conflict, count) = (only(&SUPPORT_NAMES), only(&CONFLICT_NAMES), names.len());
+        match (support, conflict, count) {
+            (Some(support), conflict, _) => Some(Self { count, support, conflict }),
+            // "No conflict" and "conflict".
+            (None, Some(conflict), 2) => {
+                Some(Self { count, support: 1 - conflict, conflict: Some(conflict) })
+            }
+            _ => None,
+        }
+    }
+
+    /// Finds out what the labels mean from logits, `[pair][label]`: of pairs whose evidence says what the claim says (`same`), and of the same
+    /// pairs with another claim that the evidence excludes (`other`). Returns `None` if no label tells most pairs of the two apart.
+    pub fn of_logits(same: &[Vec<f32>], other: &[Vec<f32>]) -> Option<Self> {
+        let count = same.first()?.len();
+        let odds = |logits: &[Vec<f32>], label: usize| -> Vec<f32> {
+            logits.iter().map(|logits| log_odds(logits, label)).collect()
+        };
+        // By how much each label prefers the true claim, and for how many pairs.
+        let preference = |label: usize| {
+            let (same, other) = (odds(same, label), odds(other, label));
+            let pairs = same.iter().zip(&other);
+            let right = pairs.clone().filter(|(same, other)| same > other).count();
+            (pairs.map(|(same, other)| same - other).sum::<f32>(), right)
+        };
+        let by_preference = |a: &usize, b: &usize| preference(*a).0.total_cmp(&preference(*b).0);
+        let support = (0..count).max_by(by_preference)?;
+        let conflict = (0..count).min_by(by_preference).filter(|&conflict| conflict != support);
+        let is_clear = 5 * preference(support).1 >= 4 * same.len();
+        is_clear.then_some(Self { count, support, conflict })
+    }
+
+    /// Returns what logits `[label]` say.
+    pub fn read(&self, logits: &[f32], tokens: usize) -> PairOpinion {
+        let conflict = self.conflict.map(|label| log_odds(logits, label));
+        PairOpinion {
+            support: log_odds(logits, self.support),
+            conflict,
+            has_neutral: self.count > 2 || conflict.is_none(),
+            tokens,
+        }
+    }
+}
+
+/// Evidence, a claim that it supports, and one that it excludes. They tell what the labels of a model mean whose files do not say it.
+pub const KNOWN_PAIRS: [[&str; 3]; 10] = [
+    ["The bridge was opened in May.", "The bridge was opened in May.", "The bridge was never opened."],
+    ["All of the seats are taken.", "No seat is free.", "Many seats are free."],
+    ["The shop is closed on Sundays.", "On Sundays the shop is not open.", "The shop is open on Sundays."],
+    ["Anna is older than Ben.", "Ben is younger than Anna.", "Ben is older than Anna."],
+    ["A man is playing the guitar.", "A person plays an instrument.", "Nobody is playing an instrument."],
+    ["Dogs must be kept on a lead.", "A lead is required for dogs.", "Dogs may run free."],
+    ["The train left an hour late.", "The train was delayed.", "The train left on time."],
+    [
+        "The drug lowered blood pressure.",
+        "Blood pressure fell with the drug.",
+        "The drug raised blood pressure.",
+    ],
+    ["The court rejected the appeal.", "The appeal was not successful.", "The court accepted the appeal."],
+    ["Sales rose last year.", "Last year sales increased.", "Last year sales fell."],
+];
+
+/// Returns the log-odds of a label from the logits of all labels. With one label, its logit is the
 /// log-odds; with several, their softmax gives the probabilities.
 ///
 /// # Panics
 /// Panics if there is no such label.
-pub fn log_odds(logits: &[f32], support: usize) -> f32 {
-    let of_label = logits[support];
-    let others = logits.iter().enumerate().filter(|(label, _)| *label != support).map(|(_, logit)| *logit);
+pub fn log_odds(logits: &[f32], label: usize) -> f32 {
+    let of_label = logits[label];
+    let others = logits.iter().enumerate().filter(|(other, _)| *other != label).map(|(_, logit)| *logit);
     let largest = others.clone().fold(f32::NEG_INFINITY, f32::max);
     if largest == f32::NEG_INFINITY {
         return of_label;
@@ -63,7 +160,7 @@ pub fn log_odds(logits: &[f32], support: usize) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use super::log_odds;
+    use super::*;
 
     #[test]
     fn log_odds_are_those_of_the_softmax() {
@@ -76,5 +173,31 @@ mod tests {
         // p = 1/3 each, so the odds are 1 : 2.
         check(&[2.0, 2.0, 2.0], 0, -(2.0_f32.ln()));
         check(&[1e4, -1e4, 0.0], 0, 1e4);
+    }
+
+    #[test]
+    fn names_tell_what_labels_mean() {
+        let labels = |support, conflict, count| Some(Labels { count, support, conflict });
+        for (names, expect) in [
+            (&["contradiction", "entailment", "neutral"][..], labels(1, Some(0), 3)),
+            (&["SUPPORTS", "REFUTES"], labels(0, Some(1), 2)),
+            (&["no_conflict", "conflict"], labels(0, Some(1), 2)),
+            (&["entailment", "not_entailment"], labels(0, None, 2)),
+            (&["LABEL_0", "LABEL_1"], None),
+            (&["joy", "anger", "contradiction"], None),
+        ] {
+            let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+            assert_eq!(Labels::of_names(&names), expect, "{names:?}");
+        }
+    }
+
+    #[test]
+    fn known_pairs_tell_what_labels_mean() {
+        let rows = |row: &[f32]| vec![row.to_vec(); 10];
+        let found = Labels::of_logits(&rows(&[0.0, 2.0, 1.0]), &rows(&[3.0, 0.0, 1.0]));
+        assert_eq!(found, Some(Labels { count: 3, support: 1, conflict: Some(0) }));
+        let found = Labels::of_logits(&rows(&[2.0]), &rows(&[-2.0]));
+        assert_eq!(found, Some(Labels { count: 1, support: 0, conflict: None }));
+        assert_eq!(Labels::of_logits(&rows(&[1.0, 2.0]), &rows(&[1.0, 2.0])), None, "it tells nothing apart");
     }
 }

@@ -138,13 +138,13 @@ impl CrossEncoder for WithFallback<dyn CrossEncoder> {
         self.primary.weights()
     }
 
-    fn support(
+    fn judge(
         &self,
         evidence: &str,
         claim: &str,
         go_on: &dyn Fn() -> bool,
-    ) -> Result<PairOpinion, ModelError> {
-        self.run(|model| model.support(evidence, claim, go_on))
+    ) -> Result<Option<PairOpinion>, ModelError> {
+        self.run(|model| model.judge(evidence, claim, go_on))
     }
 
     fn with_own_flow(&self) -> Arc<dyn CrossEncoder> {
@@ -341,10 +341,16 @@ mod tests {
             VerdictWeights::default()
         }
 
-        fn support(&self, _: &str, claim: &str, _: &dyn Fn() -> bool) -> Result<PairOpinion, ModelError> {
+        fn judge(
+            &self,
+            _: &str,
+            claim: &str,
+            _: &dyn Fn() -> bool,
+        ) -> Result<Option<PairOpinion>, ModelError> {
+            let support = f32::from(u8::from(self.is_on_gpu));
             match (self.is_on_gpu, claim) {
                 (true, "too long") => Err(out_of_memory()),
-                (is_on_gpu, _) => Ok(PairOpinion { log_odds: f32::from(u8::from(is_on_gpu)), tokens: 7 }),
+                _ => Ok(Some(PairOpinion { support, conflict: None, has_neutral: true, tokens: 7 })),
             }
         }
 
@@ -357,7 +363,10 @@ mod tests {
     fn the_cpu_judges_what_the_device_fails_to_judge() {
         let cross = |is_on_gpu| Arc::new(Cross { is_on_gpu }) as Arc<dyn CrossEncoder>;
         let model = WithFallback::new(cross(true), move || Ok(cross(false))).with_own_flow();
-        let log_odds = |claim: &str| model.support("", claim, &|| true).expect("an opinion").log_odds;
+        let log_odds = |claim: &str| {
+            let opinion = model.judge("", claim, &|| true).expect("no error");
+            opinion.expect("an opinion").support
+        };
         assert_eq!((log_odds("short"), log_odds("too long")), (1.0, 0.0));
     }
 

@@ -87,6 +87,25 @@ pub struct OrtSettings {
 }
 
 impl OrtSettings {
+    /// Returns the settings of a model on the default device, with a worker for each core.
+    pub fn new(runtime_lib: PathBuf, model_dir: PathBuf) -> Self {
+        Self {
+            runtime_lib,
+            model_dir,
+            workers: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            device: DeviceChoice::default(),
+            device_memory_bytes_max: 0,
+            all_heads: false,
+            all_layers: false,
+            probe: false,
+            forward: false,
+            long_windows: false,
+            batching: None,
+            stages: None,
+            row_multiple: None,
+        }
+    }
+
     /// Returns which windows are read together on `device`. `on_gpu` is the choice of a family of models for a
     /// GPU.
     fn batching_on(&self, device: &Device, on_gpu: Batching) -> Batching {

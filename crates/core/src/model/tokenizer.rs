@@ -134,6 +134,32 @@ impl ModelTokenizer {
         longer >= KNOWN_SCRIPT_TOKENS_MIN || script == Script::Han && single >= KNOWN_HAN_CHARACTERS_MIN
     }
 
+    /// Returns the number of tokens in the vocabulary, special ones included.
+    pub fn vocab_size(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    /// Returns the ids of the special tokens before, between and after two texts that are read together.
+    ///
+    /// # Errors
+    /// Returns the reason if the tokenizer does not join two texts with a token between.
+    pub fn around_pair(&self) -> Result<[Vec<u32>; 3], String> {
+        let encoding = self.inner.encode_fast(("a", "a"), true).map_err(|cause| cause.to_string())?;
+        let (ids, mask) = (encoding.get_ids(), encoding.get_special_tokens_mask());
+        let next = |from: usize, special: u32| (from..ids.len()).find(|&at| mask[at] == special);
+        let ends = next(0, 0).and_then(|first| {
+            let end = next(first, 1)?;
+            let second = next(end, 0)?;
+            Some((first, end, second, next(second, 1)?))
+        });
+        let Some((first, end, second, last)) = ends else {
+            return Err(format!(
+                "has a tokenizer that joins two texts as {ids:?}, without tokens between and after"
+            ));
+        };
+        Ok([ids[..first].to_vec(), ids[end..second].to_vec(), ids[last..].to_vec()])
+    }
+
     /// Returns the token ids of `text` and their byte offsets.
     ///
     /// # Errors

@@ -12,11 +12,8 @@
 
 mod candidates;
 mod cite;
-mod conflicts;
 mod evidence;
 mod gather;
-mod negations;
-mod overlap;
 mod part;
 mod quotes;
 mod second_opinion;
@@ -31,12 +28,12 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 pub use self::candidates::Candidates;
-pub use self::cite::{Method, PartOutcome, Source};
+pub use self::cite::{PartOutcome, Source};
 pub use self::evidence::{Conflict, ConflictKind, Evidence, SecondOpinion, UnsupportedKind, UnsupportedSpan};
 pub use self::quotes::{QuoteOutcome, QuoteVerdict, QuotedSpan};
 use self::second_opinion::Question;
 use self::sentence_scores::{AnswerSentence, SentenceScores};
-pub use self::verdict::Verdict;
+pub use self::verdict::{Method, Verdict};
 use super::blocks::Blocks;
 use super::cancel::Cancel;
 use super::clock::{Clock, Timings};

@@ -3,6 +3,7 @@
 //! and the international symbols.
 
 use super::Term;
+use super::terms::{MONTHS, WEEKDAYS};
 use crate::domain::ByteRange;
 
 /// Units by their names: the base unit, and how many of it one unit is. Names that are also other words, such as
@@ -51,8 +52,11 @@ const SHARES: [(&str, f64); 2] = [("half", 50.0), ("quarter", 25.0)];
 
 const ORDINALS: [(&str, f64); 2] = [("first", 1.0), ("second", 2.0)];
 
+/// Words before the number of a version.
+const VERSIONS: [&str; 4] = ["release", "releases", "version", "versions"];
+
 /// The numbers that are taken for years if they have no unit and no separator.
-const YEARS: std::ops::RangeInclusive<f64> = 1000.0..=2100.0;
+pub(super) const YEARS: std::ops::RangeInclusive<f64> = 1000.0..=2100.0;
 
 /// What may be between a number and its unit.
 const SPACES: [&str; 4] = ["", " ", "-", "\u{a0}"];
@@ -63,57 +67,99 @@ pub enum Measure {
     /// Units of a known kind, converted to this base unit.
     Unit(&'static str),
     Year,
+    /// A date as the number `yyyymmdd`; a month of a year is the range of its days.
+    Date,
+    /// A day of any year as the number `mmdd`; a month is the range of its days.
+    DayOfYear,
+    /// The number of the day, from Monday.
+    Weekday,
     /// The place in an order: `20th`.
     Ordinal,
     /// The time of day, in minutes from midnight. `low` and `high` are the two times that it can be: `6:00` is in the morning or in
     /// the evening.
     Clock,
+    /// A version, in which `2.10` is not `2.1`: its up to three numbers, as digits of a number to the base [`VERSION_BASE`].
+    Version,
     Count,
 }
+
+/// The base to which the numbers of a version are digits. Larger ones are no versions.
+const VERSION_BASE: f64 = 100_000.0;
 
 /// A number, or a range of numbers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Amount {
-    /// What it counts. Amounts of different measures cannot be compared.
+    /// What it counts. Amounts of most different measures cannot be compared.
     pub measure: Measure,
     pub low: f64,
-    /// The greatest value; that of `low` unless the amount is a decade, a century or an ambiguous time.
+    /// The greatest value; that of `low` unless the amount is a decade, a century, a month or an ambiguous time.
     pub high: f64,
 }
 
 impl Amount {
-    fn exact(measure: Measure, value: f64) -> Self {
+    pub(super) fn exact(measure: Measure, value: f64) -> Self {
         Self { measure, low: value, high: value }
     }
 
-    /// Returns whether one of the two ranges contains the other.
-    pub fn agrees_with(&self, other: &Self) -> bool {
-        let contains = |a: &Self, b: &Self| match a.measure {
-            Measure::Clock => [b.low, b.high].contains(&a.low) || [b.low, b.high].contains(&a.high),
-            _ => a.low <= b.low && b.high <= a.high,
-        };
-        self.measure == other.measure && (contains(self, other) || contains(other, self))
+    /// Returns whether a source with the `other` amount states this one: the same, or one within this range.
+    pub fn covers(&self, other: &Self) -> bool {
+        self.on_one_scale(other).is_some_and(|(one, other)| match self.measure {
+            Measure::Clock => [other.low, other.high].iter().any(|time| [one.low, one.high].contains(time)),
+            _ => one.low <= other.low && other.high <= one.high,
+        })
     }
 
-    /// Returns whether the two amounts answer the same question, so that a different one excludes this one.
-    /// Counts up to 100 are compared only with each other.
-    pub fn is_comparable_with(&self, other: &Self) -> bool {
+    /// Returns whether the two amounts answer the same question and cannot both be true. Counts up to 100 are compared only with each other.
+    pub fn excludes(&self, other: &Self) -> bool {
+        /// The greatest count that is small.
         const SMALL_MAX: f64 = 100.0;
-        let is_small = |amount: &Self| amount.low <= SMALL_MAX;
+        let is_small = |amount: &Self| amount.low.abs() <= SMALL_MAX;
         match (self.measure, other.measure) {
-            (Measure::Count, Measure::Count) => is_small(self) == is_small(other),
-            (Measure::Unit(one), Measure::Unit(other)) => {
-                one == other || CURRENCIES.contains(&one) && CURRENCIES.contains(&other)
+            (Measure::Count, Measure::Count) if is_small(self) != is_small(other) => false,
+            (Measure::Unit(one), Measure::Unit(other))
+                if one != other && CURRENCIES.contains(&one) && CURRENCIES.contains(&other) =>
+            {
+                true
             }
-            (one, other) => one == other,
+            (Measure::Clock, _) => self.measure == other.measure && !self.covers(other),
+            _ => self
+                .on_one_scale(other)
+                .is_some_and(|(one, other)| one.high < other.low || other.high < one.low),
         }
+    }
+
+    /// Returns both amounts in one measure; `None` if they answer different questions.
+    fn on_one_scale(&self, other: &Self) -> Option<(Self, Self)> {
+        if self.measure == other.measure {
+            return Some((*self, *other));
+        }
+        let as_date = |amount: &Self| match amount.measure {
+            Measure::Year => {
+                Some(Self { low: amount.low * 1e4, high: amount.high * 1e4 + 9_999.0, ..*amount })
+            }
+            Measure::Date => Some(*amount),
+            _ => None,
+        };
+        let as_day = |amount: &Self| match amount.measure {
+            Measure::DayOfYear => Some(*amount),
+            Measure::Date => Some(Self { low: amount.low % 1e4, high: amount.high % 1e4, ..*amount }),
+            _ => None,
+        };
+        as_date(self).zip(as_date(other)).or_else(|| as_day(self).zip(as_day(other)))
     }
 }
 
 /// Sets the amounts of `terms`, the words of `text` in order. Times of day have theirs.
 pub(super) fn set(text: &str, terms: &mut [Term]) {
     for at in 0..terms.len() {
-        terms[at].amount = terms[at].amount.or_else(|| amount(text, terms, at));
+        if terms[at].amount.is_some() {
+            continue;
+        }
+        if let Some((folded, amount)) = version(text, terms, at) {
+            (terms[at].folded, terms[at].amount) = (folded, Some(amount));
+            continue;
+        }
+        terms[at].amount = amount(text, terms, at);
     }
     let has_unit = |term: &Term| term.amount.is_some_and(|amount| matches!(amount.measure, Measure::Unit(_)));
     for at in 1..terms.len() {
@@ -131,11 +177,20 @@ fn amount(text: &str, terms: &[Term], at: usize) -> Option<Amount> {
     if let Some((_, place)) = ORDINALS.iter().find(|(word, _)| *word == term.folded) {
         return Some(Amount::exact(Measure::Ordinal, *place));
     }
+    let is_named = term.is_translated || term.bytes.slice(text).starts_with(char::is_uppercase);
+    let place = |names: &[&str]| names.iter().position(|name| is_named && *name == term.folded);
+    if let Some(day) = place(&WEEKDAYS) {
+        return Some(Amount::exact(Measure::Weekday, day as f64));
+    }
+    if let Some(month) = place(&MONTHS) {
+        let first = 100.0 * (month + 1) as f64;
+        return Some(Amount { measure: Measure::DayOfYear, low: first, high: first + 99.0 });
+    }
     if !term.is_number() {
         return None;
     }
     let Ok(value) = term.folded.parse::<f64>() else { return in_order(terms, at) };
-    if is_in_ratio(text, term) || is_in_date(text, term) {
+    if is_in_ratio(text, term) {
         return None;
     }
     let named = symbol_after(text, term)
@@ -155,6 +210,42 @@ fn amount(text: &str, terms: &[Term], at: usize) -> Option<Amount> {
     })
 }
 
+/// Returns the version that a word is, as it is written and as an amount: `v2.1`, `1.2.3`, or two numbers after a name or a word such as
+/// `version`.
+fn version(text: &str, terms: &[Term], at: usize) -> Option<(String, Amount)> {
+    let word = terms[at].bytes.slice(text);
+    let bare = word.strip_prefix(['v', 'V']).unwrap_or(word);
+    let numbers: Vec<&str> = bare.split('.').collect();
+    let is_named = || {
+        let before = &terms[at.checked_sub(1)?];
+        let name = before.bytes.slice(text);
+        let is_name = name.starts_with(char::is_uppercase) && at > 1 && !before.is_calendar();
+        let is_near = &text[before.bytes.end..terms[at].bytes.start] == " ";
+        (is_near && (is_name || VERSIONS.contains(&&*before.folded))).then_some(())
+    };
+    let is_version = match numbers.len() {
+        2 => bare.len() < word.len() || is_named().is_some() && !has_unit_after(text, terms, at),
+        3 => true,
+        _ => false,
+    };
+    let mut value = 0.0;
+    for at in 0..3 {
+        let number: f64 =
+            numbers.get(at).map_or(Some(0.0), |number| number.parse::<u32>().ok().map(f64::from))?;
+        value = value * VERSION_BASE + number;
+        if number >= VERSION_BASE {
+            return None;
+        }
+    }
+    is_version.then(|| (bare.to_owned(), Amount::exact(Measure::Version, value)))
+}
+
+/// Returns whether a unit or a percent sign follows a word.
+pub(super) fn has_unit_after(text: &str, terms: &[Term], at: usize) -> bool {
+    let next = terms.get(at + 1).filter(|_| is_after(text, terms, at + 1));
+    symbol_after(text, &terms[at]).is_some() || next.is_some_and(|next| unit(&next.folded).is_some())
+}
+
 /// Returns the amount of `20th`, `19th century` or `1990s`.
 fn in_order(terms: &[Term], at: usize) -> Option<Amount> {
     let folded = &terms[at].folded;
@@ -165,11 +256,6 @@ fn in_order(terms: &[Term], at: usize) -> Option<Amount> {
     }
     let digits = ["st", "nd", "rd", "th"].iter().find_map(|ending| folded.strip_suffix(ending))?;
     let value: f64 = digits.parse().ok()?;
-    let beside = [at.checked_sub(1).and_then(|before| terms.get(before)), terms.get(at + 1)];
-    if beside.into_iter().flatten().any(Term::is_calendar) {
-        // The 12th of May is 12 May.
-        return Some(Amount::exact(Measure::Count, value));
-    }
     let is_century = terms.get(at + 1).is_some_and(|next| ["century", "centuries"].contains(&&*next.folded));
     Some(if is_century {
         Amount { measure: Measure::Year, low: 100.0 * (value - 1.0), high: 100.0 * value }
@@ -178,24 +264,15 @@ fn in_order(terms: &[Term], at: usize) -> Option<Amount> {
     })
 }
 
-/// Returns whether a number is one side of a ratio or a score, such as `3:1`. These are compared as words.
+/// Returns whether a number is one side of a ratio or a score, such as `3:1`, or part of a date whose month cannot be told, such as
+/// `5/6/1931`. These are compared as words.
 fn is_in_ratio(text: &str, term: &Term) -> bool {
     let ByteRange { start, end } = term.bytes;
     let is_digit = |c: Option<char>| c.is_some_and(|c| c.is_ascii_digit());
-    let before = text[..start].strip_suffix(':').is_some_and(|before| is_digit(before.chars().next_back()));
-    let after = text[end..].strip_prefix(':').is_some_and(|after| is_digit(after.chars().next()));
+    let signs = [':', '/'];
+    let before = text[..start].strip_suffix(signs).is_some_and(|before| is_digit(before.chars().next_back()));
+    let after = text[end..].strip_prefix(signs).is_some_and(|after| is_digit(after.chars().next()));
     before || after
-}
-
-/// Returns whether a number is part of a date in digits, such as `1931-05-12`, `12/5/1931` or `12.5.1931`: which part is the
-/// day cannot be known, so they are compared as words.
-fn is_in_date(text: &str, term: &Term) -> bool {
-    let is_inside = |c: char| c.is_ascii_digit() || matches!(c, '-' | '/' | '.');
-    let start = text[..term.bytes.start].trim_end_matches(is_inside).len();
-    let rest = &text[term.bytes.end..];
-    let end = term.bytes.end + (rest.len() - rest.trim_start_matches(is_inside).len());
-    let whole = text[start..end].trim_matches(['-', '/', '.']);
-    whole.split(['-', '/', '.']).filter(|part| !part.is_empty()).count() >= 3
 }
 
 /// Returns the unit of an area, such as `km²` or `square kilometres`: a unit of length, and what says that it is squared.
@@ -287,26 +364,32 @@ mod tests {
         let measures: Vec<Measure> =
             amounts("In 2019 $12 million").iter().map(|amount| amount.measure).collect();
         assert_eq!(measures, [Measure::Year, Measure::Unit("$")]);
-        assert_eq!(amounts("B12 and no number, %; 3:1, on 1931-05-12, 12/5/1931"), []);
-        check("on 12th May", Measure::Count, 12.0, 12.0);
+        assert_eq!(amounts("B12 and no number, %; 3:1, 12/5/1931"), []);
+        check("in May", Measure::DayOfYear, 500.0, 599.0);
     }
 
     #[test]
-    fn ranges_agree_with_what_they_contain() {
+    fn amounts_cover_what_they_contain_and_exclude_others() {
         let of = |text: &str| amounts(text)[0];
-        let check = |one: &str, other: &str, agrees: bool, comparable: bool| {
-            let (one_amount, other_amount) = (of(one), of(other));
-            assert_eq!(one_amount.agrees_with(&other_amount), agrees, "{one}, {other}");
-            assert_eq!(one_amount.is_comparable_with(&other_amount), comparable, "{one}, {other}");
+        let check = |claim: &str, source: &str, covers: bool, excludes: bool| {
+            let (one, other) = (of(claim), of(source));
+            assert_eq!((one.covers(&other), one.excludes(&other)), (covers, excludes), "{claim}, {source}");
         };
-        check("1874", "the 19th century", true, true);
-        check("the 1990s", "1994", true, true);
+        check("the 19th century", "1874", true, false);
+        check("1874", "the 19th century", false, false);
+        check("the 1990s", "1994", true, false);
         check("the 1990s", "2004", false, true);
         check("5 km", "5 miles", false, true);
         check("5 km", "5 kg", false, false);
         check("$12", "12 euros", false, true);
         check("12 men", "50,000 men", false, false);
         check("12 men", "37 rooms", false, true);
+        check("1,000 men", "-1,000 men", false, true);
+        check("version 2.1", "version 2.10", false, true);
+        check("v2.1", "version 2.1", true, false);
+        check("1.2.3", "1.2.4", false, true);
+        check("3.50 m", "3.5 m", true, false);
+        check("the first day", "the 1st day", true, false);
     }
 
     #[test]

@@ -21,6 +21,9 @@ const GREETINGS: [&str; 14] = [
     "welcome",
 ];
 
+/// Answers to a question of yes or no.
+const REPLIES: [&str; 8] = ["ja", "nein", "no", "non", "oui", "si", "sí", "yes"];
+
 const GREETING_WORDS_MAX: usize = 3;
 
 /// Beginnings of sentences by which an answer thanks or offers more.
@@ -56,6 +59,15 @@ const CONCESSIONS: [&str; 4] = ["although ", "even though ", "though ", "while "
 /// Returns the bytes of a sentence of an answer that say something a source could say, too: all of it, or what is left without a clause
 /// at its beginning or end that finds no answer. `None` if the sentence needs no evidence.
 pub fn claim(sentence: &str) -> Option<ByteRange> {
+    let reply = reply_bytes(sentence);
+    if reply > 0 {
+        let rest = sentence[reply..].trim();
+        return if rest.is_empty() {
+            None
+        } else {
+            claim(&sentence[reply..]).map(|claim| claim.shifted(reply))
+        };
+    }
     if needs_no_evidence(sentence) {
         return None;
     }
@@ -72,6 +84,27 @@ pub fn claim(sentence: &str) -> Option<ByteRange> {
     } else {
         ByteRange::new(0, sentence.len())
     })
+}
+
+/// Returns the bytes of a "Yes" or "No" at the start of a sentence, with the punctuation and the spaces behind it: what it affirms stands in the
+/// question. `0` if there is none.
+fn reply_bytes(sentence: &str) -> usize {
+    let start = sentence.len() - sentence.trim_start_matches(['*', '_', ' ', '\n']).len();
+    let rest = &sentence[start..];
+    let word = rest.find(|c: char| !c.is_alphabetic()).unwrap_or(rest.len());
+    if !REPLIES.contains(&&*rest[..word].to_lowercase()) {
+        return 0;
+    }
+    const COMMAS: [char; 5] = [',', ':', ';', '–', '—'];
+    let behind = rest[word..].trim_start_matches(['*', '_']);
+    let bare = behind.trim_start_matches(['.', '!', '*', '_', ' ', '\n']);
+    if bare.is_empty() {
+        sentence.len()
+    } else if behind.starts_with(COMMAS) {
+        sentence.len() - behind.trim_start_matches(COMMAS).trim_start().len()
+    } else {
+        0
+    }
 }
 
 /// Returns the clauses of a sentence. Quotations are not divided.
@@ -180,6 +213,8 @@ mod tests {
             ("The mill burned; the documents do not mention a victim.", "The mill burned"),
             ("Although I am not certain, the mill burned in 1890.", "the mill burned in 1890."),
             ("While the text does not say when, the mill burned.", "the mill burned."),
+            ("Yes, the mill burned.", "the mill burned."),
+            ("**No**, nobody was hurt.", "nobody was hurt."),
             ("The mill burned, and we could not find the year in the text.", "The mill burned"),
             ("The mill is old; I could not find its age.", "The mill is old"),
             ("The mill burned in 1890, but the text does not say why [1].", "The mill burned in 1890"),
@@ -210,7 +245,9 @@ mod tests {
         ] {
             assert_eq!(claim(sentence), Some(ByteRange::new(0, sentence.len())), "{sentence}");
         }
-        for sentence in ["I do not know.", "I do not know why, and the text does not say when."] {
+        for sentence in
+            ["I do not know.", "I do not know why, and the text does not say when.", "Yes.", "No!", "**Yes**"]
+        {
             assert_eq!(claim(sentence), None, "{sentence}");
         }
     }

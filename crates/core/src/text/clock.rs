@@ -3,7 +3,7 @@
 
 use super::Term;
 use super::amounts::{Amount, Measure};
-use crate::domain::ByteRange;
+use super::terms::Run;
 
 /// Words that are times of day by themselves.
 const NAMED: [(&str, u16); 3] = [("noon", 12 * 60), ("midday", 12 * 60), ("midnight", 0)];
@@ -29,37 +29,19 @@ struct Time {
     is_ambiguous: bool,
 }
 
-/// Joins the terms of each time of day to one term. `terms` are the words of `text` in order; none is joined across
-/// one of the byte offsets `cuts` (ascending).
-pub(super) fn join(text: &str, cuts: &[usize], terms: Vec<Term>) -> Vec<Term> {
-    let mut found = Vec::with_capacity(terms.len());
-    let mut at = 0;
-    while at < terms.len() {
-        let is_cut = |bytes: ByteRange| {
-            cuts.get(cuts.partition_point(|&cut| cut <= bytes.start)).is_some_and(|&cut| cut < bytes.end)
-        };
-        let bytes = |time: &Time| terms[at].bytes.joined(terms[at + time.terms - 1].bytes);
-        match read(text, &terms[at..]).filter(|time| !is_cut(bytes(time))) {
-            Some(time) => {
-                found.push(term(bytes(&time), &time));
-                at += time.terms;
-            }
-            None => {
-                found.push(terms[at].clone());
-                at += 1;
-            }
-        }
+impl Time {
+    fn run(self) -> Run {
+        let (hours, minutes) = (self.minutes / 60, self.minutes % 60);
+        let seconds = self.seconds.map_or_else(String::new, |seconds| format!(":{seconds}"));
+        let other = if self.is_ambiguous { (self.minutes + HALF_DAY) % DAY } else { self.minutes };
+        let amount = Amount { measure: Measure::Clock, low: f64::from(self.minutes), high: f64::from(other) };
+        Run { terms: self.terms, folded: format!("{hours}:{minutes:02}{seconds}"), amount: Some(amount) }
     }
-    found
 }
 
-fn term(bytes: ByteRange, time: &Time) -> Term {
-    let (hours, minutes) = (time.minutes / 60, time.minutes % 60);
-    let seconds = time.seconds.as_ref().map_or_else(String::new, |seconds| format!(":{seconds}"));
-    let other = if time.is_ambiguous { (time.minutes + HALF_DAY) % DAY } else { time.minutes };
-    let amount = Amount { measure: Measure::Clock, low: f64::from(time.minutes), high: f64::from(other) };
-    let folded = format!("{hours}:{minutes:02}{seconds}");
-    Term { bytes, folded, amount: Some(amount), is_unit: false, is_prefix: false, is_translated: false }
+/// Returns the time of day with which a list of terms begins.
+pub(super) fn read(text: &str, terms: &[Term]) -> Option<Run> {
+    time(text, terms).map(Time::run)
 }
 
 /// What makes a duration of hours and minutes.
@@ -84,8 +66,7 @@ fn after_hour_sign(text: &str, terms: &[Term]) -> Option<(u16, usize)> {
     }
 }
 
-/// Returns the time with which a list of terms begins.
-fn read(text: &str, terms: &[Term]) -> Option<Time> {
+fn time(text: &str, terms: &[Term]) -> Option<Time> {
     let first = terms.first()?;
     if let Some((_, minutes)) = NAMED.iter().find(|(name, _)| *name == first.folded) {
         return Some(Time { terms: 1, minutes: *minutes, seconds: None, is_ambiguous: false });
@@ -211,8 +192,8 @@ mod tests {
             ("noon", "12:00", true),
             ("7:45", "7:15", false),
         ] {
-            assert_eq!(of(one).agrees_with(&of(other)), agrees, "{one}, {other}");
-            assert!(of(one).is_comparable_with(&of(other)), "{one}, {other}");
+            assert_eq!(of(one).covers(&of(other)), agrees, "{one}, {other}");
+            assert_ne!(of(one).excludes(&of(other)), agrees, "{one}, {other}");
         }
     }
 }

@@ -9,10 +9,11 @@ use unicode_segmentation::UnicodeSegmentation;
 use super::amounts::{self, Amount, Measure};
 use super::locale::Writing;
 use super::numbers::{self, Spelled};
-use super::{clock, hyphens, locale};
+use super::{clock, dates, hyphens, locale};
 use crate::domain::ByteRange;
 
-const WEEKDAYS: [&str; 7] = ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"];
+pub(super) const WEEKDAYS: [&str; 7] =
+    ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"];
 
 /// The names of the months, in their order.
 pub(super) const MONTHS: [&str; 12] = [
@@ -60,12 +61,20 @@ pub struct Term {
 /// assert_eq!(folded, ["it", "1200", "mg", "not", "it"]);
 /// ```
 pub fn terms(text: &str, cuts: &[usize]) -> Vec<Term> {
-    terms_in(text, cuts, None)
+    let mut found = read(text, cuts, None);
+    amounts::set(text, &mut found);
+    found
 }
 
 /// Returns the words of `text` as [`terms`] does, but with numbers, months and weekdays as its language writes them: `1,5 Mio` is 1500000, and
-/// `août` is `august`. English is `None`.
+/// `août` is `august`. English is `None`. A date is one word: `30 June 2028` is `2028-06-30`.
 pub fn terms_in(text: &str, cuts: &[usize], writing: Option<Writing>) -> Vec<Term> {
+    let mut found = join(text, cuts, read(text, cuts, writing), dates::read);
+    amounts::set(text, &mut found);
+    found
+}
+
+fn read(text: &str, cuts: &[usize], writing: Option<Writing>) -> Vec<Term> {
     let words = words(text, cuts);
     let is_apart = |at: usize| {
         let between = at.checked_sub(1).map(|before| ByteRange::new(words[before].end, words[at].start));
@@ -99,8 +108,44 @@ pub fn terms_in(text: &str, cuts: &[usize], writing: Option<Writing>) -> Vec<Ter
         Some(writing) => locale::translate(text, cuts, found, writing),
         None => found,
     };
-    let mut found = clock::join(text, cuts, found);
-    amounts::set(text, &mut found);
+    join(text, cuts, found, clock::read)
+}
+
+/// Some words that are one term together.
+pub(super) struct Run {
+    /// How many terms these are now.
+    pub terms: usize,
+    pub folded: String,
+    /// `None` if it is read as that of any other number.
+    pub amount: Option<Amount>,
+}
+
+/// Joins the terms of each run that `read` finds at the start of a list of terms. `terms` are the words of `text` in order; none is joined
+/// across one of the byte offsets `cuts` (ascending).
+fn join(
+    text: &str,
+    cuts: &[usize],
+    terms: Vec<Term>,
+    read: impl Fn(&str, &[Term]) -> Option<Run>,
+) -> Vec<Term> {
+    let mut found = Vec::with_capacity(terms.len());
+    let mut at = 0;
+    while at < terms.len() {
+        let is_cut = |bytes: ByteRange| {
+            cuts.get(cuts.partition_point(|&cut| cut <= bytes.start)).is_some_and(|&cut| cut < bytes.end)
+        };
+        let bytes = |run: &Run| terms[at].bytes.joined(terms[at + run.terms - 1].bytes);
+        match read(text, &terms[at..]).filter(|run| !is_cut(bytes(run))) {
+            Some(run) => {
+                found.push(Term { amount: run.amount, ..Term::new(bytes(&run), run.folded.clone()) });
+                at += run.terms;
+            }
+            None => {
+                found.push(terms[at].clone());
+                at += 1;
+            }
+        }
+    }
     found
 }
 
@@ -216,36 +261,26 @@ fn folded(word: &str) -> String {
     numbers::value(bare).unwrap_or_else(|| bare.to_owned())
 }
 
-/// How a word says that something is not so, from the plainest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Negation {
-    /// A negation, such as `not`, `without`, `nicht` or `jamais`.
-    Word,
-    /// A word that denies a statement, such as `failed` or `unlike`.
-    Denial,
-    /// A word that has an opposite in it, such as `closed`, `prohibited` or `geschlossen`: "closed on Mondays" and "not open on Mondays" say
-    /// the same.
-    Opposite,
-}
+/// Words such as `not`.
+const NEGATIONS: &str = "\
+    not no never none neither nor without nobody nothing nowhere nicht kein keine keinen keiner keines \
+    nie niemals ohne pas jamais aucun aucune sans nunca non niet geen";
 
-static NEGATIONS: LazyLock<HashMap<&str, Negation>> = LazyLock::new(|| {
-    let words = "\
-        not no never none neither nor without nobody nothing nowhere nicht kein keine keinen keiner keines \
-        nie niemals ohne pas jamais aucun aucune sans nunca non niet geen";
-    let denials = "\
-        barely denied denies deny except fail failed failing fails false hardly impossible instead lack \
-        lacked lacking lacks rarely rather refuse refused refuses seldom unable unlike unsuccessful untrue";
-    let opposites = "\
-        abgelehnt abolished absence absent banned barred cancelled canceled cannot cease ceased cerrado \
-        close closed closes decline declined dismissed end ended ends excluded excludes exempt expired \
-        ferme fermé fermée fermées fermés forbidden forbids free geschlossen interdit interdite interdits \
-        missing off only out prohibido prohibidos prohibited prohibits reject rejected rejects repealed \
-        revoked shut stop stopped stops unless untersagt verboten void vetoed waived withdrawn withheld";
-    let kinds = [(words, Negation::Word), (denials, Negation::Denial), (opposites, Negation::Opposite)];
-    kinds
-        .into_iter()
-        .flat_map(|(words, kind)| words.split_whitespace().map(move |word| (word, kind)))
-        .collect()
+/// Words that deny a statement, such as `failed`, or have an opposite in them: "closed on Mondays" and "not open on Mondays" say the same.
+const NEGATIVE_WORDS: &str = "\
+    barely denied denies deny except fail failed failing fails false hardly impossible instead lack \
+    lacked lacking lacks rarely rather refuse refused refuses seldom unable unlike unsuccessful untrue \
+    abgelehnt abolished absence absent banned barred cancelled canceled cannot cease ceased cerrado \
+    close closed closes decline declined dismissed end ended ends excluded excludes exempt expired \
+    ferme fermé fermée fermées fermés forbidden forbids free geschlossen interdit interdite interdits \
+    missing off only out prohibido prohibidos prohibited prohibits reject rejected rejects repealed \
+    revoked shut stop stopped stops unless untersagt verboten void vetoed waived withdrawn withheld";
+
+/// `NEGATIONS` are true in it, `NEGATIVE_WORDS` false.
+static IS_NEGATION: LazyLock<HashMap<&str, bool>> = LazyLock::new(|| {
+    let words =
+        |list: &'static str, is_negation: bool| list.split_whitespace().map(move |word| (word, is_negation));
+    words(NEGATIONS, true).chain(words(NEGATIVE_WORDS, false)).collect()
 });
 
 impl Term {
@@ -270,14 +305,21 @@ impl Term {
         WORDS.contains(&&*self.folded)
     }
 
-    /// Returns a second name for a number, which says what it counts: its amount in the base unit or, without a
+    /// Returns a second name for a number, which says what it counts: its amount in the base unit, its place in an order or, without a
     /// unit, its value. It begins with `=`, as no [`Self::folded`] does.
     pub fn number_key(&self) -> Option<String> {
         match self.amount {
             Some(Amount { measure: Measure::Unit(base), low, .. }) => Some(format!("={low} {base}")),
+            Some(Amount { measure: Measure::Ordinal, low, .. }) => Some(format!("={low} ordinal")),
             Some(_) => Some(self.key_without_unit()),
             None => None,
         }
+    }
+
+    /// Returns the words that a source has if it has this one, besides [`Self::folded`]: the key of a number, and the month and the year of a
+    /// date.
+    pub fn other_names(&self) -> impl Iterator<Item = String> {
+        self.number_key().into_iter().chain(dates::coarser_names(self))
     }
 
     /// Returns [`Self::number_key`] as it would be without a unit.
@@ -285,9 +327,9 @@ impl Term {
         format!("={}", self.folded)
     }
 
-    /// Returns whether the term is a number with a known unit.
-    pub fn has_unit(&self) -> bool {
-        self.amount.is_some_and(|amount| matches!(amount.measure, Measure::Unit(_)))
+    /// Returns whether the term is a number with a known unit, or a place in an order.
+    pub fn is_measured(&self) -> bool {
+        self.amount.is_some_and(|amount| matches!(amount.measure, Measure::Unit(_) | Measure::Ordinal))
     }
 
     /// Returns whether the term is the name of a weekday or a month. `may` and `march` are words, too.
@@ -310,42 +352,15 @@ impl Term {
         }
     }
 
-    /// Returns how the term says that something is not so; `None` if it does not.
-    pub fn negation(&self) -> Option<Negation> {
-        NEGATIONS.get(&*self.folded).copied()
+    /// Returns whether the term is a negation, such as `not`, `without`, `nicht` or `jamais`, or a word that says that something is not so,
+    /// such as `failed` or `closed`.
+    pub fn is_negative(&self) -> bool {
+        IS_NEGATION.contains_key(&*self.folded)
     }
 
     /// Returns whether the term is a negation, such as `not`, `without`, `nicht` or `jamais`.
     pub fn is_negation(&self) -> bool {
-        self.negation() == Some(Negation::Word)
-    }
-
-    /// Returns whether the term says that something stands against the expected, such as `although`.
-    pub fn is_contrastive(&self) -> bool {
-        const WORDS: [&str; 9] =
-            ["although", "but", "despite", "however", "instead", "rather", "though", "unlike", "while"];
-        WORDS.contains(&&*self.folded)
-    }
-
-    /// Returns whether the term is a verb that says the same of both sides, such as `married`.
-    pub fn is_mutual(&self) -> bool {
-        const WORDS: [&str; 14] = [
-            "and",
-            "borders",
-            "competed",
-            "debated",
-            "divorced",
-            "faced",
-            "fought",
-            "joined",
-            "married",
-            "met",
-            "partnered",
-            "played",
-            "resembles",
-            "with",
-        ];
-        WORDS.contains(&&*self.folded)
+        IS_NEGATION.get(&*self.folded).is_some_and(|&is_negation| is_negation)
     }
 
     /// Returns how the term limits a number after it, as `over` does in `over 30`.

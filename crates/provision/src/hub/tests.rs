@@ -125,7 +125,7 @@ impl StandIn {
     fn fetch(&self, target: &Path) -> Result<Snapshot, ProvisionError> {
         let hub = self.hub(None);
         let source = HubSource::Hub(&hub);
-        let found = Snapshot::find(&model("acme/small"), &source)?;
+        let found = Snapshot::find(&model("acme/small"), Wanted::Checkpoint, &source)?;
         found.fetch(&source, target, &|done, all| assert!(done <= all))?;
         Ok(found)
     }
@@ -154,12 +154,18 @@ fn a_model_is_fetched_once_and_taken_from_a_folder() {
 
     let copy = tempfile::tempdir().expect("a folder");
     let source = HubSource::Folder(folder.path());
-    let again = Snapshot::find(&model(&format!("acme/small@{COMMIT}")), &source).expect("it is there");
+    let again = Snapshot::find(&model(&format!("acme/small@{COMMIT}")), Wanted::Checkpoint, &source)
+        .expect("it is there");
     again.fetch(&source, copy.path(), &|_, _| {}).expect("copied");
     assert_eq!(again, found);
-    assert!(Snapshot::find(&model("acme/small@main"), &source).is_ok(), "the branch that was asked for");
+    assert!(
+        Snapshot::find(&model("acme/small@main"), Wanted::Checkpoint, &source).is_ok(),
+        "the branch that was asked for"
+    );
     for other in ["acme/other", "acme/small@v2"] {
-        let refused = Snapshot::find(&model(other), &source).expect_err("another model").to_string();
+        let refused = Snapshot::find(&model(other), Wanted::Checkpoint, &source)
+            .expect_err("another model")
+            .to_string();
         assert!(refused.contains("--download-to"), "{refused}");
     }
     fs::write(folder.path().join("config.json"), "{ }").expect("written");
@@ -209,7 +215,7 @@ fn the_token_goes_to_the_hub_alone() {
     let with_token = hub.hub(Some(" secret\n"));
     assert!(!format!("{with_token:?}").contains("secret"));
     let source = HubSource::Hub(&with_token);
-    let found = Snapshot::find(&model("acme/small@v1/a"), &source).expect("the model");
+    let found = Snapshot::find(&model("acme/small@v1/a"), Wanted::Checkpoint, &source).expect("the model");
     found.fetch(&source, folder.path(), &|_, _| {}).expect("its files");
     let requests = hub.requests.lock().expect("no panic");
     let of_other_host = requests.iter().filter(|request| request[0].contains("/blob/1")).collect::<Vec<_>>();
@@ -230,7 +236,9 @@ fn what_is_missing_is_named() {
     }
     let hub = stand_in(listing(), WEIGHTS, None);
     let hub = hub.hub(None);
-    let refused = Snapshot::find(&model("acme/none"), &HubSource::Hub(&hub)).expect_err("none").to_string();
+    let refused = Snapshot::find(&model("acme/none"), Wanted::Checkpoint, &HubSource::Hub(&hub))
+        .expect_err("none")
+        .to_string();
     assert!(refused.contains("no model acme/none@main (HTTP status 404)"), "{refused}");
     let odd = stand_in(json!({"sha": "../..", "siblings": []}), WEIGHTS, None).fetch(folder.path());
     assert!(odd.expect_err("no commit").to_string().contains("not what a hub says"));
@@ -252,9 +260,20 @@ fn names_of_models_and_files_lead_nowhere_else() {
         "model-00001-of-../2.safetensors",
         "models.safetensors",
     ] {
-        assert!(!is_needed(wrong), "{wrong}");
+        assert!(!Wanted::Checkpoint.is_needed(wrong), "{wrong}");
     }
-    assert!(is_needed("model-00001-of-00002.safetensors"));
+    assert!(Wanted::Checkpoint.is_needed("model-00001-of-00002.safetensors"));
+    for wrong in [
+        "onnx/../model.onnx",
+        "../model.onnx",
+        "onnx/x/model.onnx",
+        ".onnx",
+        "onnx/.x.onnx",
+        "model.onnx_data",
+    ] {
+        assert!(!Wanted::Classifier.is_needed(wrong), "{wrong}");
+    }
+    assert!(Wanted::Classifier.is_needed("onnx/model.onnx"));
     for url in ["", "huggingface.co", "file:///etc"] {
         assert!(Hub::new(url, None).is_err(), "{url}");
     }

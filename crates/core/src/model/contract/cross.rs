@@ -1,7 +1,13 @@
 //! The part of a contract that only cross-encoders have: models that read two texts in one window and judge how they
 //! are related. Thresher asks them whether the evidence supports a part of an answer.
 
+use std::fs;
+use std::io;
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
+
+use super::ContractError;
 
 /// A cross-encoder: its graph, how it joins two texts, and its labels.
 ///
@@ -28,22 +34,61 @@ pub struct Cross {
 }
 
 /// How support is computed with a cross-encoder: its log-odds are `bias + own * a + model * b`, where `a` are the
-/// log-odds without it, and `b` those of the cross-encoder.
+/// log-odds of the evidence of the part's words, and `b` those of the cross-encoder.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VerdictWeights {
     /// The log-odds if both others are 0.
     pub bias: f32,
-    /// The weight of the log-odds that Thresher computes without the cross-encoder.
+    /// The weight of the log-odds of the evidence, which Thresher computes without the cross-encoder.
     pub own: f32,
     /// The weight of the cross-encoder's log-odds.
     pub model: f32,
 }
 
+/// The file with the weights of a model that has no contract.
+const WEIGHTS_FILE: &str = "verdict.toml";
+
+impl VerdictWeights {
+    /// Reads the weights of a model without a contract in `dir`; the default if there is no file with them.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be read, or has other values than three finite numbers.
+    pub fn load(dir: &Path) -> Result<Self, ContractError> {
+        let file = dir.join(WEIGHTS_FILE);
+        let text = match fs::read_to_string(&file) {
+            Ok(text) => text,
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
+            Err(cause) => return Err(ContractError::Read { file, cause }),
+        };
+        let found: Self =
+            toml::from_str(&text).map_err(|cause| ContractError::Malformed { file: file.clone(), cause })?;
+        if found.is_finite() {
+            return Ok(found);
+        }
+        let reason = "must be finite numbers".to_owned();
+        Err(ContractError::ValueInvalid { file, key: "bias, own, model".to_owned(), reason })
+    }
+
+    /// Writes the weights of a model without a contract to `dir`.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be written.
+    pub fn save(&self, dir: &Path) -> Result<(), ContractError> {
+        let file = dir.join(WEIGHTS_FILE);
+        let text = toml::to_string(self).expect("three numbers");
+        fs::write(&file, text).map_err(|cause| ContractError::Write { file, cause })
+    }
+
+    fn is_finite(&self) -> bool {
+        (self.bias + self.own + self.model).is_finite()
+    }
+}
+
 impl Default for VerdictWeights {
-    /// Both count the same: the result is the mean of their log-odds.
+    /// The cross-encoder judges alone.
     fn default() -> Self {
-        Self { bias: 0.0, own: 0.5, model: 0.5 }
+        Self { bias: 0.0, own: 0.0, model: 1.0 }
     }
 }
 
@@ -63,7 +108,7 @@ impl Cross {
             return Err(("cross.between", reason));
         }
         match self.verdicts {
-            Some(VerdictWeights { bias, own, model }) if !(bias + own + model).is_finite() => {
+            Some(weights) if !weights.is_finite() => {
                 Err(("cross.verdicts", "must be finite numbers".to_owned()))
             }
             _ => Ok(()),

@@ -136,6 +136,15 @@ impl SharedWeights {
 }
 
 impl WeightedSession {
+    /// Loads the graph in the file `path`, which has its weights in it or in files beside it, and does not share them.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be read or the runtime cannot load the graph.
+    pub fn of_whole_graph(mut builder: SessionBuilder, path: &Path) -> Result<Self, ort::Error> {
+        let mapped = Arc::new(map(path).map_err(ort_error)?);
+        Ok(Self { session: builder.commit_from_file(path)?, options: RunOptions::new()?, _mapped: mapped })
+    }
+
     /// Runs the graph on `inputs` and returns its outputs.
     ///
     /// # Errors

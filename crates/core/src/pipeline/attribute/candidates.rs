@@ -15,11 +15,14 @@ use crate::pipeline::tokenize::tokens_under;
 use crate::pipeline::units::{Unit, UnitSpan};
 use crate::text::{self, Term, Writing};
 
+/// The fewest words that the two halves of a sentence share, where chunks overlap.
+const HALF_WORDS_MIN: usize = 3;
+
 /// The chunks that an answer may have come from. They are read and indexed once for all sentences of the
 /// answer.
 ///
-/// A *term* is a normalized word; terms have ids in the order in which they first occur in the chunks. A number
-/// has a second id, for its [key](Term::number_key). A *unit* is a title or a sentence of a chunk.
+/// A *term* is a normalized word; terms have ids in the order in which they first occur in the chunks. A number or a date
+/// has more ids, for its [other names](Term::other_names). A *unit* is a title or a sentence of a chunk.
 pub struct Candidates {
     pub(super) chunks: Vec<Arc<Chunk>>,
     pub(super) blocks: Arc<Blocks>,
@@ -118,8 +121,8 @@ impl Candidates {
         for terms in terms {
             let mut ids = Vec::with_capacity(terms.len());
             for term in terms {
-                let key = term.number_key();
-                for name in std::iter::once(term.folded).chain(key) {
+                let others: Vec<String> = term.other_names().collect();
+                for name in std::iter::once(term.folded).chain(others) {
                     let next =
                         u32::try_from(self.vocabulary.len()).expect("a request has fewer than 2^32 words");
                     ids.push(*self.vocabulary.entry(name).or_insert(next));
@@ -188,23 +191,31 @@ impl Candidates {
         self.words[index].get_or_init(|| terms_of(unit, &self.chunks, &self.langs))
     }
 
-    /// Returns `[token of the unit]`, the index of the unit's word that has the token.
-    pub(super) fn words_of_tokens(&self, unit: usize) -> Vec<Option<usize>> {
-        let words = self.words(unit);
-        let unit = &self.units[unit];
-        let block = &self.blocks.blocks[unit.chunk];
-        let first = unit.tokens.start - self.blocks.spans[unit.chunk].start;
-        let offsets = block.offsets();
-        let mut word = 0;
-        let word_of = |token: usize| {
-            let bytes = *offsets.get((first + token).checked_sub(block.title_tokens())?)?;
-            let bytes_of = |word: usize| words[word].bytes.shifted(unit.bytes.start);
-            while word < words.len() && bytes_of(word).end <= bytes.start {
-                word += 1;
+    /// Returns the unit of another chunk that has the rest of a sentence, if the sentence is cut at the start or the end of its chunk: the end
+    /// of one and the beginning of the other are the same words.
+    pub(super) fn other_half(&self, unit: usize) -> Option<usize> {
+        let chunks = (0..self.len()).filter(|&chunk| self.duplicate_of[chunk] == chunk);
+        let mut edges = chunks.flat_map(|chunk| [self.sentences(chunk).next(), self.sentences(chunk).last()]);
+        edges.find_map(|edge| edge.filter(|&edge| edge != unit && self.are_halves(unit, edge)))
+    }
+
+    /// Returns whether one of two units ends its chunk with the words with which the other begins another chunk.
+    pub(super) fn are_halves(&self, one: usize, other: usize) -> bool {
+        let (first, second) = (self.units[one].chunk, self.units[other].chunk);
+        let ends = |unit: usize| self.sentences(self.units[unit].chunk).last() == Some(unit);
+        let begins = |unit: usize| self.sentences(self.units[unit].chunk).next() == Some(unit);
+        let continues = |head: usize, tail: usize| {
+            if !(ends(head) && begins(tail)) {
+                return false;
             }
-            (word < words.len() && bytes_of(word).overlaps(bytes)).then_some(word)
+            let (head, tail) = (self.words(head), self.words(tail));
+            let shared = head.len().min(tail.len().saturating_sub(1));
+            (HALF_WORDS_MIN..=shared).any(|len| {
+                let pairs = head[head.len() - len..].iter().zip(&tail[..len]);
+                pairs.clone().all(|(one, other)| one.folded == other.folded)
+            })
         };
-        (0..unit.tokens.len()).map(word_of).collect()
+        first != second && (continues(one, other) || continues(other, one))
     }
 
     /// Returns whether two units consist of the same terms. A unit without terms equals no unit.

@@ -4,17 +4,15 @@
 use std::collections::HashSet;
 
 use ndarray::{Array2, Axis};
-use schemars::JsonSchema;
-use serde::Serialize;
 
 use super::candidates::Candidates;
-use super::evidence::{Conflict, Evidence, UnsupportedSpan};
+use super::evidence::{Conflict, Evidence, UnsupportedKind, UnsupportedSpan};
 use super::gather::{self, Gathered};
 use super::part::Part;
 use super::second_opinion::Question;
 use super::sentence_scores::SentenceScores;
 use super::trace;
-use super::verdict::{self, Judgement, Verdict};
+use super::verdict::{self, Judgement, Method, Verdict};
 use crate::domain::{ByteRange, TokenSpan};
 use crate::pipeline::PipelineError;
 use crate::pipeline::cancel::Cancel;
@@ -35,15 +33,19 @@ const TIES_MAX: usize = 100;
 /// The share of a sentence's evidence for a part that the run of words in the sentence holds.
 const RUN_SHARE: f32 = 0.8;
 
+/// The fewest content words of a part for which a sentence with all of them is the source, wherever else some of them stand.
+const COMPLETE_WORDS_MIN: usize = 3;
+
 /// What one part of the answer came from.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PartOutcome {
     /// Byte range of the part in the answer.
     pub bytes: ByteRange,
     pub verdict: Verdict,
-    /// How far the sources support the part, from 0 to 1; `None` if it makes no claim. A probability if the evidence has a
-    /// `similarity_mean`; otherwise [`Evidence::evidence`], which only ranks parts.
+    /// The probability that the sources support the part; `None` if nothing judged it.
     pub support: Option<f32>,
+    /// What judged the part; `None` if nothing did.
+    pub method: Option<Method>,
     /// What the sources do not support, as byte ranges of the answer.
     pub unsupported: Vec<UnsupportedSpan>,
     /// The chunks that the part may have come from, best first.
@@ -54,17 +56,6 @@ pub struct PartOutcome {
     pub evidence: Option<Evidence>,
 }
 
-/// What a verdict rests on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Method {
-    /// On the words and numbers that the part and its sources share, and on how similar the model finds their other words.
-    Meaning,
-    /// On words and numbers alone: the model is not calibrated, or does not compare the languages of the part and its sources. `support` only
-    /// ranks parts then.
-    Words,
-}
-
 /// A chunk that a part of the answer may have come from.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Source {
@@ -73,8 +64,8 @@ pub struct Source {
     /// The score of the chunk for the part: the weighted mean evidence of the part's tokens, with coverage.
     /// Scores of different parts are not comparable.
     pub score: f32,
-    /// Whether to cite the chunk for the part; false for all sources of a part that is neither supported nor
-    /// supported in part.
+    /// Whether to cite the chunk for the part; false for all sources of a part that they contradict or do not speak of, and of one with a
+    /// number that they do not have.
     pub cited: bool,
     /// Whether the chunk is cited only because it says the same as another cited chunk.
     pub tied: bool,
@@ -86,18 +77,13 @@ pub struct Source {
 }
 
 impl PartOutcome {
-    /// Returns what the verdict rests on; `None` if the part makes no claim.
-    pub fn method(&self) -> Option<Method> {
-        let evidence = self.evidence?;
-        Some(if evidence.similarity_mean.is_some() { Method::Meaning } else { Method::Words })
-    }
-
     /// Returns the outcome of a part that has no word, or that says nothing that a source could say.
     pub(super) fn without_claim(bytes: ByteRange) -> Self {
         Self {
             bytes,
             verdict: Verdict::NoClaim,
             support: None,
+            method: None,
             unsupported: Vec::new(),
             sources: Vec::new(),
             conflicts: Vec::new(),
@@ -105,8 +91,7 @@ impl PartOutcome {
         }
     }
 
-    /// Returns the sources to cite for the part, without those that only say the same as another one. There
-    /// are none if the part is neither supported nor supported in part.
+    /// Returns the sources to cite for the part, without those that only say the same as another one.
     pub fn citations(&self) -> impl Iterator<Item = &Source> {
         self.sources.iter().filter(|source| source.is_citation())
     }
@@ -171,12 +156,34 @@ pub(super) fn attribute(
     let mut order: Vec<usize> = (0..chunk_scores.len()).collect();
     order.sort_by(|&a, &b| chunk_scores[b].total_cmp(&chunk_scores[a]));
     let best = order.iter().copied().find(|&chunk| candidates.sentences(chunk).next().is_some());
-    let cited = cited_chunks(candidates, scores, part, best);
-    let unit_of = |chunk: usize| best_unit(candidates, scores, &weights, chunk);
-    let cited_units: Vec<usize> = cited.iter().filter_map(|&chunk| unit_of(chunk)).collect();
+    let complete = complete_unit(candidates, scores, part, &order);
+    let unit_of = |chunk: usize| {
+        complete
+            .filter(|&unit| candidates.units[unit].chunk == chunk)
+            .or_else(|| best_unit(candidates, scores, &weights, chunk))
+    };
+    let mut cited = match complete {
+        Some(unit) => vec![candidates.units[unit].chunk],
+        None => cited_chunks(candidates, scores, part, best),
+    };
+    let mut cited_units: Vec<usize> = cited.iter().filter_map(|&chunk| unit_of(chunk)).collect();
+    if complete.is_none() {
+        // A sentence that is cut at the end of its chunk goes on in another one.
+        let halves: Vec<usize> = cited_units.iter().filter_map(|&unit| candidates.other_half(unit)).collect();
+        for half in halves {
+            let chunk = candidates.units[half].chunk;
+            if !cited.contains(&chunk) {
+                cited.push(chunk);
+                cited_units.push(half);
+            }
+        }
+    }
+    // The chunk with the complete sentence comes before one with a copy that is cut.
+    order.sort_by_key(|&chunk| complete.is_some_and(|unit| candidates.units[unit].chunk != chunk));
     let (mut sources, mut ties) = (Vec::new(), 0);
     for (rank, chunk) in order.into_iter().filter(|&chunk| chunk_scores[chunk] > 0.0).enumerate() {
-        let Some(unit) = unit_of(chunk) else { continue };
+        let half = cited_units.iter().copied().find(|&unit| candidates.units[unit].chunk == chunk);
+        let Some(unit) = half.or_else(|| unit_of(chunk)) else { continue };
         let is_cited = cited.contains(&chunk);
         let says_the_same = |&other_unit: &usize| {
             let other = candidates.units[other_unit].chunk;
@@ -197,20 +204,39 @@ pub(super) fn attribute(
         return Ok(PartOutcome::without_claim(part));
     };
     let is_citable = sources.iter().any(Source::is_citation);
-    let Gathered { mut evidence, unsupported, mut conflicts, .. } = Gathered::gather(&compared, is_citable);
-    if is_citable && evidence.similarity_mean.is_some() {
-        let own = verdict::measure_support(&evidence);
-        evidence.second_opinion = question.ask(&compared, own, cancel)?;
+    let Gathered { mut evidence, unsupported, mut conflicts } = Gathered::gather(&compared, is_citable);
+    if verdict::needs_reading(&evidence) {
+        evidence.second_opinion = question.ask(&compared, evidence.evidence, cancel)?;
     }
-    let Judgement { verdict, support } = verdict::judge(&evidence);
-    if !verdict.is_cited() {
+    let Judgement { verdict, support, method } = verdict::judge(&evidence);
+    let lacks_number = unsupported.iter().any(|span| span.kind == UnsupportedKind::Number);
+    if !verdict.is_cited() || lacks_number {
         sources.iter_mut().for_each(|source| (source.cited, source.tied) = (false, false));
     }
     if verdict != Verdict::Contradicted {
         conflicts.clear();
+    } else if method == Some(Method::Model) {
+        conflicts = compared.conflict_of_meaning().into_iter().collect();
     }
-    let (support, evidence) = (Some(support), Some(evidence));
-    Ok(PartOutcome { bytes: part, verdict, support, unsupported, sources, conflicts, evidence })
+    let evidence = Some(evidence);
+    Ok(PartOutcome { bytes: part, verdict, support, method, unsupported, sources, conflicts, evidence })
+}
+
+/// Returns the unit that has every content word of a part, if there is one: that of the first chunk in `order`. A part with less than
+/// [`COMPLETE_WORDS_MIN`] content words has none.
+fn complete_unit(
+    candidates: &Candidates,
+    scores: &[SentenceScores],
+    part: ByteRange,
+    order: &[usize],
+) -> Option<usize> {
+    let terms = scores.iter().flat_map(|scores| &scores.terms);
+    let content: Vec<_> = terms.filter(|term| term.is_content && term.bytes.overlaps(part)).collect();
+    let has_all = |&unit: &usize| {
+        content.iter().all(|term| term.word.is_unit || term.is_in(|id| candidates.unit_has(unit, id)))
+    };
+    let mut chunks = order.iter().filter(|_| content.len() >= COMPLETE_WORDS_MIN);
+    chunks.find_map(|&chunk| candidates.sentences(chunk).find(has_all))
 }
 
 /// Returns the evidence of the tokens of all sentences for each chunk, `[token, chunk]`, scaled so that the

@@ -1,7 +1,7 @@
-//! A part of the answer beside the units that it is compared with: where its words came from, and which words of the units are like
-//! them. [`super::gather`] gathers from it what the verdict depends on.
+//! A part of the answer beside the sentences that it is compared with: which words they share, and how far in the same order.
+//! [`super::gather`] gathers from it what the verdict depends on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
 use super::candidates::Candidates;
@@ -9,13 +9,19 @@ use super::evidence::{Conflict, ConflictKind};
 use super::sentence_scores::{AnswerTerm, SentenceScores};
 use super::trace::{IN_CHUNK_EVIDENCE, Trace};
 use crate::domain::ByteRange;
-use crate::text::Term;
+use crate::text::{Amount, Term};
 
 /// The most units with which a part is compared.
 const UNITS_MAX: usize = 4;
 
 /// The share of the part's words, by weight, that must be traced to a unit for the part to be compared with it.
 const UNIT_SHARE_MIN: f32 = 0.1;
+
+/// How many words two neighbours of the part may be apart in a unit.
+const NEAR_WORDS: usize = 4;
+
+/// The letters with which two forms of one word begin: `disables`, `disabling`.
+const STEM_LETTERS: usize = 4;
 
 /// A part of the answer and the units that it is compared with.
 pub(super) struct Part<'a> {
@@ -25,7 +31,7 @@ pub(super) struct Part<'a> {
     pub sentences: &'a [SentenceScores],
     /// The words of the part; at least one.
     pub words: Vec<PartWord<'a>>,
-    /// The units, those with most of its words first.
+    /// The units, all of cited chunks, those with most of the part's words first.
     pub units: Vec<usize>,
     /// `[unit]`: the words of each of `units`.
     pub unit_words: Vec<Vec<UnitWord<'a>>>,
@@ -39,10 +45,6 @@ pub(super) struct PartWord<'a> {
     pub sentence: &'a [AnswerTerm],
     /// The index of the word in its sentence.
     pub index: usize,
-    /// The most similar word of the units; `None` if they have no word, or if the model's logits have no fixed scale.
-    pub aligned: Option<UnitWord<'a>>,
-    /// The similarity of that word; -1 without one.
-    pub similarity: f32,
 }
 
 /// A word of a unit that the part is compared with.
@@ -57,68 +59,31 @@ pub(super) struct UnitWord<'a> {
 }
 
 impl<'a> Part<'a> {
-    /// Aligns the words of a part with the units that they were traced to, and with the `cited` ones. Returns `None` if the part has
-    /// no word.
+    /// Puts a part beside the units of `cited` chunks that its words were traced to, and beside the `cited` units. Returns `None` if the
+    /// part has no word.
     pub fn align(
         candidates: &'a Candidates,
         sentences: &'a [SentenceScores],
         bytes: ByteRange,
         cited: &'a [usize],
     ) -> Option<Self> {
-        let units = choose_units(sentences, bytes, cited);
+        let units = choose_units(candidates, sentences, bytes, cited);
         let words_of = |(unit, &index): (usize, &usize)| -> Vec<UnitWord<'a>> {
             let words = candidates.words(index).iter().enumerate();
             words.map(|(at, term)| UnitWord { unit, at, term, id: candidates.term(&term.folded) }).collect()
         };
         let unit_words = units.iter().enumerate().map(words_of).collect();
-        let mut part = Self { candidates, bytes, sentences, words: Vec::new(), units, unit_words, cited };
+        let mut words = Vec::new();
         for sentence in sentences {
             let inside = (0..sentence.terms.len()).filter(|&at| sentence.terms[at].bytes.overlaps(bytes));
-            part.words.extend(inside.map(|index| part.align_word(sentence, index)).collect::<Vec<_>>());
+            words.extend(inside.map(|index| PartWord {
+                term: &sentence.terms[index],
+                trace: sentence.traces[index],
+                sentence: &sentence.terms,
+                index,
+            }));
         }
-        (!part.words.is_empty()).then_some(part)
-    }
-
-    fn align_word(&self, sentence: &'a SentenceScores, index: usize) -> PartWord<'a> {
-        let (mut similarity, mut aligned) = (-1.0, None);
-        for (unit, &candidate) in self.units.iter().enumerate() {
-            let Some(similar) = sentence.most_similar_words(self.candidates, candidate) else { break };
-            if similar[index].0 > similarity {
-                similarity = similar[index].0;
-                aligned = Some(self.unit_words[unit][similar[index].1]);
-            }
-        }
-        let (term, trace) = (&sentence.terms[index], sentence.traces[index]);
-        PartWord { term, trace, sentence: &sentence.terms, index, aligned, similarity }
-    }
-
-    /// Returns whether the model's logits have a fixed scale, so that similar words can be compared, and the part has units.
-    pub fn is_aligned(&self) -> bool {
-        !self.units.is_empty() && self.sentences.iter().all(|sentence| sentence.similarity.is_some())
-    }
-
-    /// Returns whether the part is in another language than the unit that has most of its words, and few of its words are the same.
-    pub fn is_foreign(&self) -> bool {
-        let (Some(own), Some(&unit)) =
-            (self.sentences.first().and_then(|sentence| sentence.lang), self.units.first())
-        else {
-            return false;
-        };
-        let (in_units, all) = self.content().fold((0, 0), |(in_units, all), word| {
-            (in_units + usize::from(self.units_have(word.term)), all + 1)
-        });
-        if 2 * in_units >= all {
-            return false;
-        }
-        let other = self.candidates.langs[self.candidates.units[unit].chunk];
-        other.is_some_and(|other| other != own)
-    }
-
-    /// Returns whether similar words mean something: the model is calibrated and, if the part is in another language than its sources,
-    /// compares languages.
-    pub fn compares_meaning(&self, is_foreign: bool) -> bool {
-        self.is_aligned()
-            && (!is_foreign || self.sentences.iter().all(|sentence| sentence.compares_languages))
+        (!words.is_empty()).then_some(Self { candidates, bytes, sentences, words, units, unit_words, cited })
     }
 
     /// Returns the words of the part that have meaning by themselves.
@@ -140,25 +105,48 @@ impl<'a> Part<'a> {
         term.is_in(|id| self.candidates.unit_has(self.units[unit], id))
     }
 
-    /// Returns whether a chunk has the word: the one that it was traced to, or one that is cited for the part.
-    pub fn chunks_have(&self, term: &AnswerTerm, trace: &Trace) -> bool {
-        let has =
-            |&unit: &usize| term.is_in(|id| self.candidates.chunk_has(self.candidates.units[unit].chunk, id));
-        trace.in_chunk || self.cited.iter().any(has)
+    /// Returns whether a unit has a word of the part or another form of it.
+    pub fn unit_has_form(&self, unit: usize, term: &AnswerTerm) -> bool {
+        let stem = |word: &str| word.char_indices().nth(STEM_LETTERS).map(|(end, _)| word[..end].to_owned());
+        self.unit_has(unit, term)
+            || stem(&term.word.folded).is_some_and(|own| {
+                self.unit_words[unit].iter().any(|word| word.term.folded.starts_with(&own))
+            })
+    }
+
+    /// Returns whether a cited chunk has the word.
+    pub fn chunks_have(&self, term: &AnswerTerm) -> bool {
+        let mut chunks = self.cited.iter().map(|&unit| self.candidates.units[unit].chunk);
+        chunks.any(|chunk| term.is_in(|id| self.candidates.chunk_has(chunk, id)))
     }
 
     /// Returns the evidence of a word of the sentences, where the chunks that are cited for the part count, too.
     pub fn evidence_of(&self, term: &AnswerTerm, trace: &Trace) -> f32 {
-        if self.chunks_have(term, trace) { trace.evidence.max(IN_CHUNK_EVIDENCE) } else { trace.evidence }
+        if self.chunks_have(term) { trace.evidence.max(IN_CHUNK_EVIDENCE) } else { trace.evidence }
     }
 
-    /// Returns the text of the units in the order of the chunks.
+    /// Returns the titles and the texts of the units in the order of the chunks.
     pub fn text_of_units(&self) -> String {
         let mut units: Vec<_> = self.units.iter().map(|&unit| &self.candidates.units[unit]).collect();
         units.sort_by_key(|unit| (unit.chunk, unit.bytes.start));
-        let texts =
-            units.iter().map(|unit| unit.bytes.slice(&self.candidates.chunks[unit.chunk].text).trim());
-        texts.collect::<Vec<_>>().join(" ")
+        let mut text = String::new();
+        let mut before = None;
+        for unit in units {
+            let chunk = &self.candidates.chunks[unit.chunk];
+            let title = chunk
+                .title
+                .as_deref()
+                .filter(|_| before != Some(unit.chunk))
+                .map(|title| format!("{title}."));
+            before = Some(unit.chunk);
+            for piece in title.iter().map(String::as_str).chain([unit.bytes.slice(&chunk.text).trim()]) {
+                if !text.is_empty() {
+                    text.push(' ');
+                }
+                text.push_str(piece);
+            }
+        }
+        text
     }
 
     /// Returns the byte range of a unit's word in the text of its chunk.
@@ -166,42 +154,105 @@ impl<'a> Part<'a> {
         word.term.bytes.shifted(self.candidates.units[self.units[word.unit]].bytes.start)
     }
 
-    /// Returns a unit's word as its chunk has it.
-    pub fn text_of(&self, word: UnitWord) -> &'a str {
-        self.source_bytes(word).slice(&self.candidates.chunks[self.chunk_of(word)].text)
-    }
-
-    pub fn chunk_of(&self, word: UnitWord) -> usize {
-        self.candidates.units[self.units[word.unit]].chunk
-    }
-
     /// Returns the conflict of some bytes of the part with a unit's word.
     pub fn conflict(&self, bytes: ByteRange, kind: ConflictKind, word: UnitWord) -> Conflict {
-        Conflict { bytes, kind, chunk: self.chunk_of(word), source: self.source_bytes(word) }
+        let chunk = self.candidates.units[self.units[word.unit]].chunk;
+        Conflict { bytes, kind, chunk, source: self.source_bytes(word) }
+    }
+
+    /// Returns the conflict of the whole part with the unit that has most of its words.
+    pub fn conflict_of_meaning(&self) -> Option<Conflict> {
+        let unit = &self.candidates.units[*self.units.first()?];
+        let (kind, source) = (ConflictKind::Meaning, unit.bytes);
+        Some(Conflict { bytes: self.bytes, kind, chunk: unit.chunk, source })
+    }
+
+    /// Returns the share of the pairs of neighbouring words of the part that are neighbours in a unit, too. Pairs with a word
+    /// in `without` are left out.
+    pub fn share_copied(&self, without: Option<ByteRange>) -> f32 {
+        let mut known: HashSet<(Option<u32>, Option<u32>)> = HashSet::new();
+        for words in &self.unit_words {
+            known.extend(words.windows(2).map(|pair| (pair[0].id, pair[1].id)));
+        }
+        let (mut pairs, mut found) = (0_usize, 0_usize);
+        for pair in self.words.windows(2) {
+            let is_left_out =
+                |word: &PartWord| without.is_some_and(|without| word.term.bytes.overlaps(without));
+            if pair.iter().any(is_left_out) {
+                continue;
+            }
+            let ids = (pair[0].term.id, pair[1].term.id);
+            pairs += 1;
+            found += usize::from(ids.0.is_some() && ids.1.is_some() && known.contains(&ids));
+        }
+        if self.words.len() == 1 {
+            // A single word, such as a value of JSON.
+            return if without.is_none() && self.units_have(self.words[0].term) { 1.0 } else { 0.0 };
+        }
+        found as f32 / pairs.max(1) as f32
+    }
+
+    /// Returns the share of the pairs of content words of the part, without one between, that are near each other in a unit.
+    /// Numbers that no unit has are left out: they do not show that a text was not copied.
+    pub fn share_gathered(&self) -> f32 {
+        let is_near = |one: &UnitWord, others: &[UnitWord]| {
+            // The places are in ascending order.
+            let at = others.partition_point(|other| (other.unit, other.at + NEAR_WORDS) < (one.unit, one.at));
+            others.get(at).is_some_and(|other| other.unit == one.unit && other.at <= one.at + NEAR_WORDS)
+        };
+        let (mut pairs, mut near) = (0_usize, 0_usize);
+        let mut before: Option<Vec<UnitWord>> = None;
+        for word in self.content() {
+            let states = |other: &UnitWord| is_covered(word.term.word.amount, other.term.amount);
+            let is_it =
+                |other: &UnitWord| states(other) || word.term.id.is_some() && other.id == word.term.id;
+            let places: Vec<UnitWord> = self.all_unit_words().filter(is_it).collect();
+            if word.term.is_number && places.is_empty() {
+                continue;
+            }
+            if let Some(before) = &before {
+                pairs += 1;
+                near += usize::from(before.iter().any(|one| is_near(one, &places)));
+            }
+            before = Some(places);
+        }
+        near as f32 / pairs.max(1) as f32
     }
 }
 
-/// Returns the units to compare a part with, those with most of its words first.
-fn choose_units(sentences: &[SentenceScores], part: ByteRange, cited: &[usize]) -> Vec<usize> {
+/// Returns whether a source with an amount states the amount of the part.
+fn is_covered(amount: Option<Amount>, source: Option<Amount>) -> bool {
+    amount.zip(source).is_some_and(|(amount, source)| amount.covers(&source))
+}
+
+/// Returns the units to compare a part with, those with most of its words first. All are of chunks with a `cited` unit: what stands elsewhere
+/// supports nothing.
+fn choose_units(
+    candidates: &Candidates,
+    sentences: &[SentenceScores],
+    part: ByteRange,
+    cited: &[usize],
+) -> Vec<usize> {
+    let chunk_of = |unit: usize| candidates.units[unit].chunk;
     let mut weights: BTreeMap<usize, f32> = BTreeMap::new();
     let mut sum = 0.0;
     for scores in sentences {
         for (term, trace) in scores.terms.iter().zip(&scores.traces) {
             let Some(unit) = trace.unit.filter(|_| term.bytes.overlaps(part)) else { continue };
-            *weights.entry(unit).or_default() += term.weight;
             sum += term.weight;
+            if cited.iter().any(|&cited| chunk_of(cited) == chunk_of(unit)) {
+                *weights.entry(unit).or_default() += term.weight;
+            }
         }
     }
     let mut traced: Vec<(usize, f32)> =
         weights.into_iter().filter(|(_, weight)| *weight >= UNIT_SHARE_MIN * sum).collect();
     traced.sort_by(|a, b| b.1.total_cmp(&a.1));
     let mut units: Vec<usize> = traced.into_iter().map(|(unit, _)| unit).collect();
-    for &unit in cited {
-        if !units.contains(&unit) {
-            units.push(unit);
-        }
-    }
-    units.truncate(UNITS_MAX);
+    let others: Vec<usize> =
+        cited.iter().copied().filter(|unit| !units.contains(unit)).take(UNITS_MAX).collect();
+    units.truncate(UNITS_MAX - others.len());
+    units.extend(others);
     units
 }
 

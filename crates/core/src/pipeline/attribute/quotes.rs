@@ -237,7 +237,7 @@ impl<'a> Passages<'a> {
         cancel: &Cancel,
     ) -> Result<Option<QuoteOutcome>, PipelineError> {
         let quoted = bytes.slice(answer);
-        let terms = text::terms(quoted, &[]);
+        let terms = text::terms_in(quoted, &[], None);
         if terms.len() < WORDS_MIN {
             return Ok(None);
         }

@@ -1,5 +1,4 @@
-//! The second opinion: asks a cross-encoder, if the settings name one, whether the units that a part was compared with
-//! support it.
+//! The second opinion: asks a cross-encoder, if the settings name one, what the units that a part was compared with say of it.
 
 use super::evidence::SecondOpinion;
 use super::part::Part;
@@ -20,24 +19,27 @@ pub(super) struct Question<'a> {
 }
 
 impl Question<'_> {
-    /// Asks the model about a part. `own` is the probability without it. Returns `None` if there is no model.
+    /// Asks the model about a part. `evidence` is the share of the part that its words support. Returns `None` if there is no model, or if it cannot read the part.
     pub fn ask(
         &self,
         part: &Part,
-        own: f32,
+        evidence: f32,
         cancel: &Cancel,
     ) -> Result<Option<SecondOpinion>, PipelineError> {
         let Some(model) = self.model else { return Ok(None) };
         cancel.check()?;
-        let said = match model.support(&part.text_of_units(), self.claim, &|| cancel.go_on()) {
+        let said = match model.judge(&part.text_of_units(), self.claim, &|| cancel.go_on()) {
             // It says whether the deadline has passed or the caller no longer waits.
             Err(ModelError::Cancelled) => {
                 return Err(cancel.check().err().unwrap_or(PipelineError::Cancelled));
             }
             said => said?,
         };
+        let Some(said) = said else { return Ok(None) };
         cancel.spend(said.tokens);
-        Ok(Some(SecondOpinion { own: log_odds(own), model: said.log_odds, weights: model.weights() }))
+        let (support, conflict, has_neutral) = (said.support, said.conflict, said.has_neutral);
+        let weights = model.weights();
+        Ok(Some(SecondOpinion { own: log_odds(evidence), support, conflict, has_neutral, weights }))
     }
 }
 

@@ -24,17 +24,14 @@ use crate::pipeline::units::Unit;
 use crate::pipeline::validate::InvalidRequest;
 use crate::pipeline::{PipelineError, Reading, Settings};
 use crate::rc::{self, HeadMean};
-use crate::text::{self, Contrast, Term, Writing};
+use crate::text::{self, Term, Writing};
 
 /// The weight of a token that belongs to no word, such as punctuation. A word that no chunk contains has the
 /// weight 1.
 const PUNCTUATION_WEIGHT: f32 = 0.3;
 
 /// The factor for the weight of function words, such as `the` and `of`.
-pub(super) const FUNCTION_WORD_FACTOR: f32 = 0.3;
-
-/// The cosine that the vectors of two tokens of one word are taken to have.
-const WORD_COHESION: f32 = 0.6;
+const FUNCTION_WORD_FACTOR: f32 = 0.3;
 
 /// A sentence of the answer, before it is scored.
 pub(super) struct AnswerSentence<'a> {
@@ -48,9 +45,6 @@ pub(super) struct AnswerSentence<'a> {
     /// The language of the sentence, as far as it can be told.
     pub lang: Option<Lang>,
 }
-
-/// `[word]`: the similarity of the most similar word of a unit, and the index of that word in the unit.
-type MostSimilarWords = Rc<[(f32, usize)]>;
 
 /// A scored sentence of the answer. *Evidence* of a token for a segment (a chunk or a unit) is the token's
 /// RC, in units of a raw logit, plus a bonus if the segment contains the same word. The bonus is the mean over
@@ -72,16 +66,9 @@ pub struct SentenceScores {
     /// `[token, unit]`: the mean over heads of each token's largest raw logit in each unit, which says how
     /// similar the unit is to the token, by [`Calibration::similarity`]. `None` for models without a calibration.
     pub(super) similarity: Option<Array2<f32>>,
-    cosine_floor: Option<f32>,
-    /// The language of the sentence, as far as it can be told.
-    pub(super) lang: Option<Lang>,
-    /// Whether the similarity of words of different languages means something.
-    pub(super) compares_languages: bool,
     reading: Reading,
     /// The results of [`Self::best_keys`], by unit.
     best_keys: RefCell<HashMap<usize, Rc<[usize]>>>,
-    /// The results of [`Self::most_similar_words`], by unit.
-    most_similar_words: RefCell<HashMap<usize, MostSimilarWords>>,
 }
 
 #[derive(Debug, Clone)]
@@ -95,16 +82,14 @@ pub(super) struct AnswerTerm {
     /// The id of the term; `None` if no chunk contains it.
     pub id: Option<u32>,
     /// The ids of what a source may say instead of a number with a unit: the same amount, or the number without a
-    /// unit. `None` for other words.
+    /// unit. Also for a place in an order. `None` for other words.
     pub amount_ids: Option<[Option<u32>; 2]>,
-    pub contrasts: &'static [Contrast],
     /// Whether the word is the unit of the number before it.
     pub is_unit: bool,
     /// The weight of the word: its [rarity](Candidates::rarity), reduced for function words.
     pub weight: f32,
     /// Whether the word has meaning by itself: it is neither a function word nor a negation.
     pub is_content: bool,
-    pub is_capitalized: bool,
     /// Whether the word is a number, or a weekday or month: a similar one is a different one.
     pub is_number: bool,
     /// Whether the word begins with an upper-case letter and is not the first word of the sentence.
@@ -199,12 +184,8 @@ pub(super) fn score(
         chunk_evidence,
         unit_evidence,
         similarity,
-        cosine_floor,
-        lang,
-        compares_languages: settings.calibration.as_ref().is_some_and(|found| found.compares_languages),
         reading,
         best_keys: RefCell::default(),
-        most_similar_words: RefCell::default(),
     };
     scores.traces = trace::terms(candidates, &scores);
     Ok(scores)
@@ -277,11 +258,6 @@ fn copy_to_duplicates(candidates: &Candidates, chunks: &mut Array2<f32>, units: 
     }
 }
 
-/// Returns the length of the mean of `count` unit vectors that have the cosine [`WORD_COHESION`] with each other.
-fn length_of_mean(count: usize) -> f32 {
-    ((1.0 + WORD_COHESION * (count as f32 - 1.0)) / count as f32).sqrt()
-}
-
 fn mean_of_row_maxima(values: &Array2<f32>) -> f32 {
     let maxima = values.outer_iter().map(|row| row.iter().copied().fold(0.0, f32::max));
     maxima.sum::<f32>() / values.nrows().max(1) as f32
@@ -315,6 +291,11 @@ fn answer_terms(
         let plural = || candidates.term(&format!("{}s", term.folded)).filter(|_| term.is_translated);
         let id = candidates.term(&term.folded).or_else(plural);
         let is_capitalized = term.bytes.slice(sentence).starts_with(char::is_uppercase);
+        // The number of a name, such as `COVID-19`, counts nothing.
+        let is_in_name = sentence[..term.bytes.start]
+            .strip_suffix('-')
+            .is_some_and(|before| before.ends_with(char::is_alphabetic));
+        let term = if is_in_name { Term { amount: None, ..term } } else { term };
         let factor = if term.is_function_word() { FUNCTION_WORD_FACTOR } else { 1.0 };
         terms.push(AnswerTerm {
             bytes: term.bytes.shifted(start),
@@ -322,16 +303,15 @@ fn answer_terms(
             id,
             amount_ids: term
                 .number_key()
-                .filter(|_| term.has_unit())
+                .filter(|_| term.is_measured())
                 .map(|key| [candidates.term(&key), candidates.term(&term.key_without_unit())]),
-            contrasts: text::contrasts(&term, term.bytes.slice(sentence)),
             is_unit: term.is_unit
                 && terms.last().is_some_and(|before: &AnswerTerm| before.amount_ids.is_some()),
             weight: candidates.rarity(id) * factor,
-            is_capitalized,
             is_content: !term.is_function_word() && !term.is_negation(),
             // A weekday or a month that is similar to another is a different one, like a number.
-            is_number: term.is_number() || (is_capitalized || term.is_translated) && term.is_calendar(),
+            is_number: term.is_number() && !is_in_name
+                || (is_capitalized || term.is_translated) && term.is_calendar(),
             is_name: index > 0 && is_capitalized,
             is_negation: term.is_negation(),
             word: term,
@@ -352,44 +332,6 @@ impl SentenceScores {
         let found: Rc<[usize]> = logits.outer_iter().map(best).collect();
         self.best_keys.borrow_mut().insert(unit, Rc::clone(&found));
         found
-    }
-
-    /// Returns `[word]`, the word of the unit that is most similar to each word of the sentence, and their similarity:
-    /// an estimate of the cosine of the means of their tokens' vectors; -1 if the unit has no word. Returns `None` if
-    /// the model has no calibration.
-    pub(super) fn most_similar_words(
-        &self,
-        candidates: &Candidates,
-        unit: usize,
-    ) -> Option<Rc<[(f32, usize)]>> {
-        let floor = self.cosine_floor?;
-        if let Some(found) = self.most_similar_words.borrow().get(&unit) {
-            return Some(Rc::clone(found));
-        }
-        let logits = self.logits(candidates, unit).mapv_into(|cosine| Calibration::similarity(cosine, floor));
-        let mut keys = vec![Vec::new(); candidates.words(unit).len()];
-        for (key, word) in candidates.words_of_tokens(unit).into_iter().enumerate() {
-            if let Some(word) = word {
-                keys[word].push(key);
-            }
-        }
-        let most_similar = |term: &AnswerTerm| {
-            let tokens = term.tokens.range();
-            let mut best = (-1.0, 0);
-            for (word, keys) in keys.iter().enumerate().filter(|(_, keys)| !keys.is_empty()) {
-                let pairs = tokens.clone().flat_map(|token| keys.iter().map(move |&key| (token, key)));
-                let mean = pairs.map(|(token, key)| logits[[token, key]]).sum::<f32>()
-                    / (tokens.len() * keys.len()) as f32;
-                let similarity = mean / (length_of_mean(tokens.len()) * length_of_mean(keys.len()));
-                if similarity > best.0 {
-                    best = (similarity, word);
-                }
-            }
-            best
-        };
-        let found: MostSimilarWords = self.terms.iter().map(most_similar).collect();
-        self.most_similar_words.borrow_mut().insert(unit, Rc::clone(&found));
-        Some(found)
     }
 
     /// Returns `[token, token of the unit]`, the mean of the raw logits over heads.
