@@ -180,7 +180,7 @@ impl Lexicon {
 /// Returns the entries of a file, each with the name of its class.
 fn entries(file: &str) -> impl Iterator<Item = (&str, &str)> {
     let mut class = "";
-    let lines = file.lines().filter(|line| !line.starts_with('#'));
+    let lines = file.lines().filter(|line| !line.starts_with("# "));
     lines.flat_map(move |line| {
         let name = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
         class = name.unwrap_or(class);

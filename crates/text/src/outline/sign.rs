@@ -207,7 +207,8 @@ fn is_comment(line: &str) -> bool {
     let text = line.trim();
     let begins = ["//", "/*", "*/", "# ", "#!", "<!--"].iter().any(|mark| text.starts_with(mark));
     // The lines of a block comment are one column further right than its code; those of a list are not.
-    let is_inside = text.starts_with("* ") && (line.len() - line.trim_start().len()) % 2 == 1;
+    let indent = &line[..line.len() - line.trim_start().len()];
+    let is_inside = text.starts_with("* ") && indent.chars().rev().take_while(|&c| c == ' ').count() % 2 == 1;
     begins || is_inside || line.starts_with("-- ") || text == "#" || text == "*"
 }
 
@@ -257,7 +258,7 @@ fn is_strong(text: &str) -> bool {
         && text.split(' ').count() <= 12;
     let is_annotation =
         text.starts_with('@') && text.len() > 2 && !text[1..].contains(' ') || text.starts_with("#[");
-    let word = text.split([' ', '(', ':', '<', '"']).next().unwrap_or_default();
+    let word = text.split([' ', '(', ':', '<', '"', ';', '!']).next().unwrap_or_default();
     let begins = has(Class::Keyword, word);
     let is_query = is_capitals(word) && has(Class::Query, &word.to_ascii_lowercase())
         || has_capitals(text, Class::Schema);
