@@ -25,7 +25,7 @@ fi
 
 # The texts of samples/ are input of tests: their links lead nowhere.
 pages=target/book-pages.txt
-find . \( -path ./target -o -name node_modules -o -path ./models/.cache -o -path ./crates/core/src/text/outline/samples \
+find . \( -path ./target -o -name node_modules -o -path ./models/.cache -o -path ./crates/text/src/outline/samples \
   -o -name .venv -o -name .git \) -prune -o -type f -name '*.md' -print | LC_ALL=C sort > "$pages"
 pages_of_docs=$(cd docs && find . decisions -maxdepth 1 -name '*.md' ! -name SUMMARY.md | sed 's|^\./||')
 for page in $pages_of_docs; do

@@ -86,7 +86,7 @@ impl SeenTexts {
 }
 
 /// What an answer gets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Additions {
     pub citations: bool,
     pub verdicts: bool,

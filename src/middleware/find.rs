@@ -11,10 +11,12 @@ use std::sync::Arc;
 use blake3::Hasher;
 use thiserror::Error;
 use thresher_core::text;
+pub use thresher_core::text::intent::Wants;
+use thresher_core::text::intent::wants;
 
 use super::dialect::{Conversation, Message, PART_COUNT_MAX, Part, PartKind, Role};
 use super::json::Located;
-use super::question::{self, Asked};
+use super::question;
 use super::records::{Claims, Names, Records};
 use super::untouched::{self, TextKind};
 use crate::error::ErrorCode;
@@ -309,18 +311,6 @@ fn last_sentence(message: &Message) -> Option<Arc<str>> {
 /// The most bytes of what the model said before a call that are read.
 const STATED_BYTES_MAX: usize = 300;
 
-/// What the user's text asks of the texts of a turn.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Wants {
-    /// Those parts that answer the question.
-    #[default]
-    Parts,
-    /// All of them, as for a summary.
-    Whole,
-    /// Nothing: it is an agreement or thanks, and no question stands before it.
-    Nothing,
-}
-
 /// The question of the user so far.
 #[derive(Default)]
 struct Question {
@@ -337,22 +327,19 @@ impl Question {
         let end = tail(text);
         // An instruction may stand before a long text as well as behind it.
         let begin = &text[..text.floor_char_boundary(INSTRUCTION_BYTES_MAX)];
-        let asked = match question::asked(&end) {
-            Asked::Part if end.len() < text.len() && question::asked(begin) == Asked::Whole => Asked::Whole,
-            asked => asked,
-        };
-        let wants = match asked {
-            Asked::Agreed if !self.text.is_empty() && self.wants != Wants::Nothing => {
-                self.agreed = Arc::clone(stated);
-                if question::asked(stated) == Asked::Whole {
-                    self.wants = Wants::Whole;
-                }
-                return;
+        let wants = match wants(&end) {
+            Wants::Parts | Wants::Rows if end.len() < text.len() && self::wants(begin) == Wants::Whole => {
+                Wants::Whole
             }
-            Asked::Agreed => Wants::Nothing,
-            Asked::Whole => Wants::Whole,
-            Asked::Part => Wants::Parts,
+            wants => wants,
         };
+        if wants == Wants::Nothing && !self.text.is_empty() && self.wants != Wants::Nothing {
+            self.agreed = Arc::clone(stated);
+            if self::wants(stated) == Wants::Whole {
+                self.wants = Wants::Whole;
+            }
+            return;
+        }
         *self = Self { text: end, agreed: Arc::default(), wants };
     }
 

@@ -10,78 +10,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use schemars::JsonSchema;
-use serde::de::IntoDeserializer;
-use serde::de::value::{Error as ValueError, StrDeserializer};
 use serde::{Deserialize, Serialize, Serializer};
-
-/// A half-open range `start..end` of UTF-8 byte offsets into a text. The field that holds the range says
-/// which text.
-///
-/// ```
-/// use thresher_core::domain::ByteRange;
-///
-/// let text = "Größe matters. So does speed.";
-/// let sentence = ByteRange::new(0, 16);
-/// assert_eq!(sentence.slice(text), "Größe matters.");
-/// assert_eq!(sentence.len(), 16, "ö and ß have two bytes each");
-/// assert!(!sentence.overlaps(ByteRange::new(16, 31)), "neighbouring ranges share no byte");
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct ByteRange {
-    pub start: usize,
-    /// Offset one past the last byte; never below `start`.
-    pub end: usize,
-}
-
-impl ByteRange {
-    /// Returns the range `start..end`.
-    ///
-    /// # Panics
-    /// When `start > end`. Offsets that a client sends must be checked before this call.
-    pub fn new(start: usize, end: usize) -> Self {
-        assert!(start <= end, "byte range is reversed: {start}..{end}");
-        Self { start, end }
-    }
-
-    /// Returns the number of bytes in the range.
-    pub fn len(self) -> usize {
-        self.end - self.start
-    }
-
-    /// Returns whether the range has no bytes.
-    pub fn is_empty(self) -> bool {
-        self.start == self.end
-    }
-
-    /// Returns whether both ranges contain at least one common byte. An empty range overlaps nothing.
-    pub fn overlaps(self, other: Self) -> bool {
-        self.start.max(other.start) < self.end.min(other.end)
-    }
-
-    /// Returns whether all bytes of another range are in this one.
-    pub fn encloses(self, other: Self) -> bool {
-        self.start <= other.start && other.end <= self.end
-    }
-
-    /// Returns the range moved right by `bytes`.
-    pub fn shifted(self, bytes: usize) -> Self {
-        Self::new(self.start + bytes, self.end + bytes)
-    }
-
-    /// Returns the range from the start of the first of both ranges to the end of the last one.
-    #[must_use]
-    pub fn joined(self, other: Self) -> Self {
-        Self::new(self.start.min(other.start), self.end.max(other.end))
-    }
-
-    /// Returns the part of `text` that the range covers.
-    ///
-    /// # Panics
-    /// When an end of the range lies beyond `text` or inside a character.
-    pub fn slice(self, text: &str) -> &str {
-        &text[self.start..self.end]
-    }
-}
+pub use thresher_text::{ByteRange, Kind};
 
 /// The name of a tenant. Tenants are isolated: no request can observe another tenant's data. The default
 /// tenant, whose name is empty, is the only tenant of a daemon without API keys.
@@ -130,12 +60,6 @@ impl Default for Tenant {
     }
 }
 
-impl From<Range<usize>> for ByteRange {
-    fn from(range: Range<usize>) -> Self {
-        Self::new(range.start, range.end)
-    }
-}
-
 /// A half-open range `start..end` of token indices on a key axis: a segment that is scored as one, such as a
 /// token, a sentence or a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -173,68 +97,6 @@ impl TokenSpan {
     /// Returns the span as a [`Range`], for slicing and iterating.
     pub fn range(self) -> Range<usize> {
         self.start..self.end
-    }
-}
-
-/// What a text is, which decides how it is divided into units.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Kind {
-    /// The kind is found out from the text.
-    #[default]
-    Auto,
-    /// Running text, which is divided into sentences.
-    Prose,
-    /// Headings, lists, tables and fenced code.
-    Markdown,
-    /// A program, or a configuration file that is divided by its indentation or its sections.
-    Code,
-    /// JSON values, one or many.
-    Json,
-    /// Rows of cells: Markdown, comma- or tab-separated, or in columns of a fixed width.
-    Table,
-    /// Events, each on one or several lines.
-    Log,
-    /// Turns of several speakers.
-    Chat,
-    /// A page of the web or a part of one.
-    Html,
-    /// A page as programs extract it from a PDF, with tables whose cells stand one a line.
-    Pdf,
-    /// A mail, with what it quotes.
-    Mail,
-    /// Subtitles with their times (SRT, WebVTT).
-    Subtitles,
-}
-
-impl Kind {
-    /// Returns whether the kind is found out from the text.
-    pub fn is_auto(&self) -> bool {
-        *self == Self::Auto
-    }
-
-    /// Returns the name of the kind in requests and answers, such as `prose`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Prose => "prose",
-            Self::Markdown => "markdown",
-            Self::Code => "code",
-            Self::Json => "json",
-            Self::Table => "table",
-            Self::Log => "log",
-            Self::Chat => "chat",
-            Self::Html => "html",
-            Self::Pdf => "pdf",
-            Self::Mail => "mail",
-            Self::Subtitles => "subtitles",
-        }
-    }
-
-    /// Returns the kind with this name, or `None`.
-    pub fn named(name: &str) -> Option<Self> {
-        let name: StrDeserializer<ValueError> = name.into_deserializer();
-        Self::deserialize(name).ok()
     }
 }
 

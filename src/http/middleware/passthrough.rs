@@ -16,6 +16,7 @@ use super::upstream::Upstream;
 use super::{Middleware, Scope, body};
 use crate::error::ApiError;
 use crate::http::traces::model_call::{Call, ModelCall};
+use crate::middleware::cite::Additions;
 use crate::middleware::dialect::Dialect;
 use crate::middleware::form::{self, Form};
 use crate::middleware::json::{Edits, Located};
@@ -138,6 +139,7 @@ async fn pass_on(
     let forwarder = Forwarder {
         service,
         dialect,
+        wanted: Additions::default(),
         sources: None,
         tally: None,
         silence_max: upstream.silence_max(),

@@ -27,11 +27,10 @@ use super::count::{TextCosts, TokenCounter};
 use super::notable::Notable;
 use super::repeats::Repeats;
 use super::score::Scores;
-use super::units::Outlines;
 use super::validate::{InvalidRequest, Minimum};
 use super::{PipelineError, Reading, Relevance, Usage};
 use crate::domain::{AtMost, Budget, CompressRequest, Granularity, KeptSpan};
-use crate::text;
+use crate::text::intent::{self, Wants};
 
 /// The share of the best unit's score from which another unit may take its place if only the other one fits.
 const IN_PLACE_OF_BEST_MIN: f32 = 0.5;
@@ -76,29 +75,6 @@ pub struct DecideContext<'a> {
     pub cancel: &'a Cancel,
 }
 
-/// How much of the texts a question asks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Scope {
-    /// The parts that answer it.
-    Parts,
-    /// All rows of a table, which it compares.
-    Rows,
-    /// Everything: it asks for an overview.
-    Whole,
-}
-
-impl Scope {
-    fn find(query: &str, outlines: &Outlines) -> Self {
-        if text::asks_for_overview(query) {
-            Self::Whole
-        } else if outlines.has_rows() && text::compares_all(query) {
-            Self::Rows
-        } else {
-            Self::Parts
-        }
-    }
-}
-
 /// Returns the context that `request.budget` asks for.
 ///
 /// # Errors
@@ -114,7 +90,7 @@ pub fn decide(
     let keep: Vec<bool> = request.chunks.iter().map(|chunk| kept_ids.contains(&chunk.id)).collect();
     let units = &reading.units;
     let Budget { at_most, coverage: promised, at_least } = request.budget;
-    let scope = Scope::find(&request.query, &reading.outlines);
+    let wants = wants_of(&request.query, reading);
     let limit = limit_of(request.budget, context)?;
     let mut writer = Writer {
         request,
@@ -124,7 +100,7 @@ pub fn decide(
         context,
         keep: &keep,
         order: write::order(request, units, scores),
-        scope,
+        wants,
         repeats: Repeats::default(),
         style: Style::for_request(request),
     };
@@ -136,7 +112,7 @@ pub fn decide(
     if !is_all && reading.granularity != Granularity::Word {
         writer.repeats = reading.repeats.preferring(&request.chunks, units, &required);
         // A budget that has room for them keeps all lines.
-        if scope == Scope::Parts && at_most.is_none() && at_least == 0 {
+        if wants == Wants::Parts && at_most.is_none() && at_least == 0 {
             writer.repeats.fold(&notable.folded, &required);
         }
     }
@@ -159,7 +135,7 @@ pub fn decide(
         outlines: &reading.outlines,
         repeats: &writer.repeats,
         leading: &leading,
-        rows_together: scope == Scope::Rows,
+        rows_together: wants == Wants::Rows,
     };
     let tokens_in = writer.tokens_in(&frame_costs_of_first)?;
     let tokens_max = match at_most {
@@ -181,7 +157,7 @@ pub fn decide(
     let holds_all = match at_most {
         Some(_) if promised.is_none() => writer.holds_all(tokens_max, tokens_in)?,
         Some(_) => false,
-        None => promised.is_none() && scope == Scope::Whole,
+        None => promised.is_none() && wants == Wants::Whole,
     };
     if holds_all {
         let everything = candidates.everything();
@@ -259,9 +235,17 @@ pub fn choices(request: &CompressRequest, reading: &Reading, scores: &Scores) ->
         outlines: &reading.outlines,
         repeats: &reading.repeats,
         leading: &[],
-        rows_together: Scope::find(&request.query, &reading.outlines) == Scope::Rows,
+        rows_together: wants_of(&request.query, reading) == Wants::Rows,
     };
     candidates.choices(&candidates.ranked())
+}
+
+/// Returns what a question asks of the chunks. Rows are compared only where there are some.
+fn wants_of(query: &str, reading: &Reading) -> Wants {
+    match intent::wants(query) {
+        Wants::Rows if !reading.outlines.has_rows() => Wants::Parts,
+        wants => wants,
+    }
 }
 
 /// What becomes of a written context besides its text.

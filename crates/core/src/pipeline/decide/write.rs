@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use super::choose::{Candidates, Selection};
-use super::{DecideContext, Decision, Outcome, Scope, words};
+use super::{DecideContext, Decision, Outcome, words};
 use crate::domain::{
     AtMost, ByteRange, Chunk, CompressRequest, KeptSpan, Kind, Omissions, Order, TokenSpan, TokenizerName,
 };
@@ -17,6 +17,7 @@ use crate::pipeline::score::Scores;
 use crate::pipeline::units::Unit;
 use crate::pipeline::validate::{InvalidRequest, Minimum};
 use crate::pipeline::{PipelineError, Reading, Usage};
+use crate::text::intent::Wants;
 use crate::text::{self, outline::Piece};
 
 /// By how many tokens a chunk and its frame alone may be more than in the whole context.
@@ -47,7 +48,7 @@ pub struct Writer<'a> {
     pub keep: &'a [bool],
     /// The indices of all chunks, in the order of the result.
     pub order: Vec<usize>,
-    pub scope: Scope,
+    pub wants: Wants,
     pub repeats: Repeats,
     /// How the context is written.
     pub style: Style,
@@ -384,7 +385,7 @@ impl Writer<'_> {
                 pieces.iter().filter(|piece| piece.is_row).map(|piece| is_kept(&piece.bytes, spans));
             !spans.is_empty() && rows.any(|kept| !kept)
         };
-        if self.scope == Scope::Rows {
+        if self.wants == Wants::Rows {
             spans.iter().enumerate().filter(is_partial).map(|(chunk, _)| chunk).collect()
         } else {
             Vec::new()

@@ -1,0 +1,267 @@
+//! Divides texts other than prose into pieces: JSON into members, tables into rows, logs into events, chats
+//! into turns, code into statements. Knows which piece is of no use without which other one: a row without
+//! the header of its table, an answer without its question. Must not know what a question asks for or what a
+//! piece costs; the caller chooses pieces and closes the choice over [`Piece::requires`].
+//!
+//! A text can be a fragment that begins or ends anywhere. Every reader takes what it is given: what is
+//! missing is not required, and what cannot be understood is a piece of its own.
+
+mod bonds;
+mod chat;
+mod code;
+mod grammar;
+mod html;
+mod json;
+mod line;
+mod log;
+mod mail;
+mod markdown;
+mod pdf;
+mod sign;
+mod stamp;
+mod subtitles;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use grammar::kind_of;
+use line::Line;
+
+use crate::kind::Kind;
+use crate::range::ByteRange;
+
+/// Returns the speaker of each text, as far as it names one, if the texts are turns of one dialogue: most begin with the name of a
+/// speaker, and speakers come again.
+pub fn speakers<'a>(texts: impl Iterator<Item = &'a str>) -> Option<Vec<Option<&'a str>>> {
+    let first_line = |text: &'a str| text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    let lines: Vec<Line> = texts.map(|text| Line { start: 0, text: first_line(text) }).collect();
+    let format = chat::format(&lines)?;
+    Some(lines.iter().map(|line| Some(format.head(line.text)?.speaker)).collect())
+}
+
+/// The part that a piece of JSON plays, which decides what a writer must put before it. See [`Joint::comma`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Joint {
+    /// No punctuation belongs between this piece and the one before it. Every piece of other kinds of text,
+    /// and every value that stands for itself in a JSON text.
+    #[default]
+    Gap,
+    /// Opens an object or an array inside another one.
+    Open,
+    /// A whole member of an object, or whole elements of an array.
+    Member,
+    /// Closes an object or an array.
+    Close,
+}
+
+impl Joint {
+    /// Returns whether a comma belongs between two kept pieces that were not neighbours. Neighbours are
+    /// copied with the text between them, which has the comma.
+    pub fn comma(before: Self, after: Self) -> bool {
+        matches!(before, Self::Member | Self::Close) && matches!(after, Self::Open | Self::Member)
+    }
+}
+
+/// A part of a text that is kept or left out as a whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    pub bytes: ByteRange,
+    /// The pieces, as indices into the same list, that the context must hold if it holds this one. Only the
+    /// direct ones: the caller follows them further. They may form cycles.
+    pub requires: Vec<usize>,
+    /// How many of `requires`, from the first on, are the context that the piece is scored with, such as its heading.
+    pub contexts: usize,
+    /// A piece without which this one says nothing, such as the first sentence under a heading. It is kept with this one if this one
+    /// is chosen for itself. If another piece requires this one, that piece is enough.
+    pub introduces: Option<usize>,
+    /// Whether the piece only ever comes with others: a heading, the header of a table, a closing brace.
+    pub is_frame: bool,
+    /// Whether the piece is a row of a table that can be compared with its other rows.
+    pub is_row: bool,
+    /// What a writer must put before the piece.
+    pub joint: Joint,
+    /// The nearest events of a log that share an identifier with this one.
+    pub related: Vec<usize>,
+}
+
+/// What kind of text a chunk is, and its pieces.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    /// The kind by which the text is divided; never [`Kind::Auto`].
+    pub kind: Kind,
+    /// The pieces in the order of the text. Those of prose are its sentences; there are none if each of them stands for itself.
+    pub pieces: Vec<Piece>,
+}
+
+impl Layout {
+    /// Returns the layout of a text of a kind, or of the kind that it looks like. A text that does not have
+    /// the form of its kind is prose.
+    pub fn detect(text: &str, kind: Kind) -> Self {
+        Self::with_sentences(text, kind, &crate::sentences::sentences)
+    }
+
+    /// As [`Self::detect`], with a function that divides prose into sentences. Every byte outside the ranges that it returns must be
+    /// whitespace.
+    pub fn with_sentences(text: &str, kind: Kind, sentences: &Sentences) -> Self {
+        let kind = match kind {
+            Kind::Auto => kind_of(text),
+            Kind::Json if !json::is_plausible(text) => Kind::Prose,
+            kind => kind,
+        };
+        match outline(text, kind, sentences) {
+            Some(pieces) => Self { kind, pieces },
+            None => Self::prose(),
+        }
+    }
+
+    /// Returns the layout of prose.
+    pub fn prose() -> Self {
+        Self { kind: Kind::Prose, pieces: Vec::new() }
+    }
+}
+
+/// Divides prose into sentences. Every byte outside the returned ranges must be whitespace.
+pub type Sentences<'a> = dyn Fn(&str) -> Vec<ByteRange> + 'a;
+
+/// Returns the pieces of `text` in order, read as `kind`. The bytes outside them are whitespace and, in JSON,
+/// commas. Returns `None` for prose whose sentences stand for themselves, and for a text that does not have the form of `kind`.
+///
+/// `sentences` divides the prose inside other kinds of text, for example a paragraph of Markdown.
+fn outline(text: &str, kind: Kind, sentences: &Sentences) -> Option<Vec<Piece>> {
+    let mut pieces = match kind {
+        Kind::Auto => return None,
+        Kind::Prose => Pieces::of_prose(text, sentences),
+        Kind::Markdown => markdown::outline(text, sentences),
+        Kind::Code => code::outline(text),
+        Kind::Json => json::outline(text),
+        Kind::Table => table::outline(text, sentences),
+        Kind::Log => log::outline(text),
+        Kind::Chat => chat::outline(text, sentences),
+        Kind::Html => html::outline(text, sentences),
+        Kind::Pdf => pdf::outline(text, sentences),
+        Kind::Mail => mail::outline(text, sentences),
+        Kind::Subtitles => subtitles::outline(text),
+    };
+    if matches!(kind, Kind::Prose | Kind::Markdown | Kind::Pdf | Kind::Mail) {
+        bonds::bind(&mut pieces, text, kind);
+    }
+    for piece in &mut pieces.list {
+        piece.is_frame |= is_encoded(piece.bytes.slice(text));
+    }
+    let stands_alone = |piece: &Piece| piece.requires.is_empty() && !piece.is_frame;
+    let is_bound = kind != Kind::Prose || !pieces.list.iter().all(stands_alone);
+    pieces.finish().filter(|_| is_bound)
+}
+
+/// The shortest run of characters without a blank that can be encoded data.
+const ENCODED_BYTES_MIN: usize = 200;
+
+/// Returns whether a text is mostly encoded data, such as the base64 of an image: no reader and no model can use it.
+fn is_encoded(text: &str) -> bool {
+    let is_data = |run: &&str| {
+        let bytes = run.as_bytes();
+        let is_one = |byte: &u8| byte.is_ascii_alphanumeric() || b"+/=_-".contains(byte);
+        let has = |is: fn(&u8) -> bool| bytes.iter().any(is);
+        bytes.iter().filter(|byte| is_one(byte)).count() * 50 >= bytes.len() * 49
+            && has(u8::is_ascii_digit)
+            && has(u8::is_ascii_uppercase)
+            && has(u8::is_ascii_lowercase)
+    };
+    if text.len() < ENCODED_BYTES_MIN {
+        return false;
+    }
+    let runs = text.split_whitespace().filter(|run| run.len() >= ENCODED_BYTES_MIN / 4).filter(is_data);
+    let encoded: usize = runs.map(str::len).sum();
+    encoded >= ENCODED_BYTES_MIN && encoded * 2 >= text.len()
+}
+
+/// The pieces of a text while it is read.
+#[derive(Default)]
+struct Pieces {
+    list: Vec<Piece>,
+}
+
+impl Pieces {
+    /// Returns the sentences of a text.
+    fn of_prose(text: &str, sentences: &Sentences) -> Self {
+        let mut pieces = Self::default();
+        pieces.prose(text, ByteRange::new(0, text.len()), &[], sentences);
+        pieces
+    }
+
+    /// Adds a piece that may be chosen, and returns its index.
+    fn push(&mut self, bytes: ByteRange, requires: &[usize]) -> usize {
+        let piece = Piece {
+            bytes,
+            requires: requires.to_vec(),
+            contexts: usize::MAX,
+            introduces: None,
+            is_frame: false,
+            is_row: false,
+            joint: Joint::Gap,
+            related: Vec::new(),
+        };
+        self.list.push(piece);
+        self.list.len() - 1
+    }
+
+    /// Adds a piece that only comes with others, and returns its index.
+    fn frame(&mut self, bytes: ByteRange, requires: &[usize]) -> usize {
+        let index = self.push(bytes, requires);
+        self.list[index].is_frame = true;
+        index
+    }
+
+    /// Adds a row of a table, and returns its index.
+    fn row(&mut self, bytes: ByteRange, requires: &[usize]) -> usize {
+        let index = self.push(bytes, requires);
+        self.list[index].is_row = true;
+        index
+    }
+
+    /// Adds the sentences of a part of `text`, and returns the indices.
+    fn prose(
+        &mut self,
+        text: &str,
+        part: ByteRange,
+        requires: &[usize],
+        sentences: &Sentences,
+    ) -> std::ops::Range<usize> {
+        let first = self.list.len();
+        for sentence in sentences(part.slice(text)) {
+            if !sentence.slice(part.slice(text)).trim().is_empty() {
+                self.push(sentence.shifted(part.start), requires);
+            }
+        }
+        first..self.list.len()
+    }
+
+    fn require(&mut self, piece: usize, other: usize) {
+        let requires = &mut self.list[piece].requires;
+        if piece != other && !requires.contains(&other) {
+            requires.push(other);
+        }
+    }
+
+    /// Lets a piece require another one, and be scored with it.
+    fn require_as_context(&mut self, piece: usize, other: usize) {
+        let piece = &mut self.list[piece];
+        piece.requires.retain(|required| *required != other);
+        piece.requires.insert(0, other);
+        piece.contexts = piece.contexts.saturating_add(1);
+    }
+
+    fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// Returns the first piece from `from` on that may be chosen.
+    fn first_choosable(&self, from: usize) -> Option<usize> {
+        (from..self.list.len()).find(|&index| !self.list[index].is_frame)
+    }
+
+    /// Returns the pieces, or `None` if none of them may be chosen.
+    fn finish(self) -> Option<Vec<Piece>> {
+        self.list.iter().any(|piece| !piece.is_frame).then_some(self.list)
+    }
+}

@@ -1,0 +1,193 @@
+//! Reports of test runs: pytest, Jest and its kin, `cargo test` and `go test`. A failed test has a head, such as its name, and below
+//! it paragraphs: what was expected, the code, and where it is.
+
+use std::collections::HashMap;
+
+use super::super::{Pieces, line::Line, line::span, line::trimmed};
+use crate::range::ByteRange;
+
+/// Returns whether a text is the report of a test run.
+pub(in super::super) fn is_report(lines: &[Line]) -> bool {
+    let has = |is: fn(&str) -> bool| lines.iter().any(|line| is(line.text.trim()));
+    let is_jest = has(|line| line.starts_with("● "))
+        && has(|line| {
+            line.starts_with("FAIL ") || line.starts_with("Test Suites:") || line.starts_with("Tests:")
+        });
+    let is_cargo = has(|line| line.starts_with("---- ") && line.ends_with(" ----"));
+    is_jest || is_cargo || has(is_rule) && has(is_underscored) || has(|line| line.starts_with("--- FAIL: "))
+}
+
+pub(super) fn outline(text: &str, lines: &[Line]) -> Pieces {
+    let mut pieces = Pieces::default();
+    // The head of the failed test, and its first paragraph.
+    let (mut head, mut message): (Option<usize>, Option<usize>) = (None, None);
+    // By the name of a test that ran: the line that says so, and what the test printed.
+    let mut runs: HashMap<&str, (usize, Option<usize>)> = HashMap::new();
+    let mut at = 0;
+    while at < lines.len() {
+        let line = lines[at].text.trim();
+        if line.is_empty() {
+            at += 1;
+        } else if let Some(&(run, message)) = result_of(line).and_then(|name| runs.get(name)) {
+            // `go test -v` prints the result below what failed.
+            let requires: Vec<usize> = [run].into_iter().chain(message).collect();
+            pieces.push(lines[at].trimmed(), &requires);
+            (head, at) = (None, at + 1);
+        } else if begins_test(line) {
+            let piece = pieces.push(lines[at].trimmed(), &[]);
+            if let Some(name) = run_of(line) {
+                runs.insert(name, (piece, None));
+            }
+            (head, message) = (Some(piece), None);
+            at += 1;
+        } else if ends_test(lines[at].text) || head.is_none() {
+            (head, message) = (None, None);
+            pieces.push(lines[at].trimmed(), &[]);
+            at += 1;
+        } else {
+            let end = paragraph_end(lines, at);
+            let ByteRange { start, end: stop } = span(&lines[at..end]);
+            let requires: Vec<usize> = head.into_iter().chain(message).collect();
+            let piece = pieces.push(trimmed(text, start, stop), &requires);
+            message = message.or(Some(piece));
+            let name = head.and_then(|head| run_of(pieces.list[head].bytes.slice(text)));
+            if let Some((_, printed)) = name.and_then(|name| runs.get_mut(name)) {
+                *printed = message;
+            }
+            at = end;
+        }
+    }
+    // A name says nothing without what failed.
+    for piece in 0..pieces.len().saturating_sub(1) {
+        if pieces.list[piece + 1].requires.first() == Some(&piece) && pieces.list[piece].requires.is_empty() {
+            pieces.list[piece].introduces = Some(piece + 1);
+        }
+    }
+    pieces
+}
+
+/// Returns where a paragraph of a failed test ends: at a blank line, but what was expected and what was found stay together.
+fn paragraph_end(lines: &[Line], start: usize) -> usize {
+    let is_inside = |line: &Line| !(line.is_blank() || begins_test(line.text.trim()) || ends_test(line.text));
+    let mut end = start;
+    loop {
+        end += lines[end..].iter().take_while(|line| is_inside(line)).count();
+        let next = end + lines[end..].iter().take_while(|line| line.is_blank()).count();
+        let below: Vec<&str> = lines[next..]
+            .iter()
+            .take_while(|line| is_inside(line))
+            .map(|line| line.text.trim_start())
+            .collect();
+        let compares = below.iter().any(|line| line.starts_with("- ") || line.starts_with("+ "))
+            || below
+                .first()
+                .is_some_and(|line| ["Expected", "Received"].iter().any(|word| line.starts_with(word)));
+        if next == end || !compares {
+            return end;
+        }
+        end = next;
+    }
+}
+
+/// Returns whether a line is the name of a failed test, above what failed.
+fn begins_test(line: &str) -> bool {
+    line.starts_with("● ")
+        || line.starts_with("--- FAIL: ")
+        || run_of(line).is_some()
+        || line.starts_with("---- ") && line.ends_with(" ----")
+        || is_underscored(line)
+}
+
+/// The name in `=== RUN   TestName`, as `go test -v` writes it.
+fn run_of(line: &str) -> Option<&str> {
+    line.strip_prefix("=== RUN")?.split_whitespace().next()
+}
+
+/// The name in `--- FAIL: TestName (0.01s)`, also of a test that passed or was left out.
+fn result_of(line: &str) -> Option<&str> {
+    let results = ["--- FAIL: ", "--- PASS: ", "--- SKIP: "];
+    results.iter().find_map(|result| line.strip_prefix(result))?.split_whitespace().next()
+}
+
+/// `_____ test_name _____`, as pytest writes it.
+fn is_underscored(line: &str) -> bool {
+    line.starts_with("___") && line.ends_with("___") && line.contains(char::is_alphanumeric)
+}
+
+/// `===== FAILURES =====`, as pytest writes it.
+fn is_rule(line: &str) -> bool {
+    line.starts_with("===") && line.ends_with("===") && line.contains(char::is_alphabetic)
+}
+
+/// Returns whether a line belongs to no failed test.
+fn ends_test(line: &str) -> bool {
+    const SUMMARIES: [&str; 12] = [
+        "FAIL",
+        "PASS",
+        "failures:",
+        "test result:",
+        "Test Suites:",
+        "Tests:",
+        "ok  ",
+        "ok\t",
+        "FAILED ",
+        "--- PASS: ",
+        "--- SKIP: ",
+        "test ",
+    ];
+    is_rule(line.trim()) || SUMMARIES.iter().any(|begin| line.starts_with(begin))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::{Kind, grammar::kind_of, tests::check};
+
+    #[test]
+    fn a_failed_test_is_its_name_and_what_failed() {
+        let jest = "FAIL  tea.test.ts\n  ● tea › is hot\n\n    expect(received).toEqual(expected)\n\n    - Expected  - 1\n    + Received  + 1\n\n      Tea {\n    -   \"heat\": 90,\n    +   \"heat\": 9,\n      }\n\n      at tea.test.ts:4:2\n\nTests: 1 failed";
+        assert_eq!(kind_of(jest), Kind::Log);
+        check(
+            "Jest",
+            Kind::Log,
+            jest,
+            &[
+                "FAIL  tea.test.ts",
+                ">2 ● tea › is hot",
+                "1 expect(received).toEqual(expected)//    - Expected  - 1/    + Received  + 1//      Tea {/    -   \"heat\": 90,/    +   \"heat\": 9,/      }",
+                "1,2 at tea.test.ts:4:2",
+                "Tests: 1 failed",
+            ],
+        );
+        let go = "=== RUN   TestTea\n    tea_test.go:4: got 9, want 90\n--- FAIL: TestTea (0.00s)\n=== RUN   TestCup\n--- PASS: TestCup (0.00s)\nFAIL";
+        assert_eq!(kind_of(go), Kind::Log);
+        check(
+            "go test -v",
+            Kind::Log,
+            go,
+            &[
+                ">1 === RUN   TestTea",
+                "0 tea_test.go:4: got 9, want 90",
+                "0,1 --- FAIL: TestTea (0.00s)",
+                ">4 === RUN   TestCup",
+                "3 --- PASS: TestCup (0.00s)",
+                "FAIL",
+            ],
+        );
+        let pytest = "==== test session starts ====\ncollected 2 items\n\n==== FAILURES ====\n____ test_tea ____\n\n    def test_tea():\n>       assert heat() == 90\nE       assert 9 == 90\n\ntest_tea.py:3: AssertionError\n==== 1 failed in 0.1s ====";
+        assert_eq!(kind_of(pytest), Kind::Log);
+        check(
+            "pytest",
+            Kind::Log,
+            pytest,
+            &[
+                "==== test session starts ====",
+                "collected 2 items",
+                "==== FAILURES ====",
+                ">4 ____ test_tea ____",
+                "3 def test_tea():/>       assert heat() == 90/E       assert 9 == 90",
+                "3,4 test_tea.py:3: AssertionError",
+                "==== 1 failed in 0.1s ====",
+            ],
+        );
+    }
+}
