@@ -215,7 +215,7 @@ fn hostile_texts_take_linear_time() {
         let start = Instant::now();
         encoded(&text);
         // A text of a few megabytes takes about a second in a build without optimisation; quadratic time would take hours.
-        assert!(start.elapsed().as_secs() < 100, "{name}");
+        assert!(start.elapsed().as_secs() < 1_000, "{name}");
     }
 }
 
