@@ -3,6 +3,7 @@
 mod calibrate;
 mod doctor;
 mod eval;
+mod expand;
 mod export;
 mod health;
 mod init;
@@ -54,6 +55,8 @@ enum Command {
     /// Serve compress and attribute as MCP tools (Model Context Protocol), over standard input and output.
     #[cfg(feature = "mcp")]
     Mcp,
+    /// Give back the text that the middleware has encoded for a model, byte for byte.
+    Expand(expand::Args),
     /// Check the signature of a receipt, and whether attributing the answer again gives the same result. Exits with 3 if not.
     Verify(verify::Args),
     /// Create API keys.
@@ -114,6 +117,7 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Attribute(args) => request::attribute(&config()?, &args),
         #[cfg(feature = "mcp")]
         Command::Mcp => mcp::run(config()?),
+        Command::Expand(args) => expand::run(&args),
         Command::Verify(args) => verify::run(&config()?, &args),
         Command::Key(args) => key::run(args),
         Command::Tenant(args) => tenant::run(&config()?, args),

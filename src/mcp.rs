@@ -50,8 +50,8 @@ const DAEMON_INSTRUCTIONS: &str = " Where a text ends with a mark such as `[shor
 const RETRIEVE_DESCRIPTION: &str = "Returns the original of a text that was shortened, whole and unchanged. Give the hash of the mark at the end of \
     the shortened text in `hash`. With a question in `query`, returns only the sentences of the original that concern it.";
 
-const SEARCH_DESCRIPTION: &str = "Searches the registered texts. Give the question in `query`, and how many texts you want in `limit`. Returns the best \
-    texts, each with its id in brackets.";
+const SEARCH_DESCRIPTION: &str = "Searches the registered texts. Give the question in `query`, and how many texts you want in `limit`. Returns of the \
+    best texts what the question needs, each with its id in brackets.";
 
 /// Origins of web pages that may always call the tools: those of the same machine.
 const ORIGINS: [&str; 6] = [

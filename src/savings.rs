@@ -1,8 +1,6 @@
-//! What the middleware saves: tokens before and after, what the saved tokens would have cost, the comparison with conversations that go
-//! whole, and how much of an answer's sources would have been kept. `docs/savings.md` states the arithmetic. The module knows nothing of
-//! transports.
+//! What the middleware saves: tokens before and after, what the saved tokens would have cost, and how much of an answer's sources would have
+//! been kept. `docs/savings.md` states the arithmetic. The module knows nothing of transports.
 
-pub mod arms;
 pub mod counts;
 pub mod ledger;
 pub mod report;

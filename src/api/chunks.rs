@@ -111,7 +111,7 @@ pub struct RegisteredAnswer {
     #[serde(skip_serializing_if = "Option::is_none")]
     title: Option<String>,
     /// The text of the chunk.
-    text: String,
+    pub(super) text: String,
     /// What the text is; left out if it is found out from the text.
     #[serde(skip_serializing_if = "Kind::is_auto")]
     #[schemars(with = "Option<Kind>")]
@@ -122,6 +122,12 @@ pub struct RegisteredAnswer {
 }
 
 impl RegisteredAnswer {
+    /// Returns the chunk, without its metadata.
+    pub(super) fn to_chunk(&self) -> Chunk {
+        let Self { id, title, text, kind, .. } = self.clone();
+        Chunk { id, title, text, kind, metadata: None }
+    }
+
     /// The chunk as text for a model: its id and title, and below them its text.
     pub(super) fn to_plain_text(&self) -> String {
         let title = self.title.as_ref().map_or_else(String::new, |title| format!(" {title}"));

@@ -6,7 +6,12 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
+use thresher_core::domain::{Budget, ByteRange, CompressRequest, Format, Omissions};
+use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::outcome::Ranked;
+use thresher_core::pipeline::validate::InvalidRequest;
+use thresher_core::pipeline::{Pipeline, PipelineError, assemble};
+use thresher_core::text::outline::Layout;
 use thresher_registry::Hit;
 use thresher_registry::filter::Filter;
 
@@ -178,6 +183,61 @@ impl SearchAnswer {
             _ => None,
         };
         warning.map(str::to_owned).into_iter().chain(results).collect::<Vec<_>>().join("\n\n")
+    }
+
+    /// Keeps of the texts what the question needs, in at most `tokens_max` tokens together (`o200k_base`). Results of which nothing is needed are
+    /// left out.
+    ///
+    /// # Errors
+    /// Fails if [`Pipeline::compress`] fails.
+    pub fn keep_excerpts(
+        &mut self,
+        query: &str,
+        tokens_max: usize,
+        pipeline: &Pipeline,
+        cancel: &Cancel,
+    ) -> Result<(), PipelineError> {
+        if self.results.is_empty() {
+            return Ok(());
+        }
+        let chunk = |result: &ResultAnswer| result.chunk.to_chunk();
+        let mut request = CompressRequest {
+            registered: true,
+            budget: Budget::tokens(tokens_max),
+            format: Format::Plain,
+            titles: false,
+            // The text says when nothing is related to the question.
+            related_only: false,
+            ..CompressRequest::new(query, self.results.iter().map(chunk).collect())
+        };
+        let mut compressed = pipeline.compress(&request, cancel);
+        // Not even one sentence fits: the shortest excerpt is better than none.
+        if let Err(PipelineError::Invalid(InvalidRequest::BudgetImpossible { needed, .. })) = compressed {
+            request.budget = Budget::tokens(needed);
+            compressed = pipeline.compress(&request, cancel);
+        }
+        let kept = compressed?.chunks;
+        let excerpts = kept.iter().map(|outcome| {
+            let chunk = &request.chunks[outcome.index];
+            let spans: Vec<ByteRange> = outcome.spans.iter().map(|span| span.source).collect();
+            let text = || {
+                assemble::joined(
+                    &chunk.text,
+                    &spans,
+                    &Layout::detect(&chunk.text, chunk.kind),
+                    Omissions::Auto,
+                )
+            };
+            (!spans.is_empty()).then(text)
+        });
+        let results = std::mem::take(&mut self.results).into_iter().zip(excerpts);
+        for (mut result, excerpt) in results {
+            if let Some(excerpt) = excerpt {
+                result.chunk.text = excerpt;
+                self.results.push(result);
+            }
+        }
+        Ok(())
     }
 
     /// The answer with the best of `hits`, best first: as the model `ranked` them, or without that by BM25. Hits with equal scores stay in

@@ -42,13 +42,14 @@ use crate::middleware::cite::{Additions, SeenTexts};
 use crate::middleware::dialect::Dialect;
 use crate::middleware::find::{self, TooMany, Turn};
 use crate::middleware::json::Located;
-use crate::middleware::prompt::{self, Prompt};
+use crate::middleware::prompt::Prompt;
 use crate::middleware::rewrite::{
     self, AddedContext, CompressOptions, Compressor, Extent, ReadTurns, Rewritten, SentTurn, TurnPlan,
 };
 use crate::middleware::settings::{Credential, MiddlewareSettings, When};
 use crate::middleware::shadow::shadow_key;
 use crate::middleware::shared_key;
+use crate::middleware::untouched;
 use crate::originals::TenantOriginals;
 use crate::savings::counts::Treatment;
 use crate::tenants::usage::UsageCounts;
@@ -118,7 +119,7 @@ async fn pass_on(
     let by_default = always || service.caller().compresses_by_default() || request.asks;
     let compresses = request.compress.unwrap_or(by_default);
     let shadows = upstream.settings.shadow.unwrap_or(middleware.settings.shadow);
-    request.treatment = request.treated(compresses, shadows, service.savings().settings().holdout);
+    request.treatment = request.treated(compresses, shadows);
     let changes = compresses && request.treatment != Some(Treatment::Shadow);
     let wanted = Additions {
         citations: request.cite.unwrap_or(changes && middleware.settings.cite) && !request.upstream_cites,
@@ -126,18 +127,8 @@ async fn pass_on(
     };
     let input_tokens_max = upstream.settings.input_tokens_max.unwrap_or(middleware.settings.input_tokens_max);
     let input_tokens_max = Some(input_tokens_max).filter(|max| *max > 0);
-    let mut request = Arc::new(request);
-    let rewriting = async {
-        match rewrite(&service, &request, wanted, input_tokens_max).await {
-            // A request that is too long as a whole cannot be compared.
-            Err(error) if error.code == ErrorCode::TooLong && request.is_held_out() => {
-                let changed = Arc::make_mut(&mut request);
-                (changed.treatment, changed.is_comparable) = (Some(Treatment::Compress), false);
-                rewrite(&service, &request, wanted, input_tokens_max).await
-            }
-            rewritten => rewritten,
-        }
-    };
+    let request = Arc::new(request);
+    let rewriting = rewrite(&service, &request, wanted, input_tokens_max);
     let (body, outcome) = if changes {
         Retrieval::new("compress").run(service.model_name(), rewriting.inspect_ok(record)).await?
     } else {
@@ -145,7 +136,7 @@ async fn pass_on(
     };
     let RewriteOutcome { report, sources, records, late, left_out } = outcome;
     read_late(&service, late);
-    let mut tally = request.tally(&service, upstream, &report, left_out);
+    let mut tally = request.tally(&service, upstream, left_out);
     // The turns are stored while the upstream works, so that storing takes no time of the request.
     let storing = store_turns(service.originals(), records);
     let is_shadow = request.treatment == Some(Treatment::Shadow);
@@ -246,7 +237,6 @@ async fn store_marked(originals: TenantOriginals, rewritten: &mut Rewritten) {
     }
 }
 
-#[derive(Clone)]
 struct ModelRequest {
     dialect: Dialect,
     body: String,
@@ -260,10 +250,6 @@ struct ModelRequest {
     asks: bool,
     /// What is done to the request; none: it was not to be compressed.
     treatment: Option<Treatment>,
-    /// A number that is the same for all requests of the conversation.
-    conversation: u64,
-    /// Whether the request may belong to an arm of the comparison: it has texts that could be compressed.
-    is_comparable: bool,
     options: MiddlewareOptions,
     /// The turns, and the texts outside their passages, in bytes.
     turns: Vec<Turn>,
@@ -315,7 +301,6 @@ async fn rewrite(
     let (mut rewritten, reason) = match (request.too_many, request.treatment) {
         (Some(too_many), _) => (None, Some(too_many.reason())),
         (None, None | Some(Treatment::Shadow)) => (None, None),
-        (None, Some(Treatment::HoldOut)) => (None, Some("held_out")),
         (None, Some(Treatment::Compress)) => match compressing.await {
             Ok(rewritten) if rewritten.is_newest_shorter => (Some(rewritten), None),
             Ok(rewritten) if rewritten.is_short => (Some(rewritten), Some("prompt_tokens_min")),
@@ -401,8 +386,7 @@ impl ModelRequest {
         // The clone keeps the memory of the body until it has been parsed.
         let scope = service.clone();
         let parse = move |_: &Cancel| {
-            let tenant = scope.tenant().name();
-            let request = Self::parse(dialect, tenant, choices, &middleware.settings, &limits, body);
+            let request = Self::parse(dialect, choices, &middleware.settings, &limits, body);
             drop(scope);
             request
         };
@@ -433,7 +417,6 @@ impl ModelRequest {
 
     fn parse(
         dialect: Dialect,
-        tenant: &str,
         [compress, cite, shadow]: [Option<bool>; 3],
         settings: &MiddlewareSettings,
         limits: &BodyLimits,
@@ -480,8 +463,6 @@ impl ModelRequest {
             shadow: options.shadow.or(shadow),
             asks,
             treatment: None,
-            conversation: prompt::conversation_id(&conversation, &found.turns, located, tenant),
-            is_comparable: adds_chunks || found.turns.iter().any(|turn| !turn.passages.is_empty()),
             options,
             other_text_bytes: find::other_text_bytes(&conversation, &found.turns),
             prompt: Prompt::new(&conversation, located),
@@ -576,9 +557,14 @@ impl ModelRequest {
         }
         let extent = if self.compress == Some(false) { Extent::NewestWhole } else { Extent::AsBefore };
         let mut plans = self.plan(service, extent, "", cancel)?;
-        if let Some((TurnPlan::Whole { is_late: newest, .. }, turn)) = plans.last_mut().zip(self.turns.last())
+        if let Some((newest, turn)) = plans.last_mut().zip(self.turns.last())
+            && let TurnPlan::Whole { is_recorded, .. } = *newest
         {
-            *newest = is_late && !turn.passages.is_empty();
+            let is_late = is_late && !turn.passages.is_empty();
+            *newest = match self.treatment {
+                Some(Treatment::Compress) => TurnPlan::Encode { is_recorded, is_late },
+                _ => TurnPlan::Whole { is_recorded, is_late },
+            };
         }
         Ok(rewrite::rewrite(self.as_conversation(), &plans, None, &mut ReadTurns::new(false), cancel)?)
     }
@@ -586,6 +572,7 @@ impl ModelRequest {
     fn compress_options(&self, settings: &MiddlewareSettings) -> CompressOptions {
         let (options, asked) = (&self.options, self.options.budget);
         CompressOptions {
+            mode: settings.mode,
             budget: asked.unwrap_or_else(|| settings.budget()),
             granularity: options.granularity,
             // A request that names its budget gets it, however short the prompt becomes.
@@ -593,7 +580,7 @@ impl ModelRequest {
             // Only the end of a question is read, and it is stored with every turn that is compressed for it.
             query: options.query.as_deref().map(find::tail),
             result_tokens_min: settings.result_tokens_min,
-            marks: settings.retrievable,
+            marks: settings.retrievable && untouched::can_retrieve(self.located()),
             related_only: options.related_only,
         }
     }

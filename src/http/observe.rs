@@ -99,7 +99,6 @@ pub fn savings(labels: &SavingsLabels, counts: &Counts, money: Option<Money>) {
     let SavingsLabels { tenant, model, exchange } = labels;
     let outcome = match exchange.treatment {
         Treatment::Shadow => "shadow",
-        Treatment::HoldOut => "held_out",
         Treatment::Compress if counts.requests_shortened > 0 => "compressed",
         Treatment::Compress => "uncompressed",
     };

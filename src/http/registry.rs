@@ -181,14 +181,26 @@ pub async fn search(service: Scope, headers: HeaderMap, body: Body) -> Result<Js
     found(service, request, arrived).await.map(Json)
 }
 
-/// The response to a body of `POST /v1/search`: for the MCP tool.
+/// The most tokens of the texts that the MCP tool returns.
+#[cfg(feature = "mcp")]
+const EXCERPT_TOKENS_MAX: usize = 1_000;
+
+/// The response to a body of `POST /v1/search`, with excerpts in place of long texts: for the MCP tool.
 #[cfg(feature = "mcp")]
 pub async fn answer(service: Scope, body: Vec<u8>) -> Result<SearchAnswer, ApiError> {
     let arrived = Instant::now();
     let limits = service.limits();
     let parse = move || api::parse::<SearchBody>(&body, &limits)?.into_domain(&limits);
     let request = run_blocking(parse).await?;
-    found(service, request, arrived).await
+    let (query, deadline) =
+        (request.query.clone(), service.executor().deadline(arrived, request.deadline_ms)?);
+    let mut answer = found(service.clone(), request, arrived).await?;
+    let scope = service.clone();
+    let excerpts = service.executor().run(deadline, move |cancel| {
+        answer.keep_excerpts(&query, EXCERPT_TOKENS_MAX, scope.ready()?, cancel)?;
+        Ok(answer)
+    });
+    excerpts.await
 }
 
 async fn found(service: Scope, request: SearchRequest, arrived: Instant) -> Result<SearchAnswer, ApiError> {

@@ -48,6 +48,8 @@ pub struct Policy {
     pub delimiters: Option<(String, String)>,
     /// Whether documents and search results are not compressed, because the upstream cites positions in them.
     pub keeps_documents: bool,
+    /// Tokens below which the result of a tool is not encoded.
+    pub result_tokens_min: usize,
     pub bounds: Bounds,
 }
 
@@ -61,6 +63,20 @@ impl Policy {
                 || arguments.is_some_and(|arguments| untouched::prints_file(name, arguments))
         };
         untouched::is_named(name, &self.tools) || is_all && !is_untouched()
+    }
+
+    /// Returns whether a result of this tool may be encoded. A file that a model may edit is sent as it is, since an edit quotes it.
+    fn may_encode(&self, name: &str, arguments: Option<&str>, text: &str) -> bool {
+        let is_edited = || {
+            untouched::is_untouched(name) && !untouched::lists(name)
+                || untouched::is_named(name, &self.tools_untouched)
+                || arguments.is_some_and(|arguments| untouched::prints_file(name, arguments))
+        };
+        let is_quoted =
+            || [TextKind::Diff, TextKind::Numbered, TextKind::Code].iter().any(|kind| kind.is_of(text));
+        thresher_codec::estimate(text) >= self.result_tokens_min
+            && (untouched::is_named(name, &self.tools) || !is_edited())
+            && !is_quoted()
     }
 }
 
@@ -143,6 +159,15 @@ pub struct CitedRecord {
     pub names: Names,
 }
 
+/// The result of a tool that may be written with fewer tokens, without loss.
+#[derive(Debug, Clone)]
+pub struct ToolResult {
+    /// The range of the JSON string in the body, in bytes.
+    pub string: Range<usize>,
+    /// A hash of the call and the text: the key of how the result was sent, whatever is before it in the conversation.
+    pub key: [u8; 32],
+}
+
 /// How many texts before a question are kept for it.
 const HISTORY_TEXTS_MAX: usize = 8;
 
@@ -162,6 +187,8 @@ pub struct Turn {
     pub passages: Vec<Passage>,
     /// The records of tool results, which are cited but not compressed.
     pub records: Vec<CitedRecord>,
+    /// The results of tools that may be encoded.
+    pub results: Vec<ToolResult>,
     /// The range of the last message with a question in the turn, in bytes of the body.
     pub asked_at: Option<Range<usize>>,
 }
@@ -382,6 +409,7 @@ impl Turn {
             history: Vec::new(),
             passages: Vec::new(),
             records: Vec::new(),
+            results: Vec::new(),
             asked_at: None,
         }
     }
@@ -440,15 +468,18 @@ impl PassageFinder<'_> {
             PartKind::Document { .. } | PartKind::SearchResult { .. } => {
                 self.passage(part, whole, false, of_part(), found)?;
             }
-            PartKind::ToolResult { name, .. } => {
+            PartKind::ToolResult { name, id } => {
+                if self.policy.may_encode(name, part.arguments.as_deref(), &part.text) {
+                    turn.results
+                        .push(ToolResult { string: part.at.range(), key: key_of_result(id, &part.text) });
+                }
                 if self.policy.may_compress(name, part.arguments.as_deref()) {
                     match parse_json(&part.text) {
                         Some(json) => {
                             let records = Records::find(&part.text, json, JSON_STRING_BYTES_MIN);
                             let mut strings = json.strings(JSON_STRING_BYTES_MIN).peekable();
-                            let chosen = || part.arguments.as_deref().is_some_and(untouched::chooses_rows);
                             // Rows of values are compressed as rows; longer texts in JSON each by itself.
-                            if strings.peek().is_none() && has_rows(json, 0) && !chosen() {
+                            if strings.peek().is_none() && has_rows(json, 0) {
                                 self.passage(part, whole, false, of_part(), found)?;
                             }
                             strings.try_for_each(|string| {
@@ -538,6 +569,12 @@ impl PassageFinder<'_> {
         self.name_bytes += part.name_bytes();
         if self.name_bytes > NAME_BYTES_MAX { Err(TooMany::NameBytes) } else { Ok(()) }
     }
+}
+
+fn key_of_result(id: &str, text: &str) -> [u8; 32] {
+    let mut hasher = Hasher::new_derive_key("thresher 2026 encoded result 1");
+    hasher.update(&(id.len() as u64).to_le_bytes()).update(id.as_bytes()).update(text.as_bytes());
+    *hasher.finalize().as_bytes()
 }
 
 /// Returns `text` without its delimited contexts, and calls `found` with the range of every paragraph of the contexts.

@@ -1,14 +1,10 @@
-//! The prompt of a conversation: its tokens; where text was left out, which says what the text would have been billed as; and whether the
-//! conversation goes whole for comparison.
+//! The prompt of a conversation: its tokens, and where text was left out, which says what the text would have been billed as.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;
 
-use blake3::Hasher;
-
 use super::dialect::{Conversation, Message, Part, PartKind, Role};
-use super::find::Turn;
 use super::json::Located;
 use super::rewrite::{Rewritten, Shortened};
 
@@ -117,53 +113,12 @@ fn has_question(message: &Message) -> bool {
     message.role == Role::User && message.parts.iter().any(|part| part.kind == PartKind::Message)
 }
 
-/// Fields of requests by which clients tell their users or conversations apart.
-const USER_FIELDS: [&str; 4] = ["user", "safety_identifier", "prompt_cache_key", "metadata"];
-
-/// Returns a number that is the same for all requests of a conversation from the first one on that has a text in `turns` to compress: a hash of
-/// the tenant, of the user that the body names, and of the texts up to that one. Many users begin with "Hello", and what follows differs. Of
-/// results of tools, the ids of their calls are hashed, since agents clear old results. Instructions may change within a conversation, for
-/// example with the time; if they are compressed, or nothing is, the first message alone tells.
-pub fn conversation_id(conversation: &Conversation, turns: &[Turn], body: Located, tenant: &str) -> u64 {
-    let mut hasher = Hasher::new_derive_key("thresher 2026 savings conversation 2");
-    let mut add = |text: &str| {
-        hasher.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
-    };
-    add(tenant);
-    for field in USER_FIELDS {
-        add(body.get(field).map_or("", |value| value.json()));
-    }
-    let first = turns.iter().find(|turn| !turn.passages.is_empty()).filter(|turn| !turn.is_instructions);
-    let end = first.map_or(0, |turn| turn.passages[0].string.end);
-    let said = conversation.messages.iter().filter(|message| message.role != Role::System);
-    for (at, message) in
-        said.enumerate().take_while(|(at, message)| *at == 0 || message.at.range().start < end)
-    {
-        if at == 0 && message.parts.is_empty() {
-            add(message.at.json());
-        }
-        message.parts.iter().for_each(|part| match &part.kind {
-            PartKind::ToolResult { id, .. } => add(id),
-            _ => add(&part.text),
-        });
-    }
-    let hash = hasher.finalize();
-    u64::from_le_bytes(hash.as_bytes()[..8].try_into().expect("a hash has 32 bytes"))
-}
-
-/// Returns whether a conversation is among the share that goes whole. A conversation that does so at one share does so at every greater share.
-pub fn is_held_out(conversation: u64, share: f64) -> bool {
-    // 2^64 numbers are possible.
-    share >= 1.0 || (conversation as f64) < share * 2_f64.powi(64)
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
 
     use super::*;
     use crate::middleware::dialect::Dialect;
-    use crate::middleware::find::{self, Policy};
 
     fn shortened(body: &str, original: &str, text: &str) -> Shortened {
         let quoted = Value::from(original).to_string();
@@ -230,80 +185,5 @@ mod tests {
         let mut short = Rewritten::default();
         (short.shortened, short.added_text) = (shortened, "added".to_owned());
         assert_eq!(count(&short), tools + "\"quoted\"".len() + "l".len() + "added".len());
-    }
-
-    fn of(dialect: Dialect, body: &Value, tenant: &str) -> u64 {
-        let body = body.to_string();
-        let body = Located::parse(&body).expect("JSON");
-        let conversation = dialect.conversation(body);
-        let policy = Policy {
-            tools: vec!["*".to_owned()],
-            delimiters: Some(("<c>".to_owned(), "</c>".to_owned())),
-            ..Policy::default()
-        };
-        let turns = find::turns(&conversation, &policy).turns;
-        conversation_id(&conversation, &turns, body, tenant)
-    }
-
-    #[test]
-    fn a_conversation_stays_in_its_arm() {
-        let id = |dialect: Dialect, body: Value, tenant: &str| of(dialect, &body, tenant);
-        let said = |role: &str, content: &str| json!({"role": role, "content": content});
-        let chat = |messages: &[Value]| id(Dialect::Chat, json!({"messages": messages}), "t");
-        let first = chat(&[said("system", "It is 9."), said("user", "Hello")]);
-        let of_user =
-            |user: &str| id(Dialect::Chat, json!({"user": user, "messages": [said("user", "Hello")]}), "t");
-        assert!(of_user("a") != of_user("b") && of_user("a") == of_user("a"), "users who say the same");
-        let later = chat(&[
-            said("system", "It is 10."),
-            said("user", "Hello"),
-            said("assistant", "Hi"),
-            said("user", "?"),
-        ]);
-        assert_eq!(first, later);
-        let marked = json!({"role": "user", "content": [
-            {"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}]});
-        let messages = |message: &Value| id(Dialect::Messages, json!({"messages": [message]}), "t");
-        let unmarked = json!({"role": "user", "content": [{"type": "text", "text": "Hello"}]});
-        assert_eq!(messages(&marked), messages(&unmarked));
-        assert_ne!(first, chat(&[said("user", "Hello!")]));
-        assert_ne!(first, id(Dialect::Chat, json!({"messages": [said("user", "Hello")]}), "u"));
-        let image = |url: &str| json!({"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]});
-        assert_ne!(chat(&[image("a")]), chat(&[image("b")]));
-    }
-
-    #[test]
-    fn conversations_that_begin_alike_are_told_apart_by_what_can_be_compressed() {
-        let said = |role: &str, content: &str| json!({"role": role, "content": content});
-        let hello = [said("user", "Hello"), said("assistant", "Hi")];
-        let asked = |text: &str, more: &[Value]| {
-            let messages = [&hello[..], &[said("user", text)], more].concat();
-            of(Dialect::Chat, &json!({ "messages": messages }), "t")
-        };
-        let [tide, moon] = ["When? <c>The tide.</c>", "When? <c>The moon.</c>"].map(|text| asked(text, &[]));
-        assert_ne!(tide, moon);
-        let later = [said("assistant", "At noon"), said("user", "Why? <c>The wind.</c>")];
-        assert_eq!(asked("When? <c>The tide.</c>", &later), tide);
-        let result = |id: &str, text: &str| {
-            let call = json!({"id": id, "type": "function", "function": {"name": "f", "arguments": "{}"}});
-            let called = json!({"role": "assistant", "tool_calls": [call]});
-            asked("Find it.", &[called, json!({"role": "tool", "tool_call_id": id, "content": text})])
-        };
-        assert_ne!(result("call_a", "The tide."), result("call_b", "The tide."));
-        assert_eq!(result("call_a", "The tide."), result("call_a", "[cleared]"), "an old result was cleared");
-    }
-
-    #[test]
-    fn the_share_of_conversations_is_that_of_the_setting() {
-        let id = |at: u32| {
-            let body = json!({"messages": [{"role": "user", "content": at.to_string()}]}).to_string();
-            let body = Located::parse(&body).expect("JSON");
-            conversation_id(&Dialect::Chat.conversation(body), &[], body, "t")
-        };
-        let ids: Vec<u64> = (0..10_000).map(id).collect();
-        let held = |share: f64| ids.iter().filter(|id| is_held_out(**id, share)).count();
-        assert_eq!((held(0.0), held(1.0)), (0, 10_000));
-        assert!((400..=600).contains(&held(0.05)), "{}", held(0.05));
-        assert!(ids.iter().all(|id| !is_held_out(*id, 0.05) || is_held_out(*id, 0.1)));
     }
 }

@@ -17,7 +17,7 @@ use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{Pipeline, PipelineError};
 use thresher_core::text::outline::Layout;
 
-use self::strings::{apply, keep_no_shorter};
+use self::strings::{Strings, encode_results};
 pub use self::turn::ReadTurns;
 use self::turn::{TurnWork, add_tokens};
 use super::dialect::{Dialect, PartKind};
@@ -25,6 +25,7 @@ use super::find::{CitedRecord, Passage, Turn};
 use super::json::{Edits, Located};
 use super::marks::mark;
 use super::records::Names;
+use super::settings::Mode;
 use crate::error::ErrorCode;
 
 /// The text that replaces a passage of which nothing is kept. Some servers refuse an empty text.
@@ -33,6 +34,7 @@ const NOTHING_KEPT: &str = "[...]";
 /// How passages are compressed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CompressOptions {
+    pub mode: Mode,
     pub budget: Budget,
     pub granularity: Granularity,
     /// The least tokens of a prompt after compression with the automatic budget: a shorter prompt is not compressed at all. Providers do
@@ -60,13 +62,17 @@ pub struct AddedContext {
 type Spans = Vec<(usize, usize)>;
 
 /// What the middleware sent to the upstream of one turn. It is stored as JSON, so that later requests resend the turn byte-identically.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SentTurn {
     /// The options of the compression, as [`CompressOptions::id`] returns them; empty: the turn was not compressed.
     #[serde(rename = "way")]
     options: String,
     /// For each passage, the ranges that were kept; `None`: the whole passage.
     kept: Vec<Option<Spans>>,
+    /// For each result of a tool that may be encoded, the text that was sent, without its mark; `None`: no encoded text. Empty: nothing was
+    /// encoded. The texts are stored because another version may encode differently.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    encoded: Vec<Option<String>>,
     /// Whether shortened results of tools were sent with a mark.
     #[serde(default)]
     marked: bool,
@@ -209,9 +215,9 @@ impl CompressOptions {
     pub fn id(&self) -> String {
         let marks = if self.marks { " marked" } else { "" };
         let related = if self.related_only { " related" } else { "" };
-        let Self { budget, granularity, prompt_tokens_min, result_tokens_min, query, .. } = self;
+        let Self { mode, budget, granularity, prompt_tokens_min, result_tokens_min, query, .. } = self;
         format!(
-            "{budget:?} {granularity:?} {prompt_tokens_min} {result_tokens_min} {query:?}{marks}{related}"
+            "{mode:?} {budget:?} {granularity:?} {prompt_tokens_min} {result_tokens_min} {query:?}{marks}{related}"
         )
     }
 }
@@ -252,6 +258,13 @@ pub enum TurnPlan {
         /// Whether that is recorded: a turn without a record is resent whole, so only one that has a record, or instructions, need it.
         is_recorded: bool,
         /// Whether there was no time to read it, which is recorded, too.
+        is_late: bool,
+    },
+    /// Results of tools are encoded, and nothing is left out: the turn cannot be compressed.
+    Encode {
+        /// Whether it is recorded even if nothing is encoded.
+        is_recorded: bool,
+        /// Whether that is for lack of time.
         is_late: bool,
     },
     Compress {
@@ -297,7 +310,7 @@ fn plan_turn(
         Extent::AsBefore => true,
         Extent::AllTurns | Extent::NewestWhole => false,
     };
-    let found = before(&turn.key).filter(|sent| sent.fits(&turn.passages));
+    let found = before(&turn.key).filter(|sent| sent.fits_turn(turn));
     // A client may have changed or cut what is before an older turn, or another text of the turn.
     let found = found.or_else(|| {
         if is_newest || turn.is_instructions { None } else { SentTurn::from_results(turn, before) }
@@ -377,10 +390,18 @@ pub fn rewrite(
                 let whole = SentTurn { late: *is_late, ..work.keep_all().0 };
                 (whole, *is_recorded || *is_late)
             }
+            TurnPlan::Encode { is_recorded, is_late } => {
+                compressed = SentTurn { late: *is_late, ..work.keep_all().0 };
+                encode_results(body, turn, &mut compressed);
+                let is_recorded = *is_recorded || *is_late || compressed.is_shortened();
+                (compressed, is_recorded)
+            }
             TurnPlan::Compress { is_recorded } => {
-                keep_no_shorter(body, turn, &mut compressed);
-                let is_recorded =
-                    *is_recorded || compressed.late || compressed.kept.iter().any(Option::is_some);
+                // A prompt that is too short for a provider's cache stays as it is.
+                if !out.is_short {
+                    encode_results(body, turn, &mut compressed);
+                }
+                let is_recorded = *is_recorded || compressed.late || compressed.is_shortened();
                 (compressed, is_recorded)
             }
         };
@@ -389,11 +410,12 @@ pub fn rewrite(
             out.records.push((turn.key, sent.clone()));
         }
         let first = out.shortened.len();
-        apply(body, turn, &chunks, &sent, &mut out);
+        let strings = Strings { body, turn, sent: &sent };
+        strings.apply(&chunks, &mut out);
         let is_new = at + 1 == turns.len() || work.is_compressed;
         out.is_newest_shorter |= is_new && out.shortened.len() > first;
         if let Some(compressor) = compressor {
-            work.count(&sent, &kept_of_added, compressor, &mut out.tokens)?;
+            work.count(&sent, &out.shortened[first..], &kept_of_added, compressor, &mut out.tokens)?;
             let marked: Vec<usize> =
                 (first..out.shortened.len()).filter(|&at| out.shortened[at].is_marked).collect();
             if !marked.is_empty() {
@@ -449,7 +471,18 @@ fn last_question(turns: &[Turn]) -> Option<usize> {
 impl SentTurn {
     /// Returns a turn that is sent whole. It names no options, so that the turn is compressed when a later request asks for that.
     fn whole(turn: &Turn) -> Self {
-        Self { options: String::new(), kept: vec![None; turn.passages.len()], marked: false, late: false }
+        Self {
+            options: String::new(),
+            kept: vec![None; turn.passages.len()],
+            encoded: Vec::new(),
+            marked: false,
+            late: false,
+        }
+    }
+
+    /// Returns whether less is sent than the turn has.
+    fn is_shortened(&self) -> bool {
+        self.kept.iter().any(Option::is_some) || self.encoded.iter().any(Option::is_some)
     }
 
     /// Returns what was sent of each result of a tool of which something was left out, with its keys: for its question, and for a
@@ -464,9 +497,13 @@ impl SentTurn {
             }
             let keys =
                 [&*turn.query, ""].map(|query| Passage::key_of_result(&turn.passages[string.clone()], query));
-            let part =
-                || Self { options: String::new(), kept: kept.to_vec(), marked: self.marked, late: false };
+            let part = || Self { kept: kept.to_vec(), marked: self.marked, ..Self::default() };
             found.extend(keys.into_iter().flatten().map(|key| (key, part())));
+        }
+        for (result, text) in turn.results.iter().zip(&self.encoded) {
+            if text.is_some() {
+                found.push((result.key, Self { encoded: vec![text.clone()], ..Self::default() }));
+            }
         }
         found
     }
@@ -485,7 +522,23 @@ impl SentTurn {
                 sent.kept[string].clone_from_slice(&found.kept);
             }
         }
+        sent.encoded = vec![None; turn.results.len()];
+        for (result, text) in turn.results.iter().zip(&mut sent.encoded) {
+            *text = before(&result.key).and_then(|mut found| found.encoded.pop()).flatten();
+            is_known |= text.is_some();
+        }
         is_known.then_some(sent)
+    }
+
+    /// The strings of the body that are sent encoded.
+    fn encoded_strings(&self, turn: &Turn) -> impl Iterator<Item = Range<usize>> {
+        let results = turn.results.iter().zip(&self.encoded);
+        results.filter(|(_, encoded)| encoded.is_some()).map(|(result, _)| result.string.clone())
+    }
+
+    /// Whether the texts fit the turn.
+    fn fits_turn(&self, turn: &Turn) -> bool {
+        self.fits(&turn.passages) && (self.encoded.is_empty() || self.encoded.len() == turn.results.len())
     }
 
     /// Whether the ranges fit these passages: as many passages, and ranges that ascend and end at characters.

@@ -18,6 +18,8 @@ pub struct MiddlewareSettings {
     pub upstreams: Vec<UpstreamSettings>,
     /// Which requests are compressed.
     pub compress: When,
+    /// What compression may leave out.
+    pub mode: Mode,
     /// Whether citations are added to answers of compressed requests.
     pub cite: bool,
     /// Whether requests that would be compressed are sent whole, and what compression would have kept is computed beside them.
@@ -141,11 +143,24 @@ pub enum When {
     Always,
 }
 
+/// What compression may leave out of a request that sets no budget.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// Nothing: results of tools are encoded by [`thresher_codec`], from which every byte can be read.
+    Lossless,
+    /// Results of tools are encoded, and sentences that the question does not need are left out of running text: prose, web pages, documents,
+    /// chunks of a retriever, and long logs.
+    #[default]
+    Relevant,
+}
+
 impl Default for MiddlewareSettings {
     fn default() -> Self {
         Self {
             upstreams: Vec::new(),
             compress: When::Asked,
+            mode: Mode::default(),
             cite: true,
             shadow: false,
             tools: Vec::new(),
@@ -203,6 +218,7 @@ impl MiddlewareSettings {
             kinds_untouched: self.kinds_untouched.clone(),
             delimiters: self.delimiters(),
             keeps_documents,
+            result_tokens_min: self.result_tokens_min,
             bounds,
         }
     }

@@ -5,6 +5,8 @@ use serde::{Deserialize, Serialize};
 use thresher_core::domain::Kind;
 use thresher_core::text::outline::Layout;
 
+use super::json::Located;
+
 /// The most lines of a text that are looked at.
 const LINES_MAX: usize = 200;
 
@@ -17,6 +19,9 @@ const PATH_BYTES_MAX: usize = 260;
 const VERBS: &str = "\
     apply ask cat codebase delete diff edit editor glob grep insert ls memories memory multiedit notebook patch path paths replace rg \
     skill skills todo tree write agent subagent";
+
+/// Words in the name of a tool that lists files or lines.
+const LISTING: &str = "glob grep ls paths rg tree";
 
 /// Words that mean a file in the name of a tool.
 const FILES: &str = "dir directory file files filesystem folder fs";
@@ -84,6 +89,11 @@ pub fn is_untouched(name: &str) -> bool {
     is_named(name, &NAMES) || has(VERBS) || is_file || has(READING) && !has(WEB)
 }
 
+/// Returns whether the name of a tool says that it lists files or lines that match.
+pub fn lists(name: &str) -> bool {
+    parts(name).1.split('_').any(|word| is_in(LISTING, word))
+}
+
 /// Returns whether a tool runs a command that prints a file that is no log. `arguments` begins with the command.
 pub fn prints_file(name: &str, arguments: &str) -> bool {
     let (_, tool) = parts(name);
@@ -101,12 +111,6 @@ pub fn prints_file(name: &str, arguments: &str) -> bool {
         && !rest.split_whitespace().any(is_log)
 }
 
-/// Returns whether arguments of a call hold a query with which the model itself chose the rows of the result: all of them are its answer.
-pub fn chooses_rows(arguments: &str) -> bool {
-    let mut words = arguments.split(|c: char| !c.is_alphanumeric());
-    words.any(|word| ["jq", "select"].iter().any(|name| word.eq_ignore_ascii_case(name)))
-}
-
 /// Returns whether a word is the path of a log: `app.log`, `app.log.1` or anything below `log/` or `logs/`.
 fn is_log(word: &str) -> bool {
     let path = word.to_lowercase();
@@ -115,6 +119,18 @@ fn is_log(word: &str) -> bool {
     name.ends_with(".log")
         || name.contains(".log.")
         || folders.iter().any(|folder| ["log", "logs"].contains(folder))
+}
+
+/// Returns whether a tool of a request gives originals back: one that is named `retrieve` and takes a `hash`. Of a server whose tools the
+/// provider lists (`"type": "mcp"` in Responses), its label tells.
+pub fn can_retrieve(body: Located) -> bool {
+    let tools = body.get("tools").map(Located::items).unwrap_or_default();
+    tools.into_iter().any(|tool| {
+        let function = tool.get("function").unwrap_or(tool);
+        let is_ours = tool.text_of("server_label").is_some_and(|label| plain(&label).contains("thresher"));
+        let is_retrieve = function.text_of("name").is_some_and(|name| parts(&name).1.ends_with("retrieve"));
+        is_ours || is_retrieve && function.json().contains("\"hash\"")
+    })
 }
 
 /// Returns whether a list of words, divided by white space, has a word.
@@ -230,13 +246,6 @@ fn is_numbered(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn rows_that_a_query_chose_are_known_by_its_words() {
-        let chosen = ["jq '.rows[] | .id' x.json", "sqlite3 -json x.db \"SELECT * FROM t\""];
-        assert!(chosen.into_iter().all(chooses_rows));
-        assert!(!chooses_rows("curl -s localhost/selected"));
-    }
 
     #[test]
     fn tools_of_files_are_known_by_a_word_of_their_name_in_any_spelling() {

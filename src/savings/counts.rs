@@ -18,8 +18,6 @@ const MILLION: f64 = 1e6;
 pub enum Treatment {
     /// It was compressed, as far as something could become shorter.
     Compress,
-    /// It was sent uncompressed, for comparison.
-    HoldOut,
     /// It was sent uncompressed, and what compression would have kept was computed.
     Shadow,
 }
@@ -36,8 +34,6 @@ pub struct Exchange<'a> {
     pub omissions: &'a [Omission],
     /// What the upstream counted; `None`: its answer does not say.
     pub usage: Option<Usage>,
-    /// The conversation, if both arms of the comparison may have it.
-    pub conversation: Option<u64>,
 }
 
 /// Saved tokens by the kind of token that they would have been billed as.
@@ -61,8 +57,6 @@ pub struct Counts {
     pub requests: u64,
     /// Of these, those of which something became shorter; in shadow mode, would have become shorter.
     pub requests_shortened: u64,
-    /// Of these, those that were sent whole for comparison.
-    pub requests_held_out: u64,
     /// Of these, those whose answers do not say how many tokens were billed.
     pub requests_without_usage: u64,
     /// Tokens (`o200k_base`) of the texts that could be compressed, before compression.
@@ -134,7 +128,6 @@ impl Counts {
         Self {
             requests: 1,
             requests_shortened: u64::from(is_shorter),
-            requests_held_out: u64::from(exchange.treatment == Treatment::HoldOut),
             requests_without_usage: u64::from(exchange.usage.is_none()),
             tokens_before: before,
             tokens_after: after,
@@ -149,7 +142,6 @@ impl Counts {
         Self {
             requests: add(self.requests, more.requests),
             requests_shortened: add(self.requests_shortened, more.requests_shortened),
-            requests_held_out: add(self.requests_held_out, more.requests_held_out),
             requests_without_usage: add(self.requests_without_usage, more.requests_without_usage),
             tokens_before: add(self.tokens_before, more.tokens_before),
             tokens_after: add(self.tokens_after, more.tokens_after),
@@ -222,7 +214,6 @@ mod tests {
             tokens,
             omissions,
             usage,
-            conversation: None,
         }
     }
 

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::arms::{Arm, Arms};
 use super::counts::{Counts, Exchange, Treatment};
 use super::report::{Coverage, ModelSavings, SavingsReport, ShadowReport, Totals};
 use super::settings::SavingsSettings;
@@ -24,12 +23,11 @@ pub struct Ledger {
     state: Mutex<State>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
     rows: BTreeMap<RowKey, Counts>,
     /// The models that are counted apart.
     models: BTreeSet<String>,
-    arms: Arms,
     coverage: Coverage,
 }
 
@@ -53,7 +51,7 @@ impl Ledger {
     pub fn new(settings: Arc<SavingsSettings>) -> Self {
         let since_unix_s =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());
-        let state = Mutex::new(State::empty(&settings));
+        let state = Mutex::new(State::default());
         Self { settings, since_unix_s, state }
     }
 
@@ -77,15 +75,6 @@ impl Ledger {
         };
         let row = state.rows.entry(key).or_default();
         *row = row.plus(counts);
-        let arm = match exchange.treatment {
-            Treatment::Compress => Some(Arm::Compressed),
-            Treatment::HoldOut => Some(Arm::Whole),
-            Treatment::Shadow => None,
-        };
-        if let Some(((arm, conversation), usage)) = arm.zip(exchange.conversation).zip(exchange.usage) {
-            let cost = price.map(|price| (price.cost(usage), &*price.currency));
-            state.arms.add(arm, conversation, usage, cost);
-        }
         counts
     }
 
@@ -97,7 +86,7 @@ impl Ledger {
 
     /// Begins to count anew.
     pub fn clear(&self) {
-        *self.state() = State::empty(&self.settings);
+        *self.state() = State::default();
     }
 
     /// Returns all counts, with money where there are prices.
@@ -116,7 +105,6 @@ impl Ledger {
             since_unix_s: self.since_unix_s,
             totals: Totals::sum(&models),
             models,
-            holdout: (self.settings.holdout > 0.0).then(|| state.arms.report(self.settings.holdout)),
             shadow: (!shadow.is_empty()).then(|| ShadowReport {
                 totals: Totals::sum(&shadow),
                 models: shadow,
@@ -131,15 +119,6 @@ impl Ledger {
 }
 
 impl State {
-    fn empty(settings: &SavingsSettings) -> Self {
-        Self {
-            rows: BTreeMap::new(),
-            models: BTreeSet::new(),
-            arms: Arms::new(settings.conversation_count_max),
-            coverage: Coverage::default(),
-        }
-    }
-
     /// The name under which a model is counted: its own, or that of its price, or [`OTHER`].
     fn name_of(&mut self, model: &str, price: Option<&str>, count_max: usize) -> String {
         let is_known = self.models.contains(model);
@@ -181,7 +160,6 @@ mod tests {
         SavingsSettings {
             prices: vec![price("gpt-*", "USD", 2.0), price("mistral-*", "EUR", 1.0)],
             model_count_max: 3,
-            holdout: 0.5,
             ..SavingsSettings::default()
         }
     }
@@ -194,7 +172,6 @@ mod tests {
             tokens: (3_000_000, 1_000_000),
             omissions: &[Omission { at: 0.9, bytes: 10 }],
             usage: Some(Usage { input: 1_000_000, cached_read: 1_000_000, cached_write: 0, output: 100_000 }),
-            conversation: Some(1),
         }
     }
 
@@ -243,19 +220,16 @@ mod tests {
     }
 
     #[test]
-    fn shadow_and_the_comparison_are_apart() {
+    fn shadow_mode_is_counted_apart() {
         let ledger = Ledger::new(Arc::new(settings()));
         ledger.add(&exchange("gpt-5", Treatment::Shadow));
         ledger.cover(Coverage { answers: 1, sentences: 4, sentences_kept: 3, ..Coverage::default() });
-        ledger.add(&Exchange { omissions: &[], ..exchange("gpt-5", Treatment::HoldOut) });
+        ledger.add(&Exchange { omissions: &[], ..exchange("gpt-5", Treatment::Compress) });
         let report = ledger.report();
         assert_eq!(report.totals.counts.saved_as.total(), 0);
-        assert_eq!((report.totals.counts.requests, report.totals.counts.requests_held_out), (1, 1));
+        assert_eq!(report.totals.counts.requests, 1);
         let shadow = report.shadow.expect("a request");
         assert_eq!((shadow.totals.counts.saved_as.total(), shadow.totals.money[0].saved), (2_000_000, 4.0));
         assert_eq!(shadow.coverage.sentences_kept_share, Some(0.75));
-        let holdout = report.holdout.expect("a share");
-        assert_eq!((holdout.whole.requests, holdout.compressed.requests), (1, 0));
-        assert_eq!(holdout.input_tokens.whole, Some(2_000_000.0));
     }
 }

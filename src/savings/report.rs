@@ -3,7 +3,6 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::arms::HoldoutReport;
 use super::counts::{Counts, Money};
 use super::settings::Price;
 
@@ -17,8 +16,6 @@ pub struct SavingsReport {
     pub totals: Totals,
     /// Requests that were to be compressed, by model and API.
     pub models: Vec<ModelSavings>,
-    /// The comparison with conversations that go whole; `null` if `savings.holdout` is 0.
-    pub holdout: Option<HoldoutReport>,
     /// What compression would have saved; `null` if no request was in shadow mode.
     pub shadow: Option<ShadowReport>,
 }

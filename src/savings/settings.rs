@@ -1,4 +1,4 @@
-//! Settings of savings: prices, and the share of conversations that go whole.
+//! Settings of savings: prices.
 
 use std::collections::HashSet;
 
@@ -11,14 +11,9 @@ use serde::{Deserialize, Serialize};
 pub struct SavingsSettings {
     /// What providers charge for tokens. A model without a price is counted in tokens only.
     pub prices: Vec<Price>,
-    /// Share of conversations that are not compressed, for comparison, from 0 to 1.
-    pub holdout: f64,
     /// Models that are counted apart for each tenant; further models are counted together as `other`.
     #[serde(skip)]
     pub model_count_max: usize,
-    /// Conversations of each tenant whose requests are known to belong together, for the interval of the comparison.
-    #[serde(skip)]
-    pub conversation_count_max: usize,
 }
 
 /// What a provider charges for a million tokens of some models.
@@ -41,7 +36,7 @@ pub struct Price {
 
 impl Default for SavingsSettings {
     fn default() -> Self {
-        Self { prices: Vec::new(), holdout: 0.0, model_count_max: 64, conversation_count_max: 10_000 }
+        Self { prices: Vec::new(), model_count_max: 64 }
     }
 }
 
@@ -51,12 +46,6 @@ impl SavingsSettings {
     /// # Errors
     /// Returns a message for the first rule that is broken. It names the setting, its value, and what to change.
     pub fn validate(&self) -> Result<(), String> {
-        if !(0.0..=1.0).contains(&self.holdout) {
-            return Err(format!(
-                "savings.holdout is {}; it must be a share from 0 (no conversation goes whole for comparison) to 1 (all do)",
-                self.holdout
-            ));
-        }
         let mut models = HashSet::new();
         for (at, price) in self.prices.iter().enumerate() {
             let name = format!("savings.prices[{at}] ({})", price.model);
@@ -175,9 +164,6 @@ mod tests {
                 .iter()
                 .for_each(|part| assert!(message.contains(part), "{name}: {message:?} lacks {part:?}"));
         };
-        check("below 0", |settings| settings.holdout = -0.1, &["savings.holdout is -0.1", "from 0"]);
-        check("beyond 1", |settings| settings.holdout = 5.0, &["savings.holdout is 5"]);
-        check("no number", |settings| settings.holdout = f64::NAN, &["savings.holdout is NaN"]);
         check(
             "a negative price",
             |settings| settings.prices[1].output = -1.0,

@@ -25,6 +25,7 @@ use crate::middleware::rewrite::{
 };
 use crate::middleware::settings::MiddlewareSettings;
 use crate::middleware::shadow::WouldKeep;
+use crate::middleware::untouched::can_retrieve;
 use crate::middleware::usage::Usage;
 
 /// The most turns whose compression is remembered for later requests of their conversations.
@@ -177,7 +178,6 @@ impl Replay {
             tokens: (before as u64, after as u64),
             omissions: &omissions,
             usage: *usage,
-            conversation: None,
         });
         let would_keep = WouldKeep::new(&rewritten, &[]);
         let text = text.as_deref().filter(|text| !text.trim().is_empty());
@@ -215,13 +215,14 @@ impl Replay {
         other_text_bytes: usize,
     ) -> Result<Rewritten, PipelineError> {
         let options = CompressOptions {
+            mode: self.middleware.mode,
             result_tokens_min: self.middleware.result_tokens_min,
             budget: self.middleware.budget(),
             granularity: Granularity::default(),
             prompt_tokens_min: self.middleware.prompt_tokens_min,
             query: None,
             related_only: false,
-            marks: self.middleware.retrievable,
+            marks: self.middleware.retrievable && can_retrieve(body),
         };
         let pipeline = &self.pipeline;
         let compressor =

@@ -144,8 +144,6 @@ fn wrong_settings_of_savings_are_named() {
         assert_eq!(code, Some(1), "{name} {value}: {err}");
         expect.iter().for_each(|part| assert!(err.contains(part), "{name} {value}: {err:?} lacks {part:?}"));
     };
-    check("HOLDOUT", "1.5", &["savings.holdout is 1.5", "from 0"]);
-    check("HOLDOUT", "-0.1", &["savings.holdout is -0.1"]);
     let gap = r#"[{ model = "gpt-*", currency = "USD", input = 2.0, output = 8.0 }]"#;
     check("PRICES", gap, &["savings.prices", "cached_read"]);
     let negative = PRICES.replace("8.0", "-8.0");

@@ -9,7 +9,7 @@ use axum::{Json, Router};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use thresher::http::Middleware;
-use thresher::middleware::settings::{MiddlewareSettings, UpstreamSettings};
+use thresher::middleware::settings::{MiddlewareSettings, Mode, UpstreamSettings};
 use thresher::middleware::untouched::TextKind;
 use thresher::originals::OriginalSettings;
 use thresher_core::kv::store::KvStore;
@@ -77,6 +77,15 @@ async fn send(daemon: &Daemon, messages: &[Value]) -> Response {
     post(daemon.http, "/v1/chat/completions", body_of(messages)).await
 }
 
+/// Sends messages of a model that can retrieve originals.
+async fn send_with_retrieve(daemon: &Daemon, messages: &[Value]) -> Response {
+    let parameters = json!({"type": "object", "properties": {"hash": {"type": "string"}}});
+    let function = json!({"name": "mcp__thresher__retrieve", "parameters": parameters});
+    let tools = json!([{"type": "function", "function": function}]);
+    let body = json!({"model": "m-1", "messages": messages, "tools": tools});
+    post(daemon.http, "/v1/chat/completions", body.to_string()).await
+}
+
 fn with_tools(url: String, tools: &[&str]) -> MiddlewareSettings {
     let tools = tools.iter().map(|&tool| tool.to_owned()).collect();
     MiddlewareSettings { tools, ..settings(url) }
@@ -94,8 +103,10 @@ async fn results_that_an_agent_needs_whole_are_left_alone() {
     let check = async |daemon: &Daemon, name: &str, result: &str, is_whole: bool| {
         let messages = called(name, result);
         let response = send(daemon, &messages).await;
-        assert_eq!(bodies.pop() == body_of(&messages), is_whole, "{name} {result}");
-        let expect = if is_whole { "uncompressed" } else { "compressed" };
+        let sent = bodies.pop_json();
+        let sent = sent["messages"][2]["content"].as_str().expect("a text");
+        assert_eq!(thresher_codec::decode(sent).as_deref() == Ok(result), is_whole, "{name} {result}");
+        let expect = if sent == result { "uncompressed" } else { "compressed" };
         assert_eq!(response.header("x-thresher"), Some(expect), "{name}");
     };
     for name in ["search", "retrieve", "file_search"] {
@@ -134,7 +145,7 @@ async fn results_that_an_agent_needs_whole_are_left_alone() {
     };
     assert!(compress(&gateway, called("search", &prose)).await);
     assert!(!compress(&gateway, called("read_file", &prose)).await);
-    assert!(!compress(&gateway, called("bash", &matches)).await);
+    assert!(!compress(&gateway, called("bash", &diff)).await);
     // A tool that the settings name is compressed, and so are all others that need not stay whole.
     assert!(compress(&named, called("read_file", &prose)).await);
     assert!(compress(&named, called("search", &prose)).await);
@@ -235,7 +246,7 @@ async fn a_mark_says_what_is_missing_and_leads_to_the_original() {
     let daemon = in_front(&settings, true, 2).await;
     let original = DOCUMENT.repeat(5);
     let mut messages = called("search", &original);
-    let response = send(&daemon, &messages).await;
+    let response = send_with_retrieve(&daemon, &messages).await;
     assert_eq!(response.header("x-thresher"), Some("compressed"));
     let sent = bodies.pop_json();
     // The mark counts, and the tenant's usage has the same counts.
@@ -243,13 +254,17 @@ async fn a_mark_says_what_is_missing_and_leads_to_the_original() {
         ["x-thresher-tokens-before", "x-thresher-tokens-after"]
             .map(|name| response.header(name).and_then(|count| count.parse::<u64>().ok()).expect("a count"))
     };
-    let unmarked = send(&in_front(&with_tools(url, &["search"]), true, 2).await, &messages).await;
+    let unmarked =
+        send_with_retrieve(&in_front(&with_tools(url, &["search"]), true, 2).await, &messages).await;
     let (with_mark, without) = (tokens(&response), tokens(&unmarked));
     assert!(with_mark[0] == without[0] && with_mark[1] > without[1], "{with_mark:?} {without:?}");
     bodies.pop();
     let usage = get(daemon.http, "/headroom/v1/usage").await.json();
     let counts = ["requests", "tokens_before", "tokens_after"].map(|name| usage[name].as_u64());
     assert_eq!(counts, [Some(1), Some(with_mark[0]), Some(with_mark[1])]);
+    // A model that cannot retrieve is not asked to.
+    send(&daemon, &called("search", &original.replace("noon", "nine"))).await;
+    assert!(!bodies.pop().contains("hash="));
     let text = sent["messages"][2]["content"].as_str().expect("text").to_owned();
     let (_, mark) = text.rsplit_once("\n[shortened: left out lines ").expect("a mark");
     let (lines, hash) = mark.split_once(" of 30; hash=").expect("lines and a hash");
@@ -279,7 +294,7 @@ async fn a_mark_says_what_is_missing_and_leads_to_the_original() {
         json!({"role": "assistant", "content": "At noon."}),
         json!({"role": "user", "content": "Thanks."}),
     ]);
-    send(&daemon, &messages).await;
+    send_with_retrieve(&daemon, &messages).await;
     let later = bodies.pop_json();
     assert_eq!(later["messages"][2], sent["messages"][2]);
 }
@@ -301,7 +316,7 @@ async fn a_text_has_a_mark_only_if_its_original_is_stored_and_it_is_shorter_with
     let check = async |name: &str, originals: OriginalSettings, is_marked: bool, is_remembered: bool| {
         let daemon = with_store(originals).await;
         let mut messages = called("search", &original);
-        let response = send(&daemon, &messages).await;
+        let response = send_with_retrieve(&daemon, &messages).await;
         assert_eq!((response.status, response.header("x-thresher")), (200, Some("compressed")), "{name}");
         let sent = bodies.pop_json();
         let text = sent["messages"][2]["content"].as_str().expect("text");
@@ -310,7 +325,7 @@ async fn a_text_has_a_mark_only_if_its_original_is_stored_and_it_is_shorter_with
             json!({"role": "assistant", "content": "At noon."}),
             json!({"role": "user", "content": "Thanks."}),
         ]);
-        send(&daemon, &messages).await;
+        send_with_retrieve(&daemon, &messages).await;
         let later = bodies.pop_json();
         assert_eq!(later["messages"][2] == sent["messages"][2], is_remembered, "{name}: {later}");
     };
@@ -323,8 +338,8 @@ async fn a_text_has_a_mark_only_if_its_original_is_stored_and_it_is_shorter_with
     // A result that its mark would make longer stays whole, and is counted so.
     let daemon = with_store(in_memory(1 << 20)).await;
     let messages = called("search", DOCUMENT);
-    let response = send(&daemon, &messages).await;
-    assert_eq!(bodies.pop(), body_of(&messages));
+    let response = send_with_retrieve(&daemon, &messages).await;
+    assert_eq!(bodies.pop_json()["messages"], json!(messages));
     let found = (response.header("x-thresher"), response.header("x-thresher-reason"));
     assert_eq!(found, (Some("uncompressed"), Some("nothing_shortened")));
     let tokens = ["x-thresher-tokens-before", "x-thresher-tokens-after"].map(|name| response.header(name));
@@ -433,7 +448,7 @@ async fn a_result_that_cannot_be_read_in_time_stays_whole_without_a_wait_and_is_
     let (mut service, tenants) = service(pipeline, 1, 0, &registry_settings());
     service.middleware = Arc::new(Middleware::new(&settings).expect("an upstream"));
     let daemon = serve((service, tenants)).await;
-    let (short, long) = (DOCUMENT.repeat(2), DOCUMENT.repeat(14));
+    let (short, long) = (DOCUMENT.repeat(2), DOCUMENT.replace('\n', " ").repeat(14));
     let call = |id: &str| json!({"type": "tool_use", "id": id, "name": "search", "input": {}});
     let result = |id: &str, text: &str| json!({"type": "tool_result", "tool_use_id": id, "content": text});
     let said = |role: &str, content: Value| json!({"role": role, "content": content});
@@ -579,4 +594,70 @@ async fn a_request_over_the_cap_is_compressed_further_or_refused() {
     assert_eq!(response.json()["error"]["code"], "too_long");
     // A daemon whose model is being loaded cannot count, and forwards.
     assert_eq!(send(&in_front(&own, false, 1).await, &plain).await.status, 200);
+}
+
+/// A log of lines that are equal but for numbers.
+fn log(lines: usize) -> String {
+    let line = |at: usize| {
+        format!(
+            "2026-11-28T09:14:{:02}Z INFO  [http] request {:08x} GET /orders/{at} status=200\n",
+            at % 60,
+            at * 7_919
+        )
+    };
+    (0..lines).map(line).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn results_are_encoded_without_loss_and_sent_again_as_they_were() {
+    let (url, bodies) = upstream().await;
+    let rows: Vec<Value> =
+        (0..40).map(|at| json!({"id": at, "conclusion": "success", "log": null})).collect();
+    let json = serde_json::to_string_pretty(&json!({"total": 40, "rows": rows})).expect("JSON");
+    let lossless = MiddlewareSettings { mode: Mode::Lossless, ..settings(url.clone()) };
+    let daemon = in_front(&lossless, true, 1).await;
+    for result in [log(80), json] {
+        let mut messages = called("bash", &result);
+        let response = send(&daemon, &messages).await;
+        let first = bodies.pop_json()["messages"][2]["content"].as_str().expect("a text").to_owned();
+        assert_eq!(thresher_codec::decode(&first).as_deref(), Ok(&*result));
+        assert!(3 * first.len() < 2 * result.len(), "{first}");
+        assert_eq!(response.header("x-thresher"), Some("compressed"));
+        let count = |name: &str| response.header(name).and_then(|count| count.parse().ok()).unwrap_or(0);
+        let (before, after): (u64, u64) =
+            (count("x-thresher-tokens-before"), count("x-thresher-tokens-after"));
+        assert!(0 < after && 3 * after < 2 * before, "{before} {after}");
+        // Later turns send it again, also if the beginning is cut away, or the request asks for no compression.
+        messages.extend([
+            json!({"role": "assistant", "content": "All is well."}),
+            json!({"role": "user", "content": "And the moon?"}),
+        ]);
+        for messages in [&messages[..], &messages[1..]] {
+            send(&daemon, messages).await;
+            let sent = bodies.pop_json();
+            let again =
+                sent["messages"].as_array().expect("messages").iter().find(|one| one["role"] == "tool");
+            assert_eq!(again.map(|result| &result["content"]), Some(&json!(first)));
+        }
+        let off = json!({"model": "m-1", "messages": messages, "thresher": {"compress": false}}).to_string();
+        post(daemon.http, "/v1/chat/completions", off).await;
+        assert_eq!(bodies.pop_json()["messages"][2]["content"], json!(first));
+    }
+    // A file that the agent may edit, and running text, stay in this mode.
+    for (name, result) in
+        [("read_file", log(80)), ("bash", DOCUMENT.repeat(20).replace("noon", "noon, they say"))]
+    {
+        let messages = called(name, &result);
+        send(&daemon, &messages).await;
+        let sent = bodies.pop_json()["messages"][2]["content"].as_str().expect("a text").to_owned();
+        assert_eq!(thresher_codec::decode(&sent).as_deref(), Ok(&*result), "{name}");
+        assert!(name == "bash" || sent == result, "{name}");
+    }
+    // Without a model, too.
+    let unready = in_front(&lossless, false, 1).await;
+    let messages = called("bash", &log(80));
+    let response = send(&unready, &messages).await;
+    assert_eq!(response.header("x-thresher"), Some("compressed"));
+    let sent = bodies.pop_json()["messages"][2]["content"].as_str().expect("a text").to_owned();
+    assert_eq!(thresher_codec::decode(&sent).as_deref(), Ok(&*log(80)));
 }

@@ -24,7 +24,7 @@ use thresher::middleware::json::Located;
 use thresher::middleware::rewrite::{
     self, AddedContext, CompressOptions, Compressor, Extent, ReadTurns, TurnPlan,
 };
-use thresher::middleware::settings::{MiddlewareSettings, UpstreamSettings, When};
+use thresher::middleware::settings::{MiddlewareSettings, Mode, UpstreamSettings, When};
 use thresher_core::domain::{Budget, Granularity};
 use thresher_core::kv::store::KvStore;
 use thresher_core::pipeline::PipelineError;
@@ -753,6 +753,7 @@ fn cancelled_work_stops_before_the_next_turn() {
     let pipeline = pipeline_of(scripted(), KvStore::without_tiers());
     let (budget, granularity) = (Budget::default(), Granularity::default());
     let way = CompressOptions {
+        mode: Mode::Relevant,
         budget,
         granularity,
         prompt_tokens_min: 0,

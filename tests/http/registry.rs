@@ -383,6 +383,29 @@ impl Reader for Counting {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_tool_search_returns_excerpts() {
+    let daemon = daemon(Some(scripted()), 1, 1).await;
+    let chunk = |at: usize| {
+        let text = format!(
+            "The tide is at noon in harbour {at}. {}",
+            "Water is wet and ropes are long. ".repeat(40)
+        );
+        json!({"id": format!("c{at}"), "text": text})
+    };
+    register(&daemon, (0..10).map(chunk).collect()).await;
+    let call = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call",
+        "params": {"name": "search", "arguments": {"query": "When is the tide?"}}});
+    let headers = ["content-type: application/json", "accept: application/json, text/event-stream"];
+    let response = wire::ask_with(daemon.http, ("POST", "/mcp"), &headers, call.to_string()).await;
+    let text = response.json()["result"]["content"][0]["text"].as_str().expect("a text").to_owned();
+    assert!(text.contains("The tide is at noon in harbour"), "{text}");
+    // 1,000 tokens of this text have about 5,000 bytes; the chunks have 13,000.
+    assert!(text.len() < 6_000, "{} bytes", text.len());
+    let found = post(daemon.http, "/v1/search", json!({"query": "When is the tide?"}).to_string()).await;
+    assert!(found.body.len() > 13_000, "the endpoint returns whole texts");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_registration_can_wait_until_its_chunks_are_read() {
     let daemon = daemon(Some(scripted()), 1, 0).await;
     let body = json!({"chunks": tides(), "wait": true, "deadline_ms": 1500}).to_string();

@@ -1,4 +1,4 @@
-//! What the middleware saves: `GET /v1/savings`, its metrics, conversations that go whole for comparison, and shadow mode.
+//! What the middleware saves: `GET /v1/savings`, its metrics, and shadow mode.
 //! `tests/daemon/savings.rs` runs the real binary with the real model.
 
 use std::net::SocketAddr;
@@ -164,7 +164,7 @@ async fn saved_tokens_are_priced_as_they_would_have_been_billed() {
             assert_close(&money["billed"], billed);
             assert_close(&money["share"], saved / (saved + billed));
         }
-        assert_eq!((&savings["holdout"], &savings["shadow"]), (&Value::Null, &Value::Null));
+        assert_eq!(savings["shadow"], Value::Null);
         assert!(savings["since_unix_s"].as_u64().is_some_and(|since| since > 1_600_000_000));
     }
 }
@@ -277,87 +277,6 @@ async fn a_tenant_sees_its_own_savings_and_the_operator_sees_all() {
         assert!(metrics.contains(&format!("{name}{labels}")), "{name}");
     }
     assert!(!metrics.contains(SECRET));
-}
-
-/// The upstream counts a token for every four bytes of the request.
-fn counting() -> Upstream {
-    Upstream::new(|body| (200, "application/json", answer(&usage(body.len() as u64 / 4, 0, 9)).to_string()))
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_conversation_is_whole_or_compressed_for_its_whole_life() {
-    let upstream = counting();
-    let settings = SavingsSettings { holdout: 0.5, ..prices() };
-    let daemon = in_front_of(&upstream, settings).await;
-    let mut arms = [0_u64; 2];
-    for at in 0..90 {
-        let mut body = asked("m-1", &format!("Boat {at} is here."));
-        let mut found = Vec::new();
-        for _ in 0..2 {
-            let response = send(&daemon, &[], &body).await;
-            found.push((
-                response.header("x-thresher").map(str::to_owned),
-                response.header("x-thresher-reason").map(str::to_owned),
-            ));
-            let is_whole = found[0].0.as_deref() == Some("uncompressed");
-            if is_whole {
-                assert_eq!(upstream.last_body(), body.to_string());
-            }
-            let messages = body["messages"].as_array_mut().expect("messages");
-            messages.push(json!({"role": "assistant", "content": "The tide is at noon."}));
-            messages.push(
-                json!({"role": "user", "content": format!("<context>{DOCUMENT}</context> And ships?")}),
-            );
-        }
-        let expect = match found[0].0.as_deref() {
-            Some("uncompressed") => (Some("uncompressed".to_owned()), Some("held_out".to_owned())),
-            _ => (Some("compressed".to_owned()), None),
-        };
-        assert!(found.iter().all(|one| *one == expect), "{found:?}");
-        arms[usize::from(expect.1.is_none())] += 1;
-        if at == 9 {
-            let savings = savings_after(&daemon, 20).await;
-            let early = &savings["holdout"];
-            assert_eq!(
-                (&early["is_enough"], &early["input_tokens"]["saved_low"]),
-                (&json!(false), &Value::Null)
-            );
-            assert!(early["conclusion"].as_str().is_some_and(|text| text.starts_with("too few")), "{early}");
-        }
-    }
-    let savings = savings_after(&daemon, 180).await;
-    let holdout = &savings["holdout"];
-    assert_eq!(savings["totals"]["requests_held_out"], 2 * arms[0]);
-    assert_eq!(holdout["whole"], json!({"requests": 2 * arms[0], "conversations": arms[0]}));
-    assert_eq!(holdout["compressed"], json!({"requests": 2 * arms[1], "conversations": arms[1]}));
-    assert!(arms.iter().all(|count| *count >= 30), "{arms:?}");
-    let input = |name: &str| holdout["input_tokens"][name].as_f64().expect("a number");
-    assert!(0.0 < input("saved_low") && input("saved_low") <= input("saved"), "{holdout}");
-    assert!(input("saved") <= input("saved_high") && input("saved_high") < input("whole"), "{holdout}");
-    assert!((input("whole") - input("compressed") - input("saved")).abs() < 1e-9);
-    assert_eq!((&holdout["output_tokens"]["saved"], &holdout["currency"]), (&json!(0.0), &json!("USD")));
-    assert!(holdout["cost"]["saved"].as_f64().is_some_and(|saved| saved > 0.0), "{holdout}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_request_that_is_too_long_as_a_whole_is_not_held_out() {
-    let upstream = counting();
-    let url = format!("http://{}", upstream.listen().await);
-    let capped = MiddlewareSettings { input_tokens_max: 60, ..settings(url) };
-    let all = SavingsSettings { holdout: 1.0, ..prices() };
-    let daemon = with(&capped, all, Access::open_to_all()).await;
-    let response = send(&daemon, &[], &asked("m-1", &DOCUMENT.repeat(3))).await;
-    assert_eq!(
-        (response.status, response.header("x-thresher")),
-        (200, Some("compressed")),
-        "{}",
-        response.body
-    );
-    let savings = savings_after(&daemon, 1).await;
-    assert_eq!(savings["totals"]["requests_held_out"], 0);
-    assert_eq!(savings["holdout"]["compressed"]["requests"], 0, "it is in neither arm: {savings}");
-    let short = json!({"model": "m-1", "messages": [{"role": "user", "content": "<context>The tide is at noon.</context> When?"}]});
-    assert_eq!(send(&daemon, &[], &short).await.header("x-thresher-reason"), Some("held_out"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -108,7 +108,7 @@ fn text(repeated: &str, bytes: usize) -> String {
 fn request(kind: Kind, text: String, ratio: f64) -> CompressRequest {
     let chunk = Chunk { kind, ..Chunk::new("a", text) };
     let mut request = CompressRequest::new("Who built the valve in 1987?", vec![chunk]);
-    request.budget = Budget::Ratio(ratio);
+    request.budget = Budget::ratio(ratio);
     request
 }
 
@@ -177,7 +177,7 @@ fn check_growth(texts: &[(&str, Kind, &str)], budgets: &[Budget]) {
 #[test]
 #[ignore = "takes minutes; selection is quadratic on chains and does not look at its cancel"]
 fn time_grows_with_the_text() {
-    let budgets = [Budget::Auto, Budget::Ratio(0.3)];
+    let budgets = [Budget::default(), Budget::ratio(0.3)];
     let is_chain = |text: &&(&str, Kind, &str)| text.0.starts_with("a chain");
     let others: Vec<_> = TEXTS.iter().filter(|text| !is_chain(text)).copied().collect();
     check_growth(&others, &budgets);
@@ -188,5 +188,5 @@ fn time_grows_with_the_text() {
 fn time_grows_with_a_chain() {
     let is_chain = |text: &&(&str, Kind, &str)| text.0.starts_with("a chain");
     let chains: Vec<_> = TEXTS.iter().filter(is_chain).copied().collect();
-    check_growth(&chains, &[Budget::Auto, Budget::Ratio(0.3), Budget::Ratio(0.9), Budget::Tokens(1000)]);
+    check_growth(&chains, &[Budget::default(), Budget::ratio(0.3), Budget::ratio(0.9), Budget::tokens(1000)]);
 }

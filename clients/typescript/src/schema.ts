@@ -926,8 +926,6 @@ export interface components {
             totals: components["schemas"]["SavingsTotals"];
             /** @description Requests that were to be compressed, by model and API. */
             models: components["schemas"]["ModelSavings"][];
-            /** @description The comparison with conversations that go whole; `null` if `savings.holdout` is 0. */
-            holdout: components["schemas"]["SavingsHoldout"] | null;
             /** @description What compression would have saved; `null` if no request was in shadow mode. */
             shadow: components["schemas"]["SavingsShadow"] | null;
         };
@@ -937,8 +935,6 @@ export interface components {
             requests: number;
             /** @description Of these, those of which something became shorter; in shadow mode, would have become shorter. */
             requests_shortened: number;
-            /** @description Of these, those that were sent whole for comparison. */
-            requests_held_out: number;
             /** @description Of these, those whose answers do not say how many tokens were billed. */
             requests_without_usage: number;
             /** @description Tokens (`o200k_base`) of the texts that could be compressed, before compression. */
@@ -1006,8 +1002,6 @@ export interface components {
             requests: number;
             /** @description Of these, those of which something became shorter; in shadow mode, would have become shorter. */
             requests_shortened: number;
-            /** @description Of these, those that were sent whole for comparison. */
-            requests_held_out: number;
             /** @description Of these, those whose answers do not say how many tokens were billed. */
             requests_without_usage: number;
             /** @description Tokens (`o200k_base`) of the texts that could be compressed, before compression. */
@@ -1053,67 +1047,6 @@ export interface components {
              * @description A million tokens of answers.
              */
             output: number;
-        };
-        /** @description The comparison of conversations that are compressed with conversations that go whole. */
-        SavingsHoldout: {
-            /**
-             * Format: double
-             * @description The share of conversations that go whole (`savings.holdout`).
-             */
-            share: number;
-            /** @description Conversations that go whole. */
-            whole: components["schemas"]["SavingsArm"];
-            /** @description Conversations that are compressed. */
-            compressed: components["schemas"]["SavingsArm"];
-            /** @description Whether there are enough conversations for an interval. */
-            is_enough: boolean;
-            /** @description What the numbers say, in a sentence. */
-            conclusion: string;
-            /** @description Billed tokens of prompts per request, cached or not. */
-            input_tokens: components["schemas"]["SavingsDifference"];
-            /** @description Billed tokens of prompts per request that were read from a cache. */
-            cached_input_tokens: components["schemas"]["SavingsDifference"];
-            /** @description Billed tokens of answers per request. */
-            output_tokens: components["schemas"]["SavingsDifference"];
-            /** @description The cost per request; `null` if a request has no price, or prices have several currencies. */
-            cost: components["schemas"]["SavingsDifference"] | null;
-            /** @description The currency of `cost`. */
-            currency: string | null;
-        };
-        /** @description How much an arm has. */
-        SavingsArm: {
-            /** @description Requests whose answers say how many tokens were billed. */
-            requests: number;
-            /** @description Conversations of these requests. */
-            conversations: number;
-        };
-        /** @description The mean of a value per request in both arms, and the difference. */
-        SavingsDifference: {
-            /**
-             * Format: double
-             * @description The mean of conversations that go whole; `null` if there is no request.
-             */
-            whole: number | null;
-            /**
-             * Format: double
-             * @description The mean of conversations that are compressed; `null` if there is no request.
-             */
-            compressed: number | null;
-            /**
-             * Format: double
-             * @description `whole` less `compressed`: more than 0 if compression saves.
-             */
-            saved: number | null;
-            /**
-             * Format: double
-             * @description The lower end of the 95 % interval of `saved`; `null` if there are too few conversations.
-             */
-            saved_low: number | null;
-            /**
-             * Format: double
-             * @description The upper end of the interval.
-             */
-            saved_high: number | null;
         };
         /** @description What compression would have saved, had it not been in shadow mode. */
         SavingsShadow: {

@@ -86,6 +86,7 @@ impl ConversationRequest {
         let mut policy = settings.policy(false);
         policy.tools.push("*".to_owned());
         let options = CompressOptions {
+            mode: settings.mode,
             budget: self.config.budget.unwrap_or_else(|| settings.budget()),
             granularity: Granularity::default(),
             prompt_tokens_min: 0,
@@ -225,7 +226,8 @@ impl ConversationRequest {
 fn name_hashes(rewritten: &mut Rewritten, originals: &TenantOriginals) {
     let mut kept = 0;
     rewritten.shortened.retain_mut(|string| {
-        if !string.is_json {
+        // An encoded text has all of its original.
+        if !string.is_json && !string.left_out.is_empty() {
             string.text.push_str(&mark(&string.original, &string.left_out));
         }
         let is_kept = originals.has_room(kept, string.original.len());

@@ -4,11 +4,11 @@ use std::time::Instant;
 
 use tokio::runtime::Handle;
 
+use super::ModelRequest;
 use super::upstream::Upstream;
-use super::{CompressionReport, ModelRequest};
 use crate::http::{Scope, observe};
 use crate::middleware::dialect::Dialect;
-use crate::middleware::prompt::{self, AddedBytes, Omission};
+use crate::middleware::prompt::{AddedBytes, Omission};
 use crate::middleware::rewrite::Rewritten;
 use crate::middleware::shadow::WouldKeep;
 use crate::middleware::usage::Usage;
@@ -34,8 +34,6 @@ pub struct Tally {
     /// The name of the model's upstream or price in the settings, for metrics.
     pub label: Option<String>,
     pub treatment: Treatment,
-    /// The conversation, if it belongs to an arm of the comparison.
-    pub conversation: Option<u64>,
     pub left_out: LeftOut,
     /// In shadow mode, what would have been kept.
     pub would_keep: Option<WouldKeep>,
@@ -52,7 +50,6 @@ impl Tally {
             tokens: (before as u64, after as u64),
             omissions: &self.left_out.omissions,
             usage,
-            conversation: self.conversation,
         };
         let savings = self.scope.savings();
         let counts = savings.add(&exchange);
@@ -73,20 +70,12 @@ impl Tally {
 
 impl ModelRequest {
     /// What is done to the request, if it is to be compressed or not, and if its upstream is in shadow mode or not.
-    pub(super) fn treated(&self, compresses: bool, shadows: bool, holdout: f64) -> Option<Treatment> {
+    pub(super) fn treated(&self, compresses: bool, shadows: bool) -> Option<Treatment> {
         if self.shadow.unwrap_or(compresses && shadows) {
             Some(Treatment::Shadow)
-        } else if !compresses {
-            None
-        } else if self.is_comparable && prompt::is_held_out(self.conversation, holdout) {
-            Some(Treatment::HoldOut)
         } else {
-            Some(Treatment::Compress)
+            compresses.then_some(Treatment::Compress)
         }
-    }
-
-    pub(super) fn is_held_out(&self) -> bool {
-        self.treatment == Some(Treatment::HoldOut)
     }
 
     /// What `rewritten` leaves out, of the request as it is sent, or in shadow mode (`is_whole`) would have left out.
@@ -103,24 +92,14 @@ impl ModelRequest {
     }
 
     /// What is counted of the request once it has its answer; none if it was not to be compressed.
-    pub(super) fn tally(
-        &self,
-        service: &Scope,
-        upstream: &Upstream,
-        report: &CompressionReport,
-        left_out: LeftOut,
-    ) -> Option<Tally> {
+    pub(super) fn tally(&self, service: &Scope, upstream: &Upstream, left_out: LeftOut) -> Option<Tally> {
         let treatment = self.treatment?;
-        // A conversation whose earlier turns were compressed belongs to no arm once it goes whole.
-        let is_clean = treatment == Treatment::Compress || report.outcome == "uncompressed";
-        let is_compared = service.savings().settings().holdout > 0.0 && self.is_comparable && is_clean;
         Some(Tally {
             scope: service.clone(),
             dialect: self.dialect,
             model: self.model.clone(),
             label: upstream.settings.name_of(&self.model).map(str::to_owned),
             treatment,
-            conversation: Some(self.conversation).filter(|_| is_compared && self.too_many.is_none()),
             left_out: if treatment == Treatment::Compress { left_out } else { LeftOut::default() },
             would_keep: None,
         })

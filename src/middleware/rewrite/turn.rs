@@ -1,10 +1,10 @@
 //! Compresses one turn of a conversation, and counts its tokens.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use thresher_core::domain::{
-    AtMost, Budget, ByteRange, Chunk, CompressRequest, Format, Omissions, TokenizerName,
+    AtMost, Budget, ByteRange, Chunk, CompressRequest, Format, Kind, Omissions, TokenizerName,
 };
 use thresher_core::pipeline::answerable::Answerable;
 use thresher_core::pipeline::cancel::Cancel;
@@ -20,6 +20,7 @@ use super::{
 use crate::middleware::dialect::PartKind;
 use crate::middleware::find::{self, Turn, Wants};
 use crate::middleware::marks::mark;
+use crate::middleware::settings::Mode;
 
 /// Bytes per token by which texts that are not compressed are estimated instead of counted: rather too few tokens than too many.
 const BYTES_PER_TOKEN: usize = 6;
@@ -85,7 +86,11 @@ impl TurnWork<'_> {
         let groups = retrieved.into_iter().chain(others.into_iter().filter(|_| !asks_nothing));
         // The added chunks are a group of their own if the passages are not compressed.
         let key = (self.at, self.is_compressed);
-        let mut fitted = match read.groups.remove(&key) {
+        let known = read.groups.remove(&key).filter(|fitted| {
+            // Only a budget takes a part of the groups that were not even read.
+            compressor.tokens_max.is_none() || !fitted.iter().any(|group| group.is_unselected)
+        });
+        let mut fitted = match known {
             Some(fitted) => fitted,
             None => {
                 groups.map(|group| Fitted::new(self, group, query, compressor)).collect::<Result<_, _>>()?
@@ -158,7 +163,13 @@ impl TurnWork<'_> {
                 bytes > passage.text.len() * 19 / 20
             });
         }
-        let sent = SentTurn { options: self.options.to_owned(), kept, marked: options.marks, late: is_late };
+        let sent = SentTurn {
+            options: self.options.to_owned(),
+            kept,
+            encoded: Vec::new(),
+            marked: options.marks,
+            late: is_late,
+        };
         Ok((sent, kept_of_added))
     }
 
@@ -231,6 +242,7 @@ impl TurnWork<'_> {
     pub(super) fn count(
         &self,
         sent: &SentTurn,
+        shortened_strings: &[Shortened],
         kept_of_added: &[Spans],
         compressor: Compressor,
         tokens: &mut Option<(usize, usize)>,
@@ -239,7 +251,14 @@ impl TurnWork<'_> {
         // Texts that were left out as a whole, because nothing in them is related to the question, are no savings.
         let is_emptied =
             !sent.kept.is_empty() && sent.kept.iter().all(|kept| kept.as_ref().is_some_and(Vec::is_empty));
+        let encoded: HashSet<usize> = sent.encoded_strings(self.turn).map(|string| string.start).collect();
+        for string in shortened_strings.iter().filter(|string| encoded.contains(&string.at.start)) {
+            add_tokens(tokens, count(&string.original)?, count(string.text_without_mark())?);
+        }
         for (passage, kept) in self.turn.passages.iter().zip(&sent.kept) {
+            if encoded.contains(&passage.string.start) {
+                continue;
+            }
             let before = count(&passage.text)?;
             let after = match kept {
                 Some(kept) if !is_emptied => count(&shortened(passage, kept))?,
@@ -312,6 +331,8 @@ struct Fitted {
     is_unrelated: bool,
     /// Whether the group is kept whole because there is no time to read it.
     is_late: bool,
+    /// Whether the group is kept whole because the mode leaves nothing out of such texts. A budget may still ask for it.
+    is_unselected: bool,
 }
 
 impl Fitted {
@@ -341,6 +362,16 @@ impl Fitted {
         let is_callers = options.query.is_some();
         if tokens_in < options.result_tokens_min {
             return Ok(Self::whole(kind, indexes, bytes, tokens_in));
+        }
+        let is_selected = match options.mode {
+            Mode::Lossless => false,
+            Mode::Relevant => {
+                kind != GroupKind::Result || chunks.iter().any(|chunk| is_running_text(&chunk.text))
+            }
+        };
+        if !is_selected && compressor.tokens_max.is_none() && options.budget == Budget::default() {
+            let whole = Self::whole(kind, indexes, bytes, bytes / BYTES_PER_TOKEN);
+            return Ok(Self { is_unselected: true, ..whole });
         }
         let first = work.turn.passages.get(indexes[0]).filter(|_| indexes[0] < passages.len());
         let query = match first {
@@ -383,6 +414,7 @@ impl Fitted {
             answerable: None,
             is_unrelated: false,
             is_late: false,
+            is_unselected: false,
         }
     }
 
@@ -435,6 +467,21 @@ impl Fitted {
             let spans = outcome.spans.iter().map(|span| (span.source.start, span.source.end));
             self.kept[outcome.index] = Some(spans.collect());
         }
+    }
+}
+
+/// The least bytes of a log of which lines are left out: about 6,000 tokens once it is encoded. A model reads shorter ones.
+const LOG_BYTES_MIN: usize = 32 << 10;
+
+/// Returns whether sentences may be left out of a result of a tool: of running text, and of a long log. The rows of a table, the values of JSON
+/// and the lines of a program matter for reasons that no likeness of words shows.
+fn is_running_text(text: &str) -> bool {
+    match Layout::detect(text, Kind::Auto).kind {
+        Kind::Prose | Kind::Markdown | Kind::Chat | Kind::Html | Kind::Pdf | Kind::Mail | Kind::Subtitles => {
+            true
+        }
+        Kind::Log => text.len() >= LOG_BYTES_MIN,
+        Kind::Auto | Kind::Code | Kind::Json | Kind::Table => false,
     }
 }
 

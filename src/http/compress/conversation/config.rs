@@ -69,7 +69,7 @@ impl Config {
         message_count.saturating_sub(self.recent_message_count).max(self.frozen_message_count)
     }
 
-    /// Leaves only the passages of `turns` that may be compressed. `has_returned` says which messages were returned before.
+    /// Leaves only the passages and results of `turns` that may be compressed. `has_returned` says which messages were returned before.
     pub fn choose(
         &self,
         conversation: &Conversation,
@@ -79,16 +79,21 @@ impl Config {
         let messages = &conversation.messages;
         let chosen = self.frozen_message_count..self.protected_from(messages.len());
         let starts: Vec<usize> = messages.iter().map(|message| message.at.range().start).collect();
+        let index_of = |start: usize| starts.partition_point(|first| *first <= start).saturating_sub(1);
+        let is_new = |index: usize| chosen.contains(&index) && !has_returned(index);
         let may_change = |passage: &Passage| {
-            let index = starts.partition_point(|start| *start <= passage.string.start).saturating_sub(1);
+            let index = index_of(passage.string.start);
             let is_allowed = match (&passage.kind, messages[index].role) {
                 (PartKind::Message, Role::User) => self.compresses_user,
                 (PartKind::Message, Role::System) => self.compresses_system,
                 _ => true,
             };
-            is_allowed && chosen.contains(&index) && !has_returned(index)
+            is_allowed && is_new(index)
         };
-        turns.iter_mut().for_each(|turn| turn.passages.retain(may_change));
+        for turn in turns {
+            turn.passages.retain(may_change);
+            turn.results.retain(|result| is_new(index_of(result.string.start)));
+        }
     }
 }
 
