@@ -8,7 +8,8 @@
 
 Contexts and times are appended to rows.jsonl in --work, and the report covers everything in that file. A row that a method has
 already is not run again, except with --again. Headroom needs newer libraries than LLMLingua, so it has an environment of its own
-and continues the same file. `make decoder` provides SmolLM2-135M-Instruct, the model of LLMLingua and Selective Context here.
+and continues the same file. `make decoder` provides SmolLM2-135M-Instruct, the model of LLMLingua and Selective Context here, and
+`python3 models/provision.py --reranker` the cross-encoder.
 A row has `query`, `chunks` (`text`, `title`) and `facts`, which must all be kept, or `answers`, of which one must be kept. Rows
 whose chunks do not contain them are skipped. Start the daemon with empty folders, so that it has not read the chunks before.
 
@@ -154,11 +155,25 @@ def cosine_scorer():
     return score
 
 
-def cross_encoder_scorer(args):
-    from sentence_transformers import CrossEncoder
+def cross_encoder_scorer(_):
+    """Logits of ms-marco-MiniLM-L-12-v2 in its publisher's int8 file. It reads 512 tokens of a pair, and one pair at a time: in a batch,
+    the file scales the inputs of all pairs together, so that a pair's logit depends on the others."""
+    import numpy as np
+    import onnxruntime
 
-    model = CrossEncoder(args.cross_encoder)
-    return lambda query, texts: model.predict([(query, text) for text in texts], show_progress_bar=False)
+    folder = MODELS / ".cache/ms-marco-MiniLM-L-12-v2"
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
+    words = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    words.no_padding()
+    words.enable_truncation(512, strategy="only_second")
+
+    def score(query, texts):
+        pairs = [words.encode(query, text) for text in texts]
+        inputs = [{"input_ids": pair.ids, "attention_mask": pair.attention_mask, "token_type_ids": pair.type_ids} for pair in pairs]
+        arrays = [{name: np.array([ids], dtype=np.int64) for name, ids in of_pair.items()} for of_pair in inputs]
+        return [session.run(["logits"], of_pair)[0].item() for of_pair in arrays]
+
+    return score
 
 
 def smollm2(args):
@@ -270,8 +285,8 @@ METHODS = {  # name for --methods: label, whether it is slow, option with the mo
     "llmlingua2": ("LLMLingua-2", True, "llmlingua2", lambda args: llmlingua(args.llmlingua2, LINGUA2, use_llmlingua2=True)),
     "provence": ("Provence", True, "provence", lambda args: provence(args.provence)),
     "open-provence": ("OpenProvence", True, "open_provence", lambda args: provence(args.open_provence)),
-    "cross": ("cross-encoder sentences", True, "cross_encoder", lambda args: ranked(cross_encoder_scorer(args), sentences_of)),
-    "cross-chunks": ("cross-encoder chunks", True, "cross_encoder", lambda args: ranked(cross_encoder_scorer(args), chunks_of)),
+    "cross": ("cross-encoder sentences", True, None, lambda args: ranked(cross_encoder_scorer(args), sentences_of)),
+    "cross-chunks": ("cross-encoder chunks", True, None, lambda args: ranked(cross_encoder_scorer(args), chunks_of)),
 }
 
 
@@ -359,7 +374,7 @@ def main():
     parser.add_argument("--rows", type=int, default=60, help="rows of each set")
     parser.add_argument("--slow-rows", type=int, default=20, help="rows of each set for methods with a large model")
     parser.add_argument("--again", action="store_true", help="run rows again that rows.jsonl has")
-    for option in ("--llmlingua2", "--provence", "--open-provence", "--cross-encoder"):
+    for option in ("--llmlingua2", "--provence", "--open-provence"):
         parser.add_argument(option, help="folder of the model")
     parser.add_argument("--out", type=Path, help="write the report to OUT.txt and OUT.json")
     parser.add_argument("--note", action="append", default=[], help="a line for the head of the report")

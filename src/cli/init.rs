@@ -31,9 +31,9 @@ const VERDICT_SETTING: &str = "model = \"\"";
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// The model: english, which is small and fast; multilingual, for a hundred languages, also a question in one and texts in another; or
-    /// hf:ORGANIZATION/NAME[@REVISION], a model on the Hugging Face hub (HF_ENDPOINT, HF_TOKEN). Default: the one that an older settings
-    /// file names, else english. docs/models.md says which one when.
+    /// The model: english, which is small and fast; multilingual, for a hundred languages, also a question in one and texts in another;
+    /// colbert, for English questions that need several chunks; or hf:ORGANIZATION/NAME[@REVISION], a model on the Hugging Face hub (HF_ENDPOINT,
+    /// HF_TOKEN). Default: the one that an older settings file names, else english. docs/models.md says which one when.
     #[arg(long, value_name = "MODEL")]
     model: Option<ModelChoice>,
     /// Also fetch a model that judges whether chunks support an answer, and use it: hf:ORGANIZATION/NAME[@REVISION], a repository with an
@@ -324,9 +324,12 @@ mod tests {
     #[test]
     fn the_written_settings_have_the_defaults_and_the_paths_of_the_machine() {
         let folder = tempfile::tempdir().expect("a folder");
-        let [english, multilingual, of_hub] = ["english", "multilingual", "hf:acme/small"]
-            .map(|text| text.parse::<ModelChoice>().expect("a model"));
-        for (model, gpu) in [(&english, false), (&english, true), (&multilingual, false), (&of_hub, false)] {
+        let [english, multilingual, colbert, of_hub] =
+            ["english", "multilingual", "colbert", "hf:acme/small"]
+                .map(|text| text.parse::<ModelChoice>().expect("a model"));
+        for (model, gpu) in
+            [(&english, false), (&english, true), (&multilingual, false), (&colbert, false), (&of_hub, false)]
+        {
             let file = folder.path().join(format!("{}/{gpu}/thresher.toml", model.folder()));
             let root = Path::new("/srv/a \"b\"");
             write_settings(&file, &settings_text(root, model, None, gpu).expect("a text")).expect("written");

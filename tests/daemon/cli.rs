@@ -4,8 +4,9 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::support::{in_checkout, thresher};
+use crate::support::{colbert_source, in_checkout, runtime_lib, thresher};
 use serde_json::{Value, json};
+use thresher_core::model::contract::Contract;
 
 /// The result of a command.
 pub struct Ran {
@@ -968,6 +969,55 @@ fn a_checkpoint_with_a_pipe_or_a_device_is_refused() {
         assert_eq!(ran.code, Some(1), "{}", ran.err);
         assert!(ran.err.contains("config.json") && ran.err.contains("not a regular file"), "{}", ran.err);
     }
+}
+
+/// What was fetched is deleted, and a file that is not the pinned one leaves nothing behind.
+#[test]
+fn init_installs_colbert_from_the_pinned_file_alone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (from, root) = (folder.path().join("from"), folder.path().join("root"));
+    let source = colbert_source();
+    let model = from.join("answerai-colbert-small-v1");
+    std::fs::create_dir_all(&model).expect("a folder");
+    std::os::unix::fs::symlink(runtime_lib().parent().expect("a folder"), from.join("onnxruntime"))
+        .expect("a link");
+    for file in std::fs::read_dir(&source).expect("the model").map(|entry| entry.expect("a file").file_name())
+    {
+        std::fs::copy(source.join(&file), model.join(&file)).expect("copied");
+    }
+    let init = || {
+        let path = |path: &Path| path.to_str().expect("UTF-8").to_owned();
+        let arguments = ["init", "--model", "colbert", "--weights", "int8", "--from"].map(str::to_owned);
+        let places = [
+            path(&from),
+            "--root".into(),
+            path(&root),
+            "--config".into(),
+            path(&folder.path().join("t.toml")),
+        ];
+        let all: Vec<&str> = arguments.iter().chain(&places).map(String::as_str).collect();
+        run(thresher(&all), "")
+    };
+    let sound = std::fs::read(model.join("model.onnx")).expect("the file");
+    std::fs::write(model.join("model.onnx"), [&sound[..1000], b"!", &sound[1001..]].concat())
+        .expect("written");
+    let ran = init();
+    assert_eq!(ran.code, Some(1), "{}", ran.out);
+    assert!(ran.err.contains("model.onnx"), "{}", ran.err);
+    assert!(!root.join("models/answerai-colbert-small").exists());
+
+    std::fs::write(model.join("model.onnx"), sound).expect("written");
+    let ran = init();
+    assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
+    assert!(ran.out.contains("answerai-colbert-small: exported to"), "{}", ran.out);
+    assert!(ran.out.contains("nothing is fitted for this model"), "{}", ran.out);
+    let left = std::fs::read_dir(root.join("models"))
+        .expect("models")
+        .map(|entry| entry.expect("an entry").file_name());
+    assert_eq!(left.collect::<Vec<_>>(), ["answerai-colbert-small"]);
+    let contract = Contract::load(&root.join("models/answerai-colbert-small")).expect("a contract");
+    assert_eq!(contract.source.licence.as_deref(), Some("apache-2.0"));
+    assert!(init().out.contains("answerai-colbert-small: present"));
 }
 
 /// The question is in another language than the texts, and shares no word with the one that answers it.

@@ -4,11 +4,13 @@
 use std::path::Path;
 
 use crate::support::{
-    Case, Golden, distance_max, golden, in_checkout, keys, logits, masked_keys, minilm_source,
-    multilingual_source, session,
+    Case, Golden, colbert_source, distance_max, golden, hidden_states, in_checkout, keys, logits,
+    masked_keys, minilm_source, multilingual_source, session,
 };
+use ort::session::Session;
 use tempfile::TempDir;
 use thresher_core::model::contract::{Contract, Dim, Family, Graph, IoTensor, Late, Side, Weights, check_io};
+use thresher_core::model::onnx::{self, DataLocation, StringStringEntryProto};
 use thresher_core::model::tokenizer::ModelTokenizer;
 use thresher_core::pipeline::calibration::{CALIBRATION_FILE, Calibration};
 use thresher_export::{ExportOptions, export};
@@ -100,6 +102,88 @@ fn the_multilingual_model_agrees_with_transformers_and_sentencepiece() {
         assert_eq!(ids, case.ids, "{text}");
 
         assert_agrees(&keys(&mut passage, &[ids]), case, &golden);
+    }
+}
+
+/// The cosines of the vectors that an export and the ONNX file that it was made from compute for a window's tokens.
+fn cosines_to_original(original: &mut Session, passage: &mut Session, ids: &[i64], dim: usize) -> Vec<f64> {
+    let (hidden, keys) = (hidden_states(original, ids), keys(passage, &[ids.to_vec()]));
+    let cosine = |(a, b): (&[f32], &[f32])| {
+        let [ab, aa, bb] = [(a, b), (a, a), (b, b)]
+            .map(|(a, b)| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>());
+        ab / (aa * bb).sqrt()
+    };
+    hidden.chunks(dim).zip(keys.chunks(dim)).map(cosine).collect()
+}
+
+/// The original quantises the inputs of each product with one scale for all tokens, and the export with one for each token.
+#[test]
+fn onnx_files_agree_with_their_own_graph() {
+    let source = in_checkout("models/tiny/bert-onnx");
+    let golden = golden(&in_checkout("models/tiny/bert-gelu/golden.json"));
+    let mut original = session(&source.join("model.onnx"), 1);
+    for weights in [Weights::F32, Weights::F16, Weights::Int8] {
+        let (out, contract) = exported_as(&source, weights);
+        assert_eq!((contract.window.tokens_max, late(&contract).head_dim), (40, golden.dim));
+        let mut passage = session(&out.path().join("passage.onnx"), 1);
+        let of_case = |case: &Case| cosines_to_original(&mut original, &mut passage, &case.ids, golden.dim);
+        let least = golden.cases.iter().flat_map(of_case).fold(1.0, f64::min);
+        println!("{weights:?}: least cosine {least:.5}");
+        assert!(least > 0.999, "{weights:?}: {least}");
+    }
+}
+
+#[test]
+fn tensors_in_a_file_beside_an_onnx_file_are_read() {
+    let (source, folder) = (in_checkout("models/tiny/bert-onnx"), TempDir::new().unwrap());
+    let mut model = onnx::read_model(&source.join("model.onnx")).unwrap();
+    let mut data = vec![0; 3];
+    for tensor in &mut model.graph.as_mut().unwrap().initializer {
+        let Some(raw) = tensor.raw_data.take() else { continue };
+        let entries = [("location", "model.onnx_data".to_owned()), ("offset", data.len().to_string())];
+        let entry = |(key, value): (&str, String)| StringStringEntryProto { key: key.into(), value };
+        tensor.external_data = entries.map(entry).into();
+        tensor.data_location = DataLocation::External.into();
+        data.extend(raw);
+    }
+    std::fs::write(folder.path().join("model.onnx"), model.to_bytes()).unwrap();
+    std::fs::write(folder.path().join("model.onnx_data"), data).unwrap();
+    std::fs::copy(source.join("tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
+    let ((inside, first), (beside, second)) = (exported(&source), exported(folder.path()));
+    let read = |out: &TempDir| std::fs::read(out.path().join("weights.bin")).unwrap();
+    assert!(read(&inside) == read(&beside), "the weights differ");
+    assert_ne!(first.source.weights, second.source.weights, "the hash covers both files");
+}
+
+/// The paragraphs of this project's documentation are the texts.
+#[test]
+fn colbert_agrees_with_the_graph_of_its_publisher() {
+    let source = colbert_source();
+    let [(exact, _), (int8, contract)] =
+        [Weights::F32, Weights::Int8].map(|weights| exported_as(&source, weights));
+    let tokenizer = ModelTokenizer::from_file(&exact.path().join(&contract.tokenizer.file)).unwrap();
+    let pages = ["models", "evaluation", "deployment", "verdicts", "api"]
+        .map(|page| in_checkout(&format!("docs/{page}.md")));
+    let pages = pages.map(|page| std::fs::read_to_string(page).unwrap()).join("\n\n");
+    let texts: Vec<&str> = pages.split("\n\n").filter(|text| text.len() > 40).take(200).collect();
+    assert_eq!(texts.len(), 200);
+    let mut original = session(&source.join("model.onnx"), 1);
+    for (out, weights, mean_min, least_min) in [(exact, "f32", 0.995, 0.75), (int8, "int8", 0.994, 0.75)] {
+        let mut passage = session(&out.path().join("passage.onnx"), 1);
+        let mut cosines = Vec::new();
+        for text in &texts {
+            let ids = tokenizer.encode(text).unwrap().ids;
+            let ids: Vec<i64> =
+                [101].into_iter().chain(ids.into_iter().take(300).map(i64::from)).chain([102]).collect();
+            cosines.extend(cosines_to_original(&mut original, &mut passage, &ids, 384));
+        }
+        let mean = cosines.iter().sum::<f64>() / cosines.len() as f64;
+        let least = cosines.iter().copied().fold(1.0, f64::min);
+        println!(
+            "{weights}: {} tokens, cosines to the original: mean {mean:.5}, least {least:.5}",
+            cosines.len()
+        );
+        assert!(mean > mean_min && least > least_min, "{weights}: mean {mean}, least {least}");
     }
 }
 

@@ -6,6 +6,7 @@ use std::{fs, path::Path};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use thresher_core::model::contract::{self, CONTRACT_FILE, Contract, Weights};
+use thresher_core::model::onnx::{self, DataLocation, GraphProto, StringStringEntryProto, TensorProto};
 use thresher_export::{ExportError, ExportOptions, Prefixes, export};
 
 const SINGLE: &str = "bert-gelu";
@@ -661,4 +662,90 @@ fn a_failed_export_keeps_the_earlier_one() {
     assert_eq!(Contract::load(&out).unwrap(), contract);
     contract.verify_files(&out).unwrap();
     assert_eq!(names(parent.path()), ["out"]);
+}
+
+/// Changes the graph of `model.onnx`.
+fn graph(change: impl FnOnce(&mut GraphProto)) -> impl FnOnce(&Path) {
+    move |dir| {
+        let path = dir.join("model.onnx");
+        let mut model = onnx::read_model(&path).unwrap();
+        change(model.graph.as_mut().unwrap());
+        fs::write(path, model.to_bytes()).unwrap();
+    }
+}
+
+/// Changes a tensor of `model.onnx`.
+fn tensor(name: &'static str, change: impl FnOnce(&mut TensorProto)) -> impl FnOnce(&Path) {
+    graph(move |graph| change(graph.initializer.iter_mut().find(|tensor| tensor.name == name).unwrap()))
+}
+
+#[test]
+fn onnx_files_that_are_damaged_or_of_other_models_are_refused_with_the_place() {
+    let model = "bert-onnx";
+    let words = "embeddings.word_embeddings.weight_quantized";
+    let cut = |length: usize| {
+        move |dir: &Path| {
+            let file = fs::OpenOptions::new().write(true).open(dir.join("model.onnx")).unwrap();
+            file.set_len(length as u64).unwrap();
+        }
+    };
+    check(model, cut(20_000), &["model.onnx", "not an ONNX file"]);
+    check(model, cut(0), &["model.onnx", "the graph", "without `embeddings.word_embeddings.weight`"]);
+    check(
+        model,
+        |dir| fs::write(dir.join("model.onnx"), "text").unwrap(),
+        &["model.onnx", "not an ONNX file"],
+    );
+    check(model, |dir| fs::remove_file(dir.join("tokenizer.json")).unwrap(), &["tokenizer.json"]);
+    check(
+        model,
+        tensor(words, |words| words.name = "wte".into()),
+        &["the graph of a BERT", "model.safetensors"],
+    );
+    check(model, tensor(words, |words| words.dims = vec![-1, 32]), &[words, "shape [-1, 32]"]);
+    check(model, tensor(words, |words| words.dims = vec![i64::MAX, 32]), &[words, "shape"]);
+    check(model, tensor(words, |words| words.dims = vec![91, 32]), &[words, "2880 bytes", "[91, 32]"]);
+    check(model, tensor(words, |words| words.data_type = 10), &[words, "elements of type 10", "Int8, Uint8"]);
+    let scale = "embeddings.word_embeddings.weight_scale";
+    check(model, tensor(scale, |scale| scale.name = "scale".into()), &[scale, "is missing"]);
+    check(model, tensor(scale, |scale| scale.float_data = vec![f32::NAN]), &[scale, "not a finite number"]);
+    check(model, tensor(scale, |scale| scale.float_data = vec![1.0; 2]), &[scale, "2 elements"]);
+    let bias = "encoder.layer.1.output.dense.bias";
+    check(
+        model,
+        tensor(bias, |bias| bias.name = "onnx::Add_7".into()),
+        &["no tensor `encoder.layer.1.output.dense.weight`"],
+    );
+    let outside = |words: &mut TensorProto| {
+        words.data_location = DataLocation::External.into();
+        words.external_data =
+            vec![StringStringEntryProto { key: "location".into(), value: "../model.onnx".into() }];
+    };
+    check(
+        model,
+        tensor(words, outside),
+        &[words, "`../model.onnx`", "not the name of a file in this folder"],
+    );
+    let short = |words: &mut TensorProto| {
+        words.data_location = DataLocation::External.into();
+        words.external_data =
+            vec![StringStringEntryProto { key: "location".into(), value: "tokenizer.json".into() }];
+        words.dims = vec![900, 32];
+    };
+    check(model, tensor(words, short), &["tokenizer.json", "cut short", words, "28800"]);
+    let roberta = |graph: &mut GraphProto| graph.node[0].op_type = "CumSum".into();
+    check(model, graph(roberta), &["numbering of positions", "CumSum", "BERT"]);
+    let erf = |graph: &mut GraphProto| {
+        graph
+            .node
+            .iter_mut()
+            .filter(|node| node.op_type == "Erf")
+            .for_each(|node| node.op_type = "Tanh".into());
+    };
+    check(model, graph(erf), &["activation", "not GELU"]);
+    let config = |dir: &Path| {
+        let config = json!({"architectures": ["LlamaForCausalLM"], "model_type": "llama"});
+        fs::write(dir.join("config.json"), config.to_string()).unwrap();
+    };
+    check(model, config, &["config.json", "model_type is `llama`"]);
 }

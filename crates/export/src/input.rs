@@ -12,6 +12,8 @@ use super::{
     ExportError,
     e5s1::{E5Model, is_e5s1},
     gguf::{GgufModel, is_gguf},
+    keys::Config,
+    onnx::{ONNX, OnnxCheckpoint},
     prefixes::Prefixes,
     source::{self, CONFIG, ChatTemplate, Header, TOKENIZER, read_json},
     weights::{Checkpoint, INDEX, SINGLE, TensorFile},
@@ -61,11 +63,28 @@ impl Input {
     }
 
     fn open_folder(dir: &Path) -> Result<Self, ExportError> {
-        let (config_file, tokenizer_file) = (dir.join(CONFIG), dir.join(TOKENIZER));
-        let config: Map<String, Value> = read_json(&config_file)?;
+        let (mut config_file, tokenizer_file, onnx) = (dir.join(CONFIG), dir.join(TOKENIZER), dir.join(ONNX));
+        let has_safetensors = dir.join(SINGLE).is_file() || dir.join(INDEX).is_file();
+        let (config, checkpoint): (Map<String, Value>, _) = if !has_safetensors && onnx.is_file() {
+            let (checkpoint, described) = OnnxCheckpoint::open(&onnx)?;
+            let config: Option<Map<String, Value>> = source::read_json_if_exists(&config_file)?;
+            let config = match config {
+                Some(config) => {
+                    Config { file: &config_file, map: &config }.check_text("model_type", "bert")?;
+                    config
+                }
+                None => {
+                    config_file = onnx;
+                    described
+                }
+            };
+            (config, Checkpoint::of_file(checkpoint))
+        } else {
+            let config = read_json(&config_file)?;
+            refuse_other_forms(dir)?;
+            (config, Checkpoint::open(dir)?)
+        };
         let header = header(&config, &config_file)?;
-        refuse_other_forms(dir)?;
-        let checkpoint = Checkpoint::open(dir)?;
         let tokenizer =
             regular_files::read(&tokenizer_file).map_err(|cause| read_error(&tokenizer_file, cause))?;
         let chat_template = source::chat_template(dir)?;

@@ -30,6 +30,14 @@ impl Config<'_> {
         Ok(())
     }
 
+    /// Fails if a key has another value than `supported`, which is also its default.
+    pub fn check_text(&self, key: &'static str, supported: &str) -> Result<(), ExportError> {
+        match self.get::<String>(key)? {
+            Some(found) if found != supported => self.refuse(key, found, supported.to_owned()),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether the configuration has this key, even if its value is null.
     pub fn contains(&self, key: &str) -> bool {
         self.map.contains_key(key)

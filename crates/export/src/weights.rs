@@ -59,6 +59,11 @@ pub trait TensorFile: fmt::Debug {
     /// The path of the file.
     fn path(&self) -> &Path;
 
+    /// The paths of all files that were read: the file, and others that it names.
+    fn files(&self) -> Vec<&Path> {
+        vec![self.path()]
+    }
+
     /// The name in the file of the checkpoint's tensor `key`. A tensor that the format does not have keeps its name.
     fn name(&self, key: &str) -> String;
 
@@ -78,16 +83,32 @@ pub trait TensorFile: fmt::Debug {
     fn byte_table(&self, _name: &str) -> Option<ByteTable> {
         None
     }
+
+    /// The matrix of a linear layer with this name in the file, if bytes hold it without loss.
+    fn byte_columns(&self, _name: &str) -> Option<ByteColumns> {
+        None
+    }
 }
 
-/// A tensor whose elements are signed bytes times a step that each block of a row has.
+/// A tensor whose elements are signed bytes times a step, plus an offset.
 #[derive(Debug)]
 pub struct ByteTable {
     /// The elements of a block, which divide a row.
     pub block: usize,
     pub values: Vec<i8>,
-    /// The step of each block.
+    /// The step of each block; or one step for all.
     pub steps: Vec<f32>,
+    /// What is added to each product.
+    pub offset: f32,
+}
+
+/// The matrix of a linear layer, whose elements are signed bytes times the scale of their column.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ByteColumns {
+    /// `[in, out]`
+    pub values: Vec<i8>,
+    /// `[out]`
+    pub scales: Vec<f32>,
 }
 
 /// A tensor in row-major order.
@@ -175,12 +196,28 @@ impl Checkpoint {
         Ok(Tensor { dims: dims.to_vec(), values })
     }
 
-    /// Returns the tensor `key` as bytes, if its file has it in a form that bytes hold without loss.
-    pub fn byte_table(&self, key: &str) -> Option<ByteTable> {
-        match &self.store {
-            Store::Safetensors { .. } => None,
-            Store::Other(file) => file.byte_table(&file.name(key)),
+    /// Returns the tensor `key` of the shape `dims` as bytes, if its file has it in a form that bytes hold without loss.
+    pub fn byte_table(&self, key: &str, dims: &[usize]) -> Option<ByteTable> {
+        let (file, name) = self.other_file(key, dims)?;
+        file.byte_table(&name)
+    }
+
+    /// Returns the matrix `key [outputs, inputs]` of a linear layer as bytes, if its file has it in a form that bytes hold without
+    /// loss.
+    pub fn byte_columns(&self, key: &str, dims: &[usize]) -> Option<ByteColumns> {
+        let (file, name) = self.other_file(key, dims)?;
+        file.byte_columns(&name)
+    }
+
+    /// The file of another format, if it has a tensor `key` of this shape, and the name of the tensor there.
+    fn other_file(&self, key: &str, dims: &[usize]) -> Option<(&dyn TensorFile, String)> {
+        let Store::Other(file) = &self.store else { return None };
+        let name = file.name(key);
+        if file.dims(&name) != Some(dims) {
+            return None;
         }
+        self.read.borrow_mut().insert(name.clone());
+        Some((&**file, name))
     }
 
     /// Returns the SHA-256 of the lines that `sha256sum` prints for the checkpoint's files, sorted by file
@@ -191,7 +228,7 @@ impl Checkpoint {
     pub fn fingerprint(&self) -> Result<String, ExportError> {
         let files: Vec<&Path> = match &self.store {
             Store::Safetensors { shards, .. } => shards.iter().map(|shard| shard.path.as_path()).collect(),
-            Store::Other(file) => vec![file.path()],
+            Store::Other(file) => file.files(),
         };
         let mut lines = files.into_iter().map(name_and_sha256).collect::<Result<Vec<_>, _>>()?;
         lines.sort_by(|(a, _), (b, _)| a.cmp(b));

@@ -23,6 +23,8 @@ pub enum Item {
     Model,
     /// The file of the multilingual model.
     ModelMultilingual,
+    /// The folder of answerai-colbert-small.
+    ModelColbert,
 }
 
 /// A package in one version.
@@ -61,8 +63,14 @@ impl Pin {
             Item::RuntimeGpu => "runtime-gpu",
             Item::Model => "model",
             Item::ModelMultilingual => "model-multilingual",
+            Item::ModelColbert => "model-colbert",
         };
         PINS[name].clone()
+    }
+
+    /// Returns the SHA-256 of a file in hexadecimal; `None` if it is not pinned, or not for all platforms.
+    pub fn sha256(&self, file: &str) -> Option<&str> {
+        self.wheels.get("any")?.files.get(file).map(|member| &*member.sha256)
     }
 
     pub(crate) fn wheel_for(&self, platform: &str) -> Result<&Wheel, ProvisionError> {

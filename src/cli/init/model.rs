@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
+use sha2::{Digest as _, Sha256};
 use thresher_core::model::contract::{CheckpointInfo, Contract, Weights};
 use thresher_core::model::ort::multiplies_bytes_fast;
 use thresher_core::pipeline::calibration::Calibration;
@@ -34,6 +35,8 @@ pub enum NamedModel {
     English,
     /// For a hundred languages, also a question in one and texts in another.
     Multilingual,
+    /// For English: twice as large and slow, and better at questions that need several chunks.
+    Colbert,
 }
 
 impl FromStr for ModelChoice {
@@ -43,10 +46,13 @@ impl FromStr for ModelChoice {
         match (text, text.strip_prefix("hf:")) {
             ("english", _) => Ok(Self::Named(NamedModel::English)),
             ("multilingual", _) => Ok(Self::Named(NamedModel::Multilingual)),
+            ("colbert", _) => Ok(Self::Named(NamedModel::Colbert)),
             (_, Some(model)) => {
                 model.parse().map(Self::Hub).map_err(|error: ProvisionError| error.to_string())
             }
-            (_, None) => Err("it is english, multilingual, or hf:ORGANIZATION/NAME[@REVISION]".to_owned()),
+            (_, None) => {
+                Err("it is english, multilingual, colbert, or hf:ORGANIZATION/NAME[@REVISION]".to_owned())
+            }
         }
     }
 }
@@ -69,6 +75,7 @@ impl ModelChoice {
         match self {
             Self::Named(NamedModel::English) => "english".to_owned(),
             Self::Named(NamedModel::Multilingual) => "multilingual".to_owned(),
+            Self::Named(NamedModel::Colbert) => "colbert".to_owned(),
             Self::Hub(model) => format!("hf:{model}"),
         }
     }
@@ -77,7 +84,8 @@ impl ModelChoice {
     pub fn of_settings(older: Option<&Config>) -> Self {
         let is_named =
             |choice: &NamedModel| older.is_some_and(|older| older.model.dir.ends_with(choice.name()));
-        let named = [NamedModel::English, NamedModel::Multilingual].into_iter().find(is_named);
+        let all = [NamedModel::English, NamedModel::Multilingual, NamedModel::Colbert];
+        let named = all.into_iter().find(is_named);
         Self::Named(named.unwrap_or(NamedModel::English))
     }
 }
@@ -87,6 +95,7 @@ impl NamedModel {
         match self {
             Self::English => "minilm-l6",
             Self::Multilingual => "multilingual-e5-small",
+            Self::Colbert => "answerai-colbert-small",
         }
     }
 
@@ -94,15 +103,41 @@ impl NamedModel {
         match self {
             Self::English => Item::Model,
             Self::Multilingual => Item::ModelMultilingual,
+            Self::Colbert => Item::ModelColbert,
         }
     }
 
     /// The path of what is exported, in the folder of the item.
     fn source(self) -> &'static str {
         match self {
-            Self::English => "",
+            Self::English | Self::Colbert => "",
             Self::Multilingual => "e5-small-q4.bin",
         }
+    }
+
+    /// What the files do not say about their origin.
+    fn origin(self) -> CheckpointInfo {
+        match self {
+            Self::English | Self::Multilingual => CheckpointInfo::default(),
+            Self::Colbert => CheckpointInfo {
+                name: Some("answerdotai/answerai-colbert-small-v1".to_owned()),
+                licence: Some("apache-2.0".to_owned()),
+                ..CheckpointInfo::default()
+            },
+        }
+    }
+
+    /// Whether a contract is that of an export of the pinned weights: [`CheckpointInfo::weights`].
+    fn is_source_of(self, contract: &Contract) -> bool {
+        let file = match self {
+            Self::English => "model.safetensors",
+            Self::Multilingual => "e5-small-q4.bin",
+            Self::Colbert => "model.onnx",
+        };
+        let pin = Pin::find(self.item());
+        let line = pin.sha256(file).map(|sum| format!("{sum}  {file}\n"));
+        let weights = line.map(|line| hex::encode(Sha256::digest(line)));
+        weights.is_some() && contract.source.weights == weights
     }
 }
 
@@ -215,10 +250,8 @@ fn install_named(
     let (name, target) = (model.name(), root.join("models").join(model.name()));
     let weights = precision.weights(uses_gpu, multiplies_bytes_fast());
     let is_usable = |contract: Contract| {
-        let is_of_model =
-            Calibration::of_contract(&contract).is_some_and(|calibration| calibration.model == name);
         precision.accepts(contract.weights.dtype, uses_gpu)
-            && is_of_model
+            && model.is_source_of(&contract)
             && contract.verify_files(&target).is_ok()
     };
     if Contract::load(&target).is_ok_and(is_usable) {
@@ -231,7 +264,8 @@ fn install_named(
     if target.exists() && Contract::load(&target).is_err() {
         fs::remove_dir_all(&target).with_context(|| cannot("remove", &target))?;
     }
-    export_fetched(&original, model.source(), &target, &ExportOptions::named(name, weights))?;
+    let options = ExportOptions { origin: model.origin(), ..ExportOptions::named(name, weights) };
+    export_fetched(&original, model.source(), &target, &options)?;
     Ok(())
 }
 
@@ -277,13 +311,12 @@ fn install_from_hub(
     let original = models.join(format!("{prefix}{}", snapshot.revision));
     fetch_snapshot(&snapshot, &source, &original)?;
     let weights = precision.weights(uses_gpu, multiplies_bytes_fast());
-    let checkpoint = Some((snapshot.repo, snapshot.revision));
-    let contract = export_fetched(
-        &original,
-        "",
-        &target,
-        &ExportOptions { checkpoint, ..ExportOptions::named(name, weights) },
-    )?;
+    let origin = CheckpointInfo {
+        name: Some(snapshot.repo),
+        revision: Some(snapshot.revision),
+        ..CheckpointInfo::default()
+    };
+    export_fetched(&original, "", &target, &ExportOptions { origin, ..ExportOptions::named(name, weights) })?;
     // What was fetched of other commits and never finished.
     for entry in fs::read_dir(&models).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -291,12 +324,6 @@ fn install_from_hub(
         if !commit.is_empty() && commit.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             fs::remove_dir_all(entry.path()).with_context(|| cannot("remove", &entry.path()))?;
         }
-    }
-    if Calibration::load(&target, &contract)?.is_none() {
-        cli::print(
-            "nothing is fitted for this model, so related, answerable and coverage are null: `thresher calibrate` fits them on your \
-             questions (docs/models.md)",
-        );
     }
     Ok(())
 }
@@ -363,12 +390,18 @@ fn export_fetched(
     source: &str,
     target: &Path,
     options: &ExportOptions,
-) -> anyhow::Result<Contract> {
+) -> anyhow::Result<()> {
     let contract = export(&original.join(source), target, options, &|_, _| {})?;
     fs::remove_dir_all(original).with_context(|| cannot("remove", original))?;
     let (name, weights) = (&contract.name, options.weights.as_str());
     cli::print(format_args!("{name}: exported to {}, with {weights} weights", target.display()));
-    Ok(contract)
+    if Calibration::load(target, &contract)?.is_none() {
+        cli::print(
+            "nothing is fitted for this model, so related, answerable and coverage are null: `thresher calibrate` fits them on your \
+             questions (docs/models.md)",
+        );
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -61,7 +61,15 @@ pub fn identity() -> ModelProto {
 /// # Errors
 /// Returns the error of reading the file, or `InvalidData` if it is not an ONNX file.
 pub fn read_model(path: &Path) -> io::Result<ModelProto> {
-    ModelProto::decode(&*std::fs::read(path)?)
+    decode_model(&std::fs::read(path)?)
+}
+
+/// Reads the model from the bytes of an ONNX file.
+///
+/// # Errors
+/// Returns `InvalidData` if they are not those of an ONNX file.
+pub fn decode_model(bytes: &[u8]) -> io::Result<ModelProto> {
+    ModelProto::decode(bytes)
         .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, format!("not an ONNX file: {e}")))
 }
 
@@ -142,6 +150,8 @@ pub struct AttributeProto {
     pub i: Option<i64>,
     #[prost(bytes = "vec", optional, tag = "4")]
     pub s: Option<Vec<u8>>,
+    #[prost(message, optional, tag = "5")]
+    pub t: Option<TensorProto>,
     // Not packed, as in proto2: protobuf libraries read both forms, and the `onnx` library writes this one.
     #[prost(int64, repeated, packed = "false", tag = "8")]
     pub ints: Vec<i64>,
@@ -160,13 +170,21 @@ pub enum AttributeType {
     Ints = 7,
 }
 
-/// A constant tensor. Its bytes are either in `raw_data` or in another file, which `external_data` names.
+/// A constant tensor. Its elements are in `raw_data`, in another file, which `external_data` names, or, in files that other
+/// programs wrote, in the list for their type.
 #[derive(Clone, PartialEq, Message)]
 pub struct TensorProto {
     #[prost(int64, repeated, packed = "false", tag = "1")]
     pub dims: Vec<i64>,
     #[prost(enumeration = "DataType", tag = "2")]
     pub data_type: i32,
+    #[prost(float, repeated, tag = "4")]
+    pub float_data: Vec<f32>,
+    /// Elements of integers with at most 32 bits.
+    #[prost(int32, repeated, tag = "5")]
+    pub int32_data: Vec<i32>,
+    #[prost(int64, repeated, tag = "7")]
+    pub int64_data: Vec<i64>,
     #[prost(string, tag = "8")]
     pub name: String,
     /// The elements in little-endian order, in row-major layout.

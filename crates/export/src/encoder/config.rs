@@ -290,14 +290,6 @@ impl Config<'_> {
         }
     }
 
-    /// Fails if a key has another value than `supported`, which is also its default.
-    fn check_text(&self, key: &'static str, supported: &str) -> Result<(), ExportError> {
-        match self.get::<String>(key)? {
-            Some(found) if found != supported => self.refuse(key, found, supported.to_owned()),
-            _ => Ok(()),
-        }
-    }
-
     fn epsilon(&self, key: &'static str, default: f64) -> Result<f32, ExportError> {
         Ok(self.get::<f64>(key)?.unwrap_or(default) as f32)
     }

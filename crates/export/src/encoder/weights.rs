@@ -3,12 +3,12 @@
 
 use thresher_core::model::contract::Weights;
 
-use super::{Encoder, Positions, colbert::Projection, names::Joined, names::Names, relative};
+use super::{Encoder, Positions, colbert::Projection, names::Names, relative};
 use crate::{
     ExportError,
     graph::{GraphBuilder, StoredTensor, Value},
     linear::Linear,
-    weights::{ByteTable, Checkpoint, Tensor},
+    weights::{ByteColumns, ByteTable, Checkpoint, Tensor},
     write::WeightFile,
 };
 
@@ -29,8 +29,17 @@ pub struct EncoderWeights {
 pub(super) struct Table {
     /// `[vocab, d]` as `f32`, or `[vocab, blocks, d / blocks]` as `i8`.
     pub values: StoredTensor,
-    /// `[vocab, blocks, 1]` as `f16`: by what the elements of a block of bytes are multiplied.
-    pub steps: Option<StoredTensor>,
+    /// By what bytes are multiplied.
+    pub steps: Steps,
+}
+
+#[derive(Debug)]
+pub(super) enum Steps {
+    /// The values are not bytes.
+    None,
+    One(f32),
+    /// `[vocab, blocks, 1]` as `f16`, for the elements of a block.
+    ByBlock(StoredTensor),
 }
 
 impl Table {
@@ -38,11 +47,19 @@ impl Table {
     pub fn rows(&self, g: &mut GraphBuilder, ids: &Value) -> Value {
         let values = g.weight(&self.values);
         let rows = g.gather(&values, ids);
-        let Some(steps) = &self.steps else { return rows };
-        let steps = g.weight(steps);
-        let (rows, steps) = (g.cast_f32(&rows), g.gather(&steps, ids));
-        let steps = g.cast_f32(&steps);
-        let rows = g.mul(&rows, &steps);
+        let rows = match &self.steps {
+            Steps::None => return rows,
+            Steps::One(step) => {
+                let (rows, step) = (g.cast_f32(&rows), g.const_f32(*step));
+                g.mul(&rows, &step)
+            }
+            Steps::ByBlock(steps) => {
+                let steps = g.weight(steps);
+                let (rows, steps) = (g.cast_f32(&rows), g.gather(&steps, ids));
+                let steps = g.cast_f32(&steps);
+                g.mul(&rows, &steps)
+            }
+        };
         let [.., blocks, block] = self.values.dims[..] else { return rows };
         g.reshape(&rows, &[0, 0, (blocks * block) as i64])
     }
@@ -86,9 +103,9 @@ impl Encoder {
     /// Copies the encoder's weights from `checkpoint` to `out`, in the form that the graphs use, and the
     /// projection, if there is one.
     ///
-    /// With int8 weights, the query, key and value projections stay `f32`, because they lose the most
-    /// accuracy for the time that they save: on MiniLM the mean cosine to the exact readout is 0.9981 with
-    /// them as int8 and 0.9989 without, at 1.95 and 1.6 times the speed. So does the projection of a ColBERT.
+    /// With int8 weights, bytes of the checkpoint are copied. Otherwise the query, key and value projections stay `f32`,
+    /// because they lose the most accuracy for the time that they save: on MiniLM the mean cosine to the exact readout is
+    /// 0.9981 with them as int8 and 0.9989 without, at 1.95 and 1.6 times the speed. So does the projection of a ColBERT.
     /// With f16 weights, all linear layers of the encoder are f16; tables, normalisations and the projection stay
     /// `f32`.
     ///
@@ -104,7 +121,8 @@ impl Encoder {
     ) -> Result<EncoderWeights, ExportError> {
         let names = self.names(|key| checkpoint.contains(key));
         let prefix = names.prefix(|key| checkpoint.contains(key));
-        let mut copier = WeightCopier { encoder: self, checkpoint, out, names, prefix, weights };
+        let mut copier =
+            WeightCopier { encoder: self, checkpoint, out, names, prefix, weights, words_offset: 0.0 };
         let stored = EncoderWeights {
             words: copier.words()?,
             positions: copier.positions()?,
@@ -134,6 +152,8 @@ struct WeightCopier<'a> {
     prefix: &'static str,
     /// The element type of the layers that are not always `f32`.
     weights: Weights,
+    /// What is to be added to each element of the vectors of the vocabulary.
+    words_offset: f32,
 }
 
 impl WeightCopier<'_> {
@@ -144,24 +164,31 @@ impl WeightCopier<'_> {
     fn words(&mut self) -> Result<Table, ExportError> {
         let name = format!("{}.weight", self.names.words);
         let key = format!("{}{name}", self.prefix);
+        let dims = [self.encoder.vocab_size, self.encoder.hidden];
         let adds_nothing = matches!(self.encoder.positions, Positions::Learned { .. });
-        if adds_nothing && let Some(table) = self.checkpoint.byte_table(&key) {
+        if adds_nothing && let Some(table) = self.checkpoint.byte_table(&key, &dims) {
             return self.byte_table(&name, &table);
         }
-        let mut table = self.read(&name, &[self.encoder.vocab_size, self.encoder.hidden])?;
+        let mut table = self.read(&name, &dims)?;
         if let Positions::Rotary { .. } = self.encoder.positions {
             self.add_token_type(&mut table)?;
         }
-        Ok(Table { values: self.out.push(&name, &table.dims, &table.values)?, steps: None })
+        Ok(Table { values: self.out.push(&name, &table.dims, &table.values)?, steps: Steps::None })
     }
 
     fn byte_table(&mut self, name: &str, table: &ByteTable) -> Result<Table, ExportError> {
         let (rows, blocks) = (self.encoder.vocab_size, self.encoder.hidden / table.block);
-        let steps = self.out.push_f16(&format!("{name}.step"), &[rows, blocks, 1], &table.steps)?;
-        Ok(Table {
-            values: self.out.push_i8(name, &[rows, blocks, table.block], &table.values)?,
-            steps: Some(steps),
-        })
+        // A vector of positions is added to each row.
+        self.words_offset = table.offset;
+        let steps = match table.steps[..] {
+            [step] => Steps::One(step),
+            _ => Steps::ByBlock(self.out.push_f16(
+                &format!("{name}.step"),
+                &[rows, blocks, 1],
+                &table.steps,
+            )?),
+        };
+        Ok(Table { values: self.out.push_i8(name, &[rows, blocks, table.block], &table.values)?, steps })
     }
 
     /// Adds the embedding of token type 0, if the encoder has token types, to each row of a table.
@@ -191,6 +218,7 @@ impl WeightCopier<'_> {
         table.values.drain(..unused * d);
         table.dims[0] = tokens_max;
         self.add_token_type(&mut table)?;
+        table.values.iter_mut().for_each(|value| *value += self.words_offset);
         let learned = Some(self.out.push(&name, &table.dims, &table.values)?);
         if !has_relative_bias {
             return Ok(StoredPositions { learned, numbers: None, relative_bias: None });
@@ -211,18 +239,38 @@ impl WeightCopier<'_> {
         let Encoder { hidden: d, intermediate, biases, pre_norm, gated, .. } = *self.encoder;
         let names = self.names;
         let name = |part: &str| format!("{}{layer}.{part}", names.layer);
+        let projections = |stored, parts: &[&str], [inputs, outputs]: [usize; 2], has_bias| Projections {
+            stored: name(stored),
+            parts: parts.iter().map(|part| name(part)).collect(),
+            inputs,
+            outputs,
+            has_bias,
+            first_scale: 1.0,
+            input_min: None,
+            weights: self.weights,
+        };
         let up_parts = if gated { 2 } else { 1 };
+        let qkv = Projections {
+            // Scaling the query's weights here saves scaling the logits at every run.
+            first_scale: 1.0 / (self.encoder.head_dim() as f32).sqrt(),
+            weights: if self.weights == Weights::Int8 { Weights::F32 } else { self.weights },
+            ..projections(names.qkv.stored, names.qkv.parts, [d, 3 * d], biases.attention)
+        };
+        let attention_out =
+            projections(names.attention_out, &[names.attention_out], [d, d], biases.attention);
+        let up = projections(names.up.stored, names.up.parts, [d, up_parts * intermediate], biases.mlp);
+        let down = Projections {
+            // The product with a gate has no lowest value.
+            input_min: (!gated).then(|| self.encoder.activation.lowest()),
+            ..projections(names.down, &[names.down], [intermediate, d], biases.mlp)
+        };
         // The order of the calls is that of the tensors in the file.
-        let qkv = self.qkv(&name)?;
-        let attention_out = self.linear(&name(names.attention_out), [d, d], biases.attention, None)?;
+        let qkv = self.linear(&qkv)?;
+        let attention_out = self.linear(&attention_out)?;
         let is_normalised = pre_norm && layer == 0;
         let attention_norm = if is_normalised { None } else { Some(self.norm(&name(names.attention_norm))?) };
-        let (weight, bias) = self.joined(&names.up, &name, [d, up_parts * intermediate], biases.mlp)?;
-        let stored = name(names.up.stored);
-        let up = Linear::store(self.out, &stored, (&weight.transposed(), bias.as_ref()), self.weights)?;
-        // The product with a gate has no lowest value.
-        let down_min = (!gated).then(|| self.encoder.activation.lowest());
-        let down = self.linear(&name(names.down), [intermediate, d], biases.mlp, down_min)?;
+        let up = self.linear(&up)?;
+        let down = self.linear(&down)?;
         let mlp_norm = self.norm(&name(names.mlp_norm))?;
         Ok(LayerWeights { qkv, attention_out, attention_norm, up, down, mlp_norm })
     }
@@ -245,51 +293,77 @@ impl WeightCopier<'_> {
         })
     }
 
-    fn linear(
-        &mut self,
-        name: &str,
-        [inputs, outputs]: [usize; 2],
-        has_bias: bool,
-        input_min: Option<f32>,
-    ) -> Result<Linear, ExportError> {
-        let weight = self.read(&format!("{name}.weight"), &[outputs, inputs])?;
-        let bias = has_bias.then(|| self.read(&format!("{name}.bias"), &[outputs])).transpose()?;
-        let weight = weight.transposed();
-        Linear::store_bounded(self.out, name, &weight, bias.as_ref(), self.weights, input_min)
-    }
-
-    fn qkv(&mut self, name: &impl Fn(&str) -> String) -> Result<Linear, ExportError> {
-        let (d, joined) = (self.encoder.hidden, &self.names.qkv);
-        let (mut weight, mut bias) = self.joined(joined, name, [d, 3 * d], self.encoder.biases.attention)?;
-        // Scaling the query's weights here saves scaling the logits at every run.
-        let scale = 1.0 / (self.encoder.head_dim() as f32).sqrt();
-        weight.values[..d * d].iter_mut().for_each(|value| *value *= scale);
-        if let Some(bias) = &mut bias {
-            bias.values[..d].iter_mut().for_each(|value| *value *= scale);
+    /// Copies projections of the same vectors side by side.
+    fn linear(&mut self, layer: &Projections) -> Result<Linear, ExportError> {
+        let columns = if self.weights == Weights::Int8 { self.byte_columns(layer) } else { None };
+        let first = layer.part_outputs();
+        let mut weight = Vec::new();
+        if columns.is_none() {
+            weight.reserve_exact(layer.outputs * layer.inputs);
+            for part in &layer.parts {
+                weight.extend(self.read(&format!("{part}.weight"), &[first, layer.inputs])?.values);
+            }
+            weight[..first * layer.inputs].iter_mut().for_each(|value| *value *= layer.first_scale);
         }
-        let stored = name(joined.stored);
-        let weights = if self.weights == Weights::F16 { Weights::F16 } else { Weights::F32 };
-        Linear::store(self.out, &stored, (&weight.transposed(), bias.as_ref()), weights)
-    }
-
-    /// Reads projections and joins them: `weight [outputs, inputs]`, where `outputs` are those of all parts,
-    /// and `bias [outputs]`.
-    fn joined(
-        &self,
-        joined: &Joined,
-        name: &impl Fn(&str) -> String,
-        [inputs, outputs]: [usize; 2],
-        has_bias: bool,
-    ) -> Result<(Tensor, Option<Tensor>), ExportError> {
-        let rows = outputs / joined.parts.len();
-        let (mut weight, mut bias) = (Vec::with_capacity(outputs * inputs), Vec::new());
-        for part in joined.parts.iter().map(|part| name(part)) {
-            weight.extend(self.read(&format!("{part}.weight"), &[rows, inputs])?.values);
-            if has_bias {
-                bias.extend(self.read(&format!("{part}.bias"), &[rows])?.values);
+        let mut bias = None;
+        if layer.has_bias {
+            let mut values = Vec::with_capacity(layer.outputs);
+            for part in &layer.parts {
+                values.extend(self.read(&format!("{part}.bias"), &[first])?.values);
+            }
+            values[..first].iter_mut().for_each(|value| *value *= layer.first_scale);
+            bias = Some(Tensor { dims: vec![layer.outputs], values });
+        }
+        let (out, name, bias) = (&mut *self.out, &layer.stored, bias.as_ref());
+        match columns {
+            Some(columns) => Linear::store_bytes(out, name, &columns, bias, layer.input_min),
+            None => {
+                let dims = vec![layer.outputs, layer.inputs];
+                let weight = Tensor { dims, values: weight }.transposed();
+                Linear::store_bounded(out, name, &weight, bias, layer.weights, layer.input_min)
             }
         }
-        let weight = Tensor { dims: vec![outputs, inputs], values: weight };
-        Ok((weight, has_bias.then(|| Tensor { dims: vec![outputs], values: bias })))
+    }
+
+    /// Returns the matrix of the layer as bytes, if the checkpoint has all parts so.
+    fn byte_columns(&self, layer: &Projections) -> Option<ByteColumns> {
+        let (inputs, outputs) = (layer.inputs, layer.part_outputs());
+        let part = |name: &String| {
+            let key = format!("{}{name}.weight", self.prefix);
+            self.checkpoint.byte_columns(&key, &[outputs, inputs])
+        };
+        let mut parts = layer.parts.iter().map(part).collect::<Option<Vec<ByteColumns>>>()?;
+        parts[0].scales.iter_mut().for_each(|scale| *scale *= layer.first_scale);
+        let rows = (0..inputs)
+            .flat_map(|row| parts.iter().map(move |part| &part.values[row * outputs..][..outputs]));
+        let values = rows.flatten().copied().collect();
+        Some(ByteColumns {
+            values,
+            scales: parts.iter().flat_map(|part| part.scales.iter().copied()).collect(),
+        })
+    }
+}
+
+/// A linear layer of the graphs: one or more of the checkpoint, side by side.
+struct Projections {
+    /// The name in the exported file.
+    stored: String,
+    /// The names in the checkpoint.
+    parts: Vec<String>,
+    inputs: usize,
+    /// The outputs of all parts together.
+    outputs: usize,
+    has_bias: bool,
+    /// By what the first part is multiplied.
+    first_scale: f32,
+    /// The lowest value of the inputs, if it is known.
+    input_min: Option<f32>,
+    /// The element type, if the checkpoint's bytes are not used.
+    weights: Weights,
+}
+
+impl Projections {
+    fn part_outputs(&self) -> usize {
+        self.outputs / self.parts.len()
     }
 }

@@ -449,7 +449,7 @@ impl Keys<'_> {
 
 /// The error for a value that the export does not support.
 pub fn unsupported(file: &GgufFile, at: &str, found: String, supported: &str) -> ExportError {
-    ExportError::GgufUnsupported {
+    ExportError::FileUnsupported {
         file: file.path().to_owned(),
         at: at.to_owned(),
         found,

@@ -179,7 +179,7 @@ impl GgufFile {
             match data_end {
                 None => return Err(malformed(name, format!("offset {offset} is too large"))),
                 Some(expected_bytes) if expected_bytes > file_bytes => {
-                    return Err(ExportError::GgufTruncated {
+                    return Err(ExportError::FileTruncated {
                         file: self.path.clone(),
                         at: format!("tensor `{name}`"),
                         expected_bytes,
@@ -448,7 +448,7 @@ impl Reader<'_> {
         let expected_bytes = self.position.saturating_add(count);
         if expected_bytes > self.file_bytes {
             let (file, at) = (self.path.to_owned(), at.to_owned());
-            return Err(ExportError::GgufTruncated {
+            return Err(ExportError::FileTruncated {
                 file,
                 at,
                 expected_bytes,
@@ -465,7 +465,7 @@ impl Reader<'_> {
     }
 
     fn unsupported(&self, at: &str, found: &str, supported: &str) -> ExportError {
-        ExportError::GgufUnsupported {
+        ExportError::FileUnsupported {
             file: self.path.to_owned(),
             at: at.to_owned(),
             found: found.to_owned(),
@@ -488,5 +488,5 @@ fn alignment(path: &Path, metadata: &BTreeMap<String, Value>) -> Result<u64, Exp
 }
 
 fn malformed(path: &Path, at: String, reason: String) -> ExportError {
-    ExportError::GgufMalformed { file: path.to_owned(), at, reason }
+    ExportError::FileMalformed { file: path.to_owned(), at, reason }
 }

@@ -449,5 +449,5 @@ fn flag(file: &GgufFile, key: &str) -> Result<Option<bool>, ExportError> {
 }
 
 fn malformed(file: &GgufFile, at: &str, reason: String) -> ExportError {
-    ExportError::GgufMalformed { file: file.path().to_owned(), at: at.to_owned(), reason }
+    ExportError::FileMalformed { file: file.path().to_owned(), at: at.to_owned(), reason }
 }
