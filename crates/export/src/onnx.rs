@@ -15,7 +15,7 @@ use thresher_core::model::onnx::{DataLocation, DataType, GraphProto, NodeProto, 
 use thresher_core::regular_files;
 
 use super::{
-    ExportError, source,
+    ExportError,
     weights::{ByteColumns, ByteTable, Tensor, TensorFile},
 };
 

@@ -28,6 +28,7 @@ pub fn run(data: &[u8]) -> Corpus {
         kinds_untouched: TextKind::ALL.into(),
         delimiters: Some(("<context>".to_owned(), "</context>".to_owned())),
         keeps_documents: false,
+        result_tokens_min: 0,
         bounds: Bounds { turn_count_max: 50, piece_count_max: 200 },
     };
     let found = find::turns(&dialect.conversation(body), &policy);
