@@ -47,7 +47,7 @@ ATTRIBUTION_SETS = ("quotesum", "verigran")
 # The methods of benches/peers.py that the comparison lists, as it calls them.
 PEERS = {
     "Thresher 1/4": "Thresher 1/4",
-    "Thresher auto": "Thresher `auto`",
+    "Thresher auto": "Thresher without a budget",
     "Thresher chunks": "Thresher, complete chunks",
     "BM25 sentences": "BM25, sentences",
     "BM25 chunks": "BM25, complete chunks",
@@ -236,8 +236,8 @@ def budgets(sets):
         return [figure(sets[name], DEFAULT, "kept.{}".format(ratio)) for name in COMPRESSION_SETS]
 
     rows = [["`ratio` {}".format(1 / ratio), *kept(ratio)] for ratio in (4, 8, 16)]
-    rows.append(["`auto`", *(figure(sets[name], "-", "auto.kept") for name in COMPRESSION_SETS)])
-    rows.append(["tokens kept by `auto`", *(figure(sets[name], "-", "auto.tokens_share") for name in COMPRESSION_SETS)])
+    rows.append(["none", *(figure(sets[name], "-", "auto.kept") for name in COMPRESSION_SETS)])
+    rows.append(["tokens kept without a budget", *(figure(sets[name], "-", "auto.tokens_share") for name in COMPRESSION_SETS)])
     return table(["budget", *COMPRESSION_SETS], rows)
 
 

@@ -236,7 +236,9 @@ fn differences(config: &Config, root: &Path, installed: Installed, gpu: bool) ->
     if is_other(&config.model.runtime_lib(), &runtime) {
         found.push(format!("to use what was installed, set model.runtime_lib to {}", runtime.display()));
     }
-    if let Some(judge) = judge.filter(|judge| is_other(&config.verdict.model, judge)) {
+    if let Some(judge) = judge
+        .filter(|judge| config.verdict.model.as_os_str().is_empty() || is_other(&config.verdict.model, judge))
+    {
         found.push(format!("to use the model for verdicts, set verdict.model to {}", judge.display()));
     }
     if gpu && config.model.device == DeviceChoice::Cpu {

@@ -298,7 +298,7 @@ fn text_files_are_compressed_and_attributed_without_a_request() {
     std::fs::write(&file, text).expect("written");
     let path = file.to_str().expect("UTF-8");
     let question = "Who discovered penicillin?";
-    let kept = run(thresher(&["compress", "--query", question, "--tokens", "20", path]), "");
+    let kept = run(thresher(&["compress", "--query", question, "--tokens", "14", path]), "");
     assert_eq!(
         (kept.code, &*kept.out),
         (Some(0), "[1] Alexander Fleming discovered penicillin in 1928.\n"),

@@ -88,7 +88,7 @@ fn report_says_what_compression_would_have_saved_of_recorded_traffic() {
     assert_eq!(gpt["requests_shortened"], 2, "{gpt}");
     let tokens = |name: &str| gpt["saved_as"][name].as_u64().expect("a count");
     // The first request was not cached; of the second one, the text that would have been left out was.
-    assert!(tokens("input") > 30 && tokens("input") == tokens("cached_read"), "{gpt}");
+    assert!(tokens("input") > 20 && tokens("input") == tokens("cached_read"), "{gpt}");
     let saved = tokens("input") as f64 * 2.0 / 1e6 + tokens("cached_read") as f64 * 0.2 / 1e6;
     assert!((gpt["money"]["saved"].as_f64().expect("money") - saved).abs() < 1e-12, "{gpt}");
     assert_eq!(shadow["models"][1]["money"], Value::Null);

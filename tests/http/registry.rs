@@ -392,7 +392,9 @@ async fn the_tool_search_returns_excerpts() {
         );
         json!({"id": format!("c{at}"), "text": text})
     };
-    register(&daemon, (0..10).map(chunk).collect()).await;
+    for at in 0..10 {
+        register(&daemon, json!([chunk(at)])).await;
+    }
     let call = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call",
         "params": {"name": "search", "arguments": {"query": "When is the tide?"}}});
     let headers = ["content-type: application/json", "accept: application/json, text/event-stream"];

@@ -35,7 +35,7 @@ pub enum NamedModel {
     English,
     /// For a hundred languages, also a question in one and texts in another.
     Multilingual,
-    /// For English: twice as large and slow, and better at questions that need several chunks.
+    /// For English: with twice the layers, and better at questions that need several chunks.
     Colbert,
 }
 

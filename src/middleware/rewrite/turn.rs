@@ -9,7 +9,7 @@ use thresher_core::domain::{
 use thresher_core::pipeline::answerable::Answerable;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::validate::InvalidRequest;
-use thresher_core::pipeline::{Compressed, PipelineError, Prepared, assemble};
+use thresher_core::pipeline::{Compressed, PipelineError, Prepared, Warning, assemble};
 use thresher_core::text::outline::Layout;
 
 use super::strings::shortened;
@@ -249,8 +249,9 @@ impl TurnWork<'_> {
     ) -> Result<(), PipelineError> {
         let count = |text: &str| compressor.pipeline.count(text, TokenizerName::O200kBase);
         // Texts that were left out as a whole, because nothing in them is related to the question, are no savings.
-        let is_emptied =
-            !sent.kept.is_empty() && sent.kept.iter().all(|kept| kept.as_ref().is_some_and(Vec::is_empty));
+        let is_emptied = compressor.options.related_only
+            && !sent.kept.is_empty()
+            && sent.kept.iter().all(|kept| kept.as_ref().is_some_and(Vec::is_empty));
         let encoded: HashSet<usize> = sent.encoded_strings(self.turn).map(|string| string.start).collect();
         for string in shortened_strings.iter().filter(|string| encoded.contains(&string.at.start)) {
             add_tokens(tokens, count(&string.original)?, count(string.text_without_mark())?);
@@ -440,6 +441,13 @@ impl Fitted {
             compressed = fit(Budget::tokens(needed));
         }
         let compressed = compressed?;
+        // A share of a sentence says little.
+        let is_cut = compressed.warnings.iter().any(|warning| matches!(warning, Warning::UnitCut { .. }));
+        if is_cut && !matches!(budget.at_most, Some(AtMost::Tokens(_))) {
+            self.tokens_in = compressed.usage.map_or(self.tokens_in, |usage| usage.tokens_in);
+            self.keep_whole();
+            return Ok(());
+        }
         if !self.keeps_read {
             self.prepared = None;
         }

@@ -378,7 +378,7 @@ mod tests {
         let tide_and_rain = "[1] Tide rises.\n\n[2] Rain fell.";
         let all = "[1] Tide rises. Moon pulls. Water falls.\n\n[2] Rain fell.";
         check("not even a word fits", Budget::tokens(12), &impossible(12));
-        check("a word of the best unit", Budget::tokens(13), "[1] Rain […]");
+        check("a word of the best unit", Budget::tokens(13), "[1] … fell.");
         check("the best unit fits exactly", Budget::tokens(14), rain);
         check("one token too few for two units", Budget::tokens(30), rain);
         check("two units fit exactly", Budget::tokens(31), tide_and_rain);
@@ -389,7 +389,7 @@ mod tests {
         check("a budget larger than the input", Budget::tokens(1_000_000), all);
         check("a ratio of 1 keeps everything", Budget::ratio(1.0), all);
         check("half of 58 tokens, the last break included", Budget::ratio(0.5), rain);
-        check("a ratio of less than a word keeps one", Budget::ratio(0.01), "[1] Rain […]");
+        check("a ratio of less than a word keeps one", Budget::ratio(0.01), "[1] … fell.");
         // The efforts of the four units: 1.0, 3.0, 6.4 and 12.4.
         check("the best unit is always kept", Budget::coverage(0.5), tide_and_rain);
         check(

@@ -245,14 +245,14 @@ impl WeightCopier<'_> {
             inputs,
             outputs,
             has_bias,
-            first_scale: 1.0,
+            scaled: (0, 1.0),
             input_min: None,
             weights: self.weights,
         };
         let up_parts = if gated { 2 } else { 1 };
         let qkv = Projections {
             // Scaling the query's weights here saves scaling the logits at every run.
-            first_scale: 1.0 / (self.encoder.head_dim() as f32).sqrt(),
+            scaled: (d, 1.0 / (self.encoder.head_dim() as f32).sqrt()),
             weights: if self.weights == Weights::Int8 { Weights::F32 } else { self.weights },
             ..projections(names.qkv.stored, names.qkv.parts, [d, 3 * d], biases.attention)
         };
@@ -296,22 +296,23 @@ impl WeightCopier<'_> {
     /// Copies projections of the same vectors side by side.
     fn linear(&mut self, layer: &Projections) -> Result<Linear, ExportError> {
         let columns = if self.weights == Weights::Int8 { self.byte_columns(layer) } else { None };
-        let first = layer.part_outputs();
+        let part_outputs = layer.part_outputs();
+        let (scaled, scale) = layer.scaled;
         let mut weight = Vec::new();
         if columns.is_none() {
             weight.reserve_exact(layer.outputs * layer.inputs);
             for part in &layer.parts {
-                weight.extend(self.read(&format!("{part}.weight"), &[first, layer.inputs])?.values);
+                weight.extend(self.read(&format!("{part}.weight"), &[part_outputs, layer.inputs])?.values);
             }
-            weight[..first * layer.inputs].iter_mut().for_each(|value| *value *= layer.first_scale);
+            weight[..scaled * layer.inputs].iter_mut().for_each(|value| *value *= scale);
         }
         let mut bias = None;
         if layer.has_bias {
             let mut values = Vec::with_capacity(layer.outputs);
             for part in &layer.parts {
-                values.extend(self.read(&format!("{part}.bias"), &[first])?.values);
+                values.extend(self.read(&format!("{part}.bias"), &[part_outputs])?.values);
             }
-            values[..first].iter_mut().for_each(|value| *value *= layer.first_scale);
+            values[..scaled].iter_mut().for_each(|value| *value *= scale);
             bias = Some(Tensor { dims: vec![layer.outputs], values });
         }
         let (out, name, bias) = (&mut *self.out, &layer.stored, bias.as_ref());
@@ -332,15 +333,14 @@ impl WeightCopier<'_> {
             let key = format!("{}{name}.weight", self.prefix);
             self.checkpoint.byte_columns(&key, &[outputs, inputs])
         };
-        let mut parts = layer.parts.iter().map(part).collect::<Option<Vec<ByteColumns>>>()?;
-        parts[0].scales.iter_mut().for_each(|scale| *scale *= layer.first_scale);
+        let parts = layer.parts.iter().map(part).collect::<Option<Vec<ByteColumns>>>()?;
+        let (scaled, scale) = layer.scaled;
         let rows = (0..inputs)
             .flat_map(|row| parts.iter().map(move |part| &part.values[row * outputs..][..outputs]));
         let values = rows.flatten().copied().collect();
-        Some(ByteColumns {
-            values,
-            scales: parts.iter().flat_map(|part| part.scales.iter().copied()).collect(),
-        })
+        let mut scales: Vec<f32> = parts.iter().flat_map(|part| part.scales.iter().copied()).collect();
+        scales[..scaled].iter_mut().for_each(|of_column| *of_column *= scale);
+        Some(ByteColumns { values, scales })
     }
 }
 
@@ -354,8 +354,8 @@ struct Projections {
     /// The outputs of all parts together.
     outputs: usize,
     has_bias: bool,
-    /// By what the first part is multiplied.
-    first_scale: f32,
+    /// How many of the first outputs are multiplied, and by what. A checkpoint may store queries, keys and values as one part.
+    scaled: (usize, f32),
     /// The lowest value of the inputs, if it is known.
     input_min: Option<f32>,
     /// The element type, if the checkpoint's bytes are not used.

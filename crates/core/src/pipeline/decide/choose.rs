@@ -107,8 +107,9 @@ impl Candidates<'_> {
             if taken[unit] {
                 continue;
             }
-            let relative = if best > 0.0 { self.scores[unit] / best } else { 1.0 };
-            // A leading unit can have a worse score than those after it.
+            // A leading unit is the best one for its question, whatever the others score.
+            let is_best = best <= 0.0 || rank < self.leading.len() && self.leading.contains(&unit);
+            let relative = if is_best { 1.0 } else { self.scores[unit] / best };
             effort = effort.max(coverage::effort(before, all, relative));
             let units = self.group(unit, self.rows_together, &|unit| taken[unit]);
             for &unit in &units {
