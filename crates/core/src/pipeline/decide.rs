@@ -194,10 +194,19 @@ pub fn decide(
             rendered
         }
         (Some(rendered), None) => rendered,
-        (_, Some(best)) if required_only.is_empty() => {
-            outcome.unit_cut = Some(units[best].chunk);
-            let is_ratio = matches!(at_most, Some(AtMost::Ratio(_)));
-            writer.render_words(best, tokens_max, is_ratio)?
+        (rendered, Some(best)) if required_only.is_empty() => {
+            let words = writer.render_words(best, tokens_max)?;
+            // A ratio of a short text may be less than any word has.
+            if words.tokens <= tokens_max || matches!(at_most, Some(AtMost::Ratio(_))) {
+                outcome.unit_cut = Some(units[best].chunk);
+                words
+            } else {
+                let (budget, needed) = (tokens_max, words.tokens);
+                let minimum = Minimum { of: "the best word", instead: "" };
+                let impossible =
+                    InvalidRequest::BudgetImpossible { budget, needed, minimum, least_ratio: None };
+                rendered.filter(|rendered| !rendered.text.is_empty()).ok_or(impossible)?
+            }
         }
         (rendered, _) => {
             let rendered = match rendered {

@@ -15,7 +15,6 @@ use crate::pipeline::notable::{self, Notable, UnitText};
 use crate::pipeline::repeats::{self, Repeats};
 use crate::pipeline::score::Scores;
 use crate::pipeline::units::Unit;
-use crate::pipeline::validate::{InvalidRequest, Minimum};
 use crate::pipeline::{PipelineError, Reading, Usage};
 use crate::text::intent::Wants;
 use crate::text::{self, outline::Piece};
@@ -239,17 +238,11 @@ impl Writer<'_> {
         Ok(Rendered { text, spans, tokens })
     }
 
-    /// Writes as many words of a unit as `tokens_max` holds, with marks of what is missing. A ratio of a short text may be less than any word
-    /// has: `takes_one` keeps the best word all the same.
+    /// Writes as many words of a unit as `tokens_max` holds, and at least one, with marks of what is missing.
     ///
     /// # Errors
-    /// Returns [`InvalidRequest::BudgetImpossible`] if not even one word fits.
-    pub fn render_words(
-        &self,
-        unit: usize,
-        tokens_max: usize,
-        takes_one: bool,
-    ) -> Result<Rendered, PipelineError> {
+    /// Fails as [`super::decide`] does.
+    pub fn render_words(&self, unit: usize, tokens_max: usize) -> Result<Rendered, PipelineError> {
         let style = match self.style.omissions {
             Omissions::Auto => Style { omissions: Omissions::Ellipsis, ..self.style },
             _ => self.style,
@@ -262,32 +255,18 @@ impl Writer<'_> {
             spans[self.units[unit].chunk].push(span);
             self.write(spans, style)
         };
-        let (mut fits, mut low, mut high) = (None, 1, words.count() + 1);
-        while low < high {
+        let (mut longest, mut low, mut high) = (render(1)?, 2, words.count() + 1);
+        while low < high && longest.tokens <= tokens_max {
             let count = low + (high - low) / 2;
             let rendered = render(count)?;
             if rendered.tokens <= tokens_max {
                 low = count + 1;
-                fits = Some(rendered);
+                longest = rendered;
             } else {
                 high = count;
             }
         }
-        match fits {
-            Some(rendered) => Ok(rendered),
-            None if takes_one => render(1),
-            None => {
-                let needed = render(1)?.tokens;
-                let minimum = Minimum { of: "the best word", instead: "" };
-                Err(InvalidRequest::BudgetImpossible {
-                    budget: tokens_max,
-                    needed,
-                    minimum,
-                    least_ratio: None,
-                }
-                .into())
-            }
-        }
+        Ok(longest)
     }
 
     /// Counts the tokens of a written context. If no token crosses whitespace, the counts of its parts are
