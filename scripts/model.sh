@@ -21,6 +21,8 @@ if [ -f "$out/contract.toml" ] && [ -f "$stamp" ] && [ "$(inputs)" = "$(cat "$st
   echo "$out: up to date" >&2
   exit 0
 fi
+# The calibration of another version would stay beside the new export.
+rm -f "$out/calibration.toml"
 "$@" export "$source" --out "$out"
 mkdir -p models/.cache
 inputs > "$stamp"

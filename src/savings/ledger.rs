@@ -160,7 +160,6 @@ mod tests {
         SavingsSettings {
             prices: vec![price("gpt-*", "USD", 2.0), price("mistral-*", "EUR", 1.0)],
             model_count_max: 3,
-            ..SavingsSettings::default()
         }
     }
 

@@ -579,7 +579,7 @@ async fn a_request_over_the_cap_is_compressed_further_or_refused() {
     let daemon = in_front(&with_cap(110), true, 1).await;
     assert_eq!(send(&daemon, &long).await.status, 200);
     let before = bodies.pop_json()["messages"].as_array().expect("messages").last().cloned();
-    let system = json!({"role": "system", "content": "word ".repeat(85)});
+    let system = json!({"role": "system", "content": "word ".repeat(72)});
     let grown = send(&daemon, &[&[system], &long[..]].concat()).await;
     assert_eq!(grown.status, 200, "{}", grown.body);
     assert_ne!(bodies.pop_json()["messages"].as_array().expect("messages").last().cloned(), before);

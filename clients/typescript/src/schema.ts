@@ -30,7 +30,7 @@ export interface components {
             omissions?: components["schemas"]["Omissions"] | null;
             /** @description The tokenizer by which the budget and the usage are counted. Default: `o200k_base`. */
             tokenizer?: components["schemas"]["TokenizerName"] | null;
-            /** @description Whether nothing is kept if no chunk is related to the question. Default: true. */
+            /** @description Whether nothing is kept if no chunk is related to the question. Default: false, which keeps the best text all the same. */
             related_only?: boolean | null;
             /**
              * Format: double
@@ -82,54 +82,23 @@ export interface components {
          * @enum {string}
          */
         Kind: "auto" | "prose" | "markdown" | "code" | "json" | "table" | "log" | "chat" | "html" | "pdf" | "mail" | "subtitles";
-        /** @description How much may be kept, in one of four forms. */
-        Budget: components["schemas"]["TokenBudget"] | components["schemas"]["RatioBudget"] | components["schemas"]["AutoBudget"] | components["schemas"]["CoverageBudget"];
         /**
-         * TokenBudget
-         * @description At most this many tokens of context.
+         * @description How much of the chunks the context holds: enough for a `coverage`, and at most so many `tokens` or a `ratio` of them. Without a `coverage`,
+         *     the context is filled up to the limit; without a limit, the default coverage is enough.
          */
-        TokenBudget: {
+        Budget: {
             /** @description At most this many tokens of context. */
-            tokens: number;
-            ratio?: null;
-            auto?: null;
-            coverage?: null;
-        };
-        /**
-         * RatioBudget
-         * @description At most this share of the tokens of the input.
-         */
-        RatioBudget: {
-            tokens?: null;
-            /** @description At most this share of the tokens of the input. */
-            ratio: number;
-            auto?: null;
-            coverage?: null;
-        };
-        /**
-         * AutoBudget
-         * @description As much as the scores support.
-         */
-        AutoBudget: {
-            tokens?: null;
-            ratio?: null;
+            tokens?: number | null;
             /**
-             * @description As much as the scores support.
-             * @constant
+             * Format: double
+             * @description At most this share of the tokens of the input.
              */
-            auto: true;
-            coverage?: null;
-        };
-        /**
-         * CoverageBudget
-         * @description As little as holds the needed evidence with at least this probability.
-         */
-        CoverageBudget: {
-            tokens?: null;
-            ratio?: null;
-            auto?: null;
-            /** @description As little as holds the needed evidence with at least this probability. */
-            coverage: number;
+            ratio?: number | null;
+            /**
+             * Format: double
+             * @description Enough to hold the needed evidence with at least this probability.
+             */
+            coverage?: number | null;
         };
         /**
          * @description The unit of text that selection keeps or drops as a whole.
@@ -467,6 +436,8 @@ export interface components {
             budget?: components["schemas"]["Budget"] | null;
             /** @description The unit that is kept or dropped as a whole. Default: `sentence`. */
             granularity?: components["schemas"]["Granularity"] | null;
+            /** @description Whether chunks that are not related to the question are left out. Default: false, which sends them unchanged. */
+            related_only?: boolean | null;
         };
         /** @description Answer of `POST /v1/compress`. */
         CompressAnswer: {
@@ -571,7 +542,7 @@ export interface components {
         /** @description Something that the caller should know about the context, though it is not an error. */
         Warning: {
             /**
-             * @description `unrelated`, `rows_left_out`, `group_cut`, `kind_unfit`, `coverage_not_promised`, `script_unknown`, `question_shortened` or
+             * @description `unrelated`, `rows_left_out`, `group_cut`, `unit_cut`, `kind_unfit`, `coverage_cut`, `coverage_not_promised`, `script_unknown`, `question_shortened` or
              *     `unread`.
              */
             code: string;

@@ -357,8 +357,8 @@ mod tests {
         };
         let counter = TokenCounter::new(request.tokenizer, &tokenizer);
         let (cancel, text_costs) = (Cancel::default(), TextCosts::new());
-        // Ten labelled questions, whose evidence was complete at the efforts 1 to 10.
-        let efforts = (1..=10).map(|effort| effort as f32).collect();
+        // The evidence of twenty labelled questions was complete at efforts up to 10, and that of one at 60.
+        let efforts = (1..=20).map(|effort| effort as f32 / 2.0).chain([60.0]).collect();
         let limits = CoverageLimits::of_efforts(efforts, String::new(), String::new()).expect("enough rows");
         let context = DecideContext {
             counter: &counter,

@@ -196,7 +196,7 @@ fn field(text: &str, term: &Term) -> Option<Field> {
             |month: &&str| term.folded.len() >= MONTH_LETTERS_MIN && month.starts_with(&*term.folded);
         let is_short =
             |month: &str| term.folded.len() == month.len() || term.folded.len() <= MONTH_LETTERS_MIN + 1;
-        if let Some(at) = MONTHS.iter().position(|month| is_name(&month) && is_short(month)) {
+        if let Some(at) = MONTHS.iter().position(|month| is_name(month) && is_short(month)) {
             return u8::try_from(at + 1).ok().map(Field::Month);
         }
     }
