@@ -32,7 +32,10 @@ fn answer(text: &str, cached: u64) -> Value {
 
 fn report(arguments: &[&str]) -> Command {
     let mut command = thresher(&[&["report"], arguments].concat());
-    command.env("THRESHER__SAVINGS__PRICES", PRICES).env("THRESHER__MIDDLEWARE__PROMPT_TOKENS_MIN", "0");
+    // The texts are short: without a budget, most of them would be kept.
+    let settings =
+        [("SAVINGS__PRICES", PRICES), ("MIDDLEWARE__PROMPT_TOKENS_MIN", "0"), ("MIDDLEWARE__RATIO", "0.4")];
+    command.envs(settings.map(|(name, value)| (format!("THRESHER__{name}"), value)));
     command
 }
 

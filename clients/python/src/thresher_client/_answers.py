@@ -38,7 +38,7 @@ class CompressionWarning(Extensible):
 
     code: str
     """
-    `unrelated`, `rows_left_out`, `group_cut`, `kind_unfit`, `coverage_not_promised`, `script_unknown`, `question_shortened` or
+    `unrelated`, `rows_left_out`, `group_cut`, `unit_cut`, `kind_unfit`, `coverage_cut`, `coverage_not_promised`, `script_unknown`, `question_shortened` or
     `unread`.
     """
     message: str
@@ -92,7 +92,7 @@ class ListedModel(Extensible):
 
 
 Method: TypeAlias = Literal["copied", "numbers", "model"]
-"""What a verdict rests on."""
+"""What judged a part."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -591,13 +591,13 @@ class Part(Extensible):
     verdict: Verdict
     """What the chunks say of it."""
     support: float | None
-    """The probability that the chunks support it. If the method is `words`, only a number that ranks parts."""
+    """The probability that the chunks support it; null if nothing judged it."""
     unsupported: tuple[UnsupportedSpan, ...]
     """The words in it that no chunk supports."""
     sources: tuple[Source, ...]
     """The chunks that it came from, best first."""
     method: Method | None = None
-    """What verdict and support rest on; absent if the part makes no claim."""
+    """What judged it; absent if nothing did."""
     conflicts: tuple[Conflict, ...] = ()
     """What the chunks say instead, if the verdict is `contradicted`."""
 

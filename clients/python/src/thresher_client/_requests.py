@@ -16,18 +16,18 @@ AttributeGranularity: TypeAlias = Literal["word", "sentence", "span"]
 """The parts of an answer that are attributed."""
 
 
-class AutoBudget(TypedDict, total=False):
-    """As much as the scores support."""
+class Budget(TypedDict, total=False):
+    """
+    How much of the chunks the context holds: enough for a `coverage`, and at most so many `tokens` or a `ratio` of them. Without a `coverage`,
+    the context is filled up to the limit; without a limit, the default coverage is enough.
+    """
 
-    auto: Required[Literal[True]]
-    """As much as the scores support."""
-
-
-class CoverageBudget(TypedDict, total=False):
-    """As little as holds the needed evidence with at least this probability."""
-
-    coverage: Required[float]
-    """As little as holds the needed evidence with at least this probability."""
+    tokens: int | None
+    """At most this many tokens of context."""
+    ratio: float | None
+    """At most this share of the tokens of the input."""
+    coverage: float | None
+    """Enough to hold the needed evidence with at least this probability."""
 
 
 Format: TypeAlias = Literal["numbered", "plain", "xml"]
@@ -68,13 +68,6 @@ Order: TypeAlias = Literal["input", "relevance"]
 
 Rank: TypeAlias = Literal["rc", "bm25"]
 """The score by which the results are ordered."""
-
-
-class RatioBudget(TypedDict, total=False):
-    """At most this share of the tokens of the input."""
-
-    ratio: Required[float]
-    """At most this share of the tokens of the input."""
 
 
 class RegisterOptions(TypedDict, total=False):
@@ -130,13 +123,6 @@ class SearchOptions(TypedDict, total=False):
     """Milliseconds until the answer is due, including the time in the queue."""
 
 
-class TokenBudget(TypedDict, total=False):
-    """At most this many tokens of context."""
-
-    tokens: Required[int]
-    """At most this many tokens of context."""
-
-
 Tokenizer: TypeAlias = Literal["model", "o200k_base", "cl100k_base"]
 """The tokenizer that counts the tokens of budgets and usage."""
 
@@ -177,10 +163,6 @@ class AttributeStreamOptions(TypedDict, total=False):
     """The unit of every offset in the request and the answer. Default: `codepoint`."""
     deadline_ms: int | None
     """Milliseconds until the answer is due, including the time in the queue."""
-
-
-Budget: TypeAlias = TokenBudget | RatioBudget | AutoBudget | CoverageBudget
-"""How much may be kept, in one of four forms."""
 
 
 class KvOptions(TypedDict, total=False):
@@ -242,7 +224,7 @@ class CompressOptions(TypedDict, total=False):
     tokenizer: Tokenizer | None
     """The tokenizer by which the budget and the usage are counted. Default: `o200k_base`."""
     related_only: bool | None
-    """Whether nothing is kept if no chunk is related to the question. Default: true."""
+    """Whether nothing is kept if no chunk is related to the question. Default: false, which keeps the best text all the same."""
     missed_max: float | None
     """The share of answerable questions that may be taken for unanswerable. Default: that of the settings."""
     offsets: Offsets | None
