@@ -145,7 +145,7 @@ test("chunks of a call take precedence, and are not sent to the model", async ()
 });
 
 test("unrelated chunks leave the prompt as it is", async () => {
-  const { base, model } = models("I do not know.", { retrieve: () => TEXTS });
+  const { base, model } = models("I do not know.", { retrieve: () => TEXTS, relatedOnly: true });
   const result = await generateText({ model, prompt: "How do I configure a printer?" });
   assert.deepEqual(base.doGenerateCalls[0]!.prompt[0]!.content, [{ type: "text", text: "How do I configure a printer?" }]);
   const found = thresherMetadata(result.providerMetadata)!;

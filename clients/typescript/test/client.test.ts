@@ -47,7 +47,7 @@ test("compress takes chunks with ids, conversations and all four budgets", async
 });
 
 test("an unrelated question is a warning", async () => {
-  const found = await client.compress({ query: "How do I configure a printer?", chunks: TEXTS });
+  const found = await client.compress({ query: "How do I configure a printer?", chunks: TEXTS, related_only: true });
   assert.equal(found.related, false);
   assert.equal(found.context, "");
   assert.deepEqual(found.warnings?.map(({ code }) => code), ["unrelated"]);
