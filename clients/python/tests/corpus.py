@@ -21,7 +21,8 @@ SENTENCE = "Alexander Fleming discovered penicillin in 1928, in London."
 FLEMING = 1
 # Large enough for that sentence and for nothing else.
 BUDGET: Budget = {"tokens": 14}
-ABSENT = ("Trains leave", "324 metres")
+# A text about something else, which no context needs.
+ABSENT = ("324 metres",)
 WORDS = 64
 
 
