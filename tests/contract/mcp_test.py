@@ -86,15 +86,18 @@ class Tools:
         self.assertLessEqual(result.structured_content["usage"]["tokens_out"], 40)
 
     def test_an_empty_context_says_why(self):
-        result = self.call("compress", {"query": "Who invented the zip fastener?", "chunks": ["The tide is at noon. Gulls are loud."]})
+        asked = {"query": "Who invented the zip fastener?", "chunks": ["The tide is at noon. Gulls are loud."]}
+        result = self.call("compress", {**asked, "related_only": True})
         self.assertFalse(result.is_error, result)
         self.assertIn("Nothing in these texts is related", result.content[0].text)
+        # Nothing is emptied unless asked.
+        self.assertIn("The tide is at noon.", self.call("compress", asked).content[0].text)
 
     def test_attribute_returns_the_support_of_each_part(self):
         result = self.call("attribute", {**ANSWER, "structured": True})
         self.assertFalse(result.is_error, result)
         (content,) = result.content
-        self.assertIn("SUPPORTED: The lighthouse at Cape Orrin was built in 1874.\n  from [history]: Cape Orrin Light was completed", content.text)
+        self.assertIn("NOT JUDGED: The lighthouse at Cape Orrin was built in 1874.\n  from [history]: Cape Orrin Light was completed", content.text)
         self.assertIn("CONTRADICTED: It was automated in 1978.\n  but [data] says: 1991 (for: 1978)", content.text)
         self.assertIn("1978", [span["text"] for span in result.structured_content["parts"][1]["unsupported"]])
 
@@ -244,7 +247,7 @@ class Http(Tools, unittest.TestCase):
 
         result = self.ask(talk)
         self.assertFalse(result.is_error, result)
-        self.assertEqual(result.structured_content["parts"][0]["verdict"], "supported")
+        self.assertEqual(result.structured_content["parts"][0]["verdict"], "unjudged")
 
     def post(self, **headers):
         body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/list"}).encode()

@@ -93,7 +93,6 @@ class Document(unittest.TestCase):
         chunk = {"text": "a"}
         for path, body in [
             ("/v1/compress", {"query": "a", "chunks": [chunk], "chunk_ids": ["a"]}),
-            ("/v1/compress", {"query": "a", "chunks": [chunk], "budget": {"tokens": 5, "ratio": 0.5}}),
             ("/v1/compress", {"query": "a", "chunks": [{**chunk, "more": 1}]}),
             ("/v1/attribute", {"answer": "a", "chunks": [chunk], "sources_max": 101}),
             ("/v1/rerank", {"query": "a", "documents": [{"title": "no text"}]}),
