@@ -3,12 +3,12 @@
 //!
 //! [`decide`] reads in this order:
 //!
-//! 1. What is kept whatever its score: chunks that the request names, and both ends of a tool's result ([`Writer::required`]).
+//! 1. What is kept whatever its score: chunks that the request names, and both ends of a tool's result (`Writer::required`).
 //! 2. The order of all other units, by score ([`Candidates::ranked`]).
 //! 3. How far down that order is enough ([`coverage`]): a calibrated probability, which reaches further where scores are flat.
 //! 4. What of that fits below the upper limit ([`Candidates::fill`]); the best unit always comes first, cut to some of its words if need be
-//!    ([`words`]).
-//! 5. Writing and counting ([`write`]): costs of units are estimates, because tokens may merge across the borders of units, so only the
+//!    (`words`).
+//! 5. Writing and counting (`write`): costs of units are estimates, because tokens may merge across the borders of units, so only the
 //!    count of the written context is compared with the limit. Choices are dropped, worst first, until the context fits.
 
 pub mod choose;

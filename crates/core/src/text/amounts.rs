@@ -78,7 +78,7 @@ pub enum Measure {
     /// The time of day, in minutes from midnight. `low` and `high` are the two times that it can be: `6:00` is in the morning or in
     /// the evening.
     Clock,
-    /// A version, in which `2.10` is not `2.1`: its up to three numbers, as digits of a number to the base [`VERSION_BASE`].
+    /// A version, in which `2.10` is not `2.1`: its up to three numbers, as digits of a number to the base `VERSION_BASE`.
     Version,
     Count,
 }
