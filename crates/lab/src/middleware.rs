@@ -30,6 +30,9 @@ const WARM_UP_COUNT: usize = 5;
 /// The most milliseconds that the middleware may add to a request that goes whole, at p50.
 const WHOLE_ADDED_MS_MAX: f64 = 3.0;
 
+/// Words of the context that a question repeats.
+const REPEATED_WORDS: usize = 6;
+
 /// Share of the context's tokens that is kept of a request that is compressed.
 const RATIO: f64 = 0.25;
 
@@ -167,7 +170,9 @@ fn question(
     bodies: &RequestBodies,
     n: u64,
 ) -> anyhow::Result<Question> {
-    let question = workload.question(n, &subject.tokenizer)?;
+    // The middleware compresses only what the question is about, so the question repeats a few words of the context.
+    let words: Vec<&str> = context.split_whitespace().skip(n as usize).take(REPEATED_WORDS).collect();
+    let question = format!("{} {}", words.join(" "), workload.question(n, &subject.tokenizer)?);
     let content = format!("<context>\n{context}\n</context>\n{question}");
     let conversation = json!({
         "model": "any",
