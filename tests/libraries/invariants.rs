@@ -663,6 +663,71 @@ proptest! {
 
 // ---- tables ----
 
+/// What may stand between two kept parts of a chunk besides blanks and the source's comma: a mark, alone or in a comment.
+fn is_mark(between: &str) -> bool {
+    let mut rest = between.trim();
+    for opening in ["<!--", "//", "--", "#", ";", "["] {
+        rest = rest.strip_prefix(opening).unwrap_or(rest).trim_start();
+    }
+    for ending in ["-->", "]"] {
+        rest = rest.strip_suffix(ending).unwrap_or(rest).trim_end();
+    }
+    let Some(count) = rest.strip_prefix('…') else { return rest.is_empty() };
+    let words: Vec<&str> = count.split_whitespace().collect();
+    match words[..] {
+        [] => true,
+        [number, what] => {
+            number.parse::<usize>().is_ok() && ["line", "lines", "item", "items"].contains(&what)
+        }
+        _ => false,
+    }
+}
+
+/// Asserts that a context without its marks, titles and frames is a sequence of substrings of its sources, in order.
+fn is_word_for_word(request: &CompressRequest, found: &Compressed) {
+    for outcome in found.chunks.iter().filter(|outcome| outcome.kept) {
+        let text = &request.chunks[outcome.index].text;
+        for pair in outcome.spans.windows(2) {
+            let between = &found.context[pair[0].output.end..pair[1].output.start];
+            let source = &text[pair[0].source.end..pair[1].source.start];
+            let comma = between.trim_start().starts_with(',') && source.trim_start().starts_with(',');
+            let rest = if comma { between.trim_start().trim_start_matches(',') } else { between };
+            assert!(is_mark(rest), "{between:?} stands for {source:?} in:\n{}", found.context);
+        }
+    }
+}
+
+#[test]
+fn contexts_of_every_kind_are_word_for_word() {
+    for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/kinds")).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.extension().is_none_or(|extension| extension != "jsonl") {
+            continue;
+        }
+        let set = std::fs::read_to_string(&path).expect("a set");
+        for line in set.lines() {
+            let row: Value = serde_json::from_str(line).expect("JSON");
+            let chunk = |chunk: &Value| {
+                let of = |key: &str| chunk[key].as_str().map(str::to_owned);
+                Chunk {
+                    title: of("title"),
+                    ..Chunk::new(&of("id").unwrap_or_default(), &of("text").expect("a text"))
+                }
+            };
+            let chunks: Vec<Chunk> = list(&row["chunks"]).iter().map(chunk).collect();
+            let query = list(&row["questions"])[0]["query"].as_str().expect("a question");
+            for ratio in [0.1, 0.25, 0.5, 0.8] {
+                let chunks = chunks.clone();
+                let request =
+                    CompressRequest { budget: Budget::ratio(ratio), ..CompressRequest::new(query, chunks) };
+                let found = WORD_PIPELINE.compress(&request, &Cancel::default()).expect("a context");
+                text_is_the_callers(&request, &found).expect("the caller's text");
+                is_word_for_word(&request, &found);
+            }
+        }
+    }
+}
+
 #[test]
 fn a_least_length_is_reached_by_what_the_text_has() {
     let text =

@@ -44,6 +44,7 @@ pub mod related;
 pub mod repeats;
 pub mod scan;
 pub mod score;
+pub mod seams;
 pub mod tokenize;
 pub mod units;
 pub mod validate;
@@ -75,6 +76,7 @@ pub use self::reading::Reading;
 use self::related::measure_related;
 use self::repeats::Repeats;
 use self::score::{Measured, Scores, Scoring};
+use self::seams::Seams;
 use self::tokenize::QuestionText;
 use self::units::{Layouts, Unit};
 use self::validate::{InvalidRequest, RequestLimits};
@@ -600,12 +602,17 @@ impl Pipeline {
         let blocks = blocks(clock)?;
         cancel.check()?;
         let split = || units::split_units(request.granularity, &request.chunks, &blocks, &self.layouts);
-        let (units, outlines) = clock.stage("units", split);
+        let (units, mut outlines) = clock.stage("units", split);
         let repeats = match request.granularity {
             Granularity::Word => Repeats::default(),
-            Granularity::Sentence | Granularity::Chunk => {
-                clock.stage("repeats", || Repeats::find(&request.chunks, &units))
-            }
+            Granularity::Sentence => clock.stage("repeats", || {
+                let mut repeats = Repeats::find(&request.chunks, &units);
+                let seams = Seams::find(&request.chunks, &units, &outlines);
+                outlines.require_across(&seams.needs);
+                repeats.add_seams(seams);
+                repeats
+            }),
+            Granularity::Chunk => clock.stage("repeats", || Repeats::find(&request.chunks, &units)),
         };
         let needs_all_logits = request.explain || wants.all_logits;
         let columns = if needs_all_logits { blocks.tokens() } else { units.len() + request.chunks.len() };

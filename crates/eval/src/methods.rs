@@ -191,7 +191,6 @@ pub fn scores_of(reading: &Reading, chunks: Vec<f32>, units: &[f32]) -> Scores {
         unit_rc: Array2::zeros((0, 0)),
         relevance: None,
         chunk_relevances: Vec::new(),
-        unit_relevances: Vec::new(),
         measured: Measured::default(),
         are_probabilities: false,
     }

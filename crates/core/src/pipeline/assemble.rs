@@ -221,7 +221,7 @@ struct Gaps<'a> {
     layout: &'a Layout,
     omissions: Omissions,
     /// What begins a comment in the text: found out once, because it takes several passes over the text.
-    comment_marker: OnceCell<&'static str>,
+    comment_marker: OnceCell<Option<&'static str>>,
 }
 
 impl<'a> Gaps<'a> {
@@ -338,10 +338,10 @@ impl<'a> Gaps<'a> {
             lines => format!("… {lines} lines"),
         };
         let mark = match layout.kind {
-            Kind::Code if is_lines => {
-                let marker = marker.get_or_init(|| comment_marker(text));
-                format!("{}{marker} {what}", indent_at(text, gap.end))
-            }
+            Kind::Code if is_lines => match marker.get_or_init(|| comment_marker(text)) {
+                Some(marker) => format!("{}{marker} {what}", indent_at(text, gap.end)),
+                None => format!("[{what}]"),
+            },
             Kind::Html => format!("<!-- {what} -->"),
             _ => format!("[{what}]"),
         };
@@ -379,8 +379,8 @@ fn indent_at(text: &str, offset: usize) -> &str {
 }
 
 /// Returns what begins a comment in a program: the marker with which most of its lines begin or, if it has no
-/// comments, the one that fits its punctuation.
-fn comment_marker(text: &str) -> &'static str {
+/// comments, the one that fits its punctuation; `None` if nothing tells.
+fn comment_marker(text: &str) -> Option<&'static str> {
     const MARKERS: [&str; 4] = ["//", "#", "--", ";"];
     let is_comment = |line: &str, marker: &str| {
         line.strip_prefix(marker)
@@ -388,11 +388,12 @@ fn comment_marker(text: &str) -> &'static str {
     };
     let count = |marker: &&str| text.lines().filter(|line| is_comment(line.trim_start(), marker)).count();
     let most = MARKERS.iter().rev().max_by_key(|marker| count(marker)).filter(|marker| count(marker) > 0);
-    let lines_end_with = |end: &[char]| text.lines().filter(|line| line.trim_end().ends_with(end)).count();
+    let lines_end_with = |end: char| text.lines().filter(|line| line.trim_end().ends_with(end)).count();
     match most {
-        Some(marker) => marker,
-        None if lines_end_with(&['{', ';']) > lines_end_with(&[':']) => "//",
-        None => "#",
+        Some(marker) => Some(marker),
+        None if lines_end_with('{') > lines_end_with(':') => Some("//"),
+        None if lines_end_with(':') > 0 => Some("#"),
+        None => None,
     }
 }
 

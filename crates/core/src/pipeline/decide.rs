@@ -27,6 +27,7 @@ use super::count::{TextCosts, TokenCounter};
 use super::notable::Notable;
 use super::repeats::Repeats;
 use super::score::Scores;
+use super::units::Unit;
 use super::validate::{InvalidRequest, Minimum};
 use super::{PipelineError, Reading, Relevance, Usage};
 use crate::domain::{AtMost, Budget, CompressRequest, Granularity, KeptSpan};
@@ -183,50 +184,49 @@ pub fn decide(
         rendered = writer.render_within(&candidates.fill(wanted, room), tokens_max)?;
     }
     let mut outcome = Outcome { tokens_in, best, ..Outcome::default() };
-    let required_only = candidates.required();
-    let replaces_best = |rendered: &Rendered, best: usize| {
-        let kept = (0..units.len()).filter(|&unit| rendered.keeps(&units[unit]));
-        let score = kept.map(|unit| unit_scores[unit]).fold(0.0, f32::max);
-        rendered.keeps(&units[best]) || score >= IN_PLACE_OF_BEST_MIN * unit_scores[best]
-    };
+    let holds_best =
+        rendered.as_ref().is_some_and(|rendered| replaces_best(rendered, best, units, &unit_scores));
     let rendered = match (rendered, best) {
-        (Some(rendered), Some(best)) if !required_only.is_empty() || replaces_best(&rendered, best) => {
-            rendered
-        }
-        (Some(rendered), None) => rendered,
-        (rendered, Some(best)) if required_only.is_empty() => {
+        (Some(rendered), _) if holds_best || !selection.required.is_empty() => rendered,
+        (rendered, Some(best)) if selection.required.is_empty() => {
             let words = writer.render_words(best, tokens_max)?;
             // A ratio of a short text may be less than any word has.
             if words.tokens <= tokens_max || matches!(at_most, Some(AtMost::Ratio(_))) {
                 outcome.unit_cut = Some(units[best].chunk);
                 words
             } else {
-                let (budget, needed) = (tokens_max, words.tokens);
                 let minimum = Minimum { of: "the best word", instead: "" };
+                let (budget, needed) = (tokens_max, words.tokens);
                 let impossible =
                     InvalidRequest::BudgetImpossible { budget, needed, minimum, least_ratio: None };
                 rendered.filter(|rendered| !rendered.text.is_empty()).ok_or(impossible)?
             }
         }
-        (rendered, _) => {
-            let rendered = match rendered {
-                Some(rendered) => rendered,
-                None => writer.render(&Selection::of_required(required_only), 0)?,
-            };
-            check_required(&rendered, tokens_max, request, tokens_in)?;
-            rendered
-        }
+        (Some(rendered), _) => rendered,
+        (None, _) => writer.render(&Selection::of_required(candidates.required()), 0)?,
     };
+    if !selection.required.is_empty() {
+        check_required(&rendered, tokens_max, request, tokens_in)?;
+    }
     let rendered = if rendered.tokens < at_least.min(tokens_max) {
         writer.render_at_least(&candidates, at_least.min(tokens_max))?
     } else {
         rendered
     };
-    if let Some(promised) = promised.filter(|_| at_most.is_some()) {
-        let is_kept = |unit: &&usize| writer.units.get(**unit).is_some_and(|unit| rendered.keeps(unit));
-        outcome.coverage_cut = (!wanted.iter().all(|unit| is_kept(&unit))).then_some(promised);
+    if at_most.is_some() && !wanted.iter().all(|&unit| rendered.keeps(&units[unit])) {
+        outcome.coverage_cut = promised;
     }
     Ok(writer.finish(rendered, outcome))
+}
+
+/// Returns whether a context holds the best unit, or one whose score is near enough. Where there is none, any context does.
+fn replaces_best(rendered: &Rendered, best: Option<usize>, units: &[Unit], scores: &[f32]) -> bool {
+    let Some(best) = best else { return true };
+    if rendered.keeps(&units[best]) {
+        return true;
+    }
+    let kept = (0..units.len()).filter(|&unit| rendered.keeps(&units[unit]));
+    kept.map(|unit| scores[unit]).fold(0.0, f32::max) >= IN_PLACE_OF_BEST_MIN * scores[best]
 }
 
 /// Returns the choices of a request in their order, as calibrations need them.
@@ -351,7 +351,6 @@ mod tests {
             unit_rc,
             relevance: Some(1.0),
             chunk_relevances: Vec::new(),
-            unit_relevances: Vec::new(),
             measured: Measured::Prose,
             are_probabilities: false,
         };

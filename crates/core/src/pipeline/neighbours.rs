@@ -135,16 +135,16 @@ pub fn with_turns_before(own: &[f32]) -> Vec<f32> {
 
 /// Where a turn stands in its dialogue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Place<'a> {
+pub struct Place<'a> {
     title: Option<&'a str>,
     /// The id before its number.
-    prefix: &'a str,
-    number: u64,
+    pub prefix: &'a str,
+    pub number: u64,
 }
 
 impl<'a> Place<'a> {
     /// Returns the place that a chunk's id names; `None` if the id does not end with a number.
-    fn parse(chunk: &'a Chunk) -> Option<Self> {
+    pub fn parse(chunk: &'a Chunk) -> Option<Self> {
         let prefix = chunk.id.trim_end_matches(|c: char| c.is_ascii_digit());
         let number = chunk.id[prefix.len()..].parse().ok()?;
         Some(Self { title: chunk.title.as_deref(), prefix, number })

@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::seams::{Seams, Shared};
 use super::units::Unit;
 use crate::domain::{ByteRange, Chunk};
 
@@ -21,16 +22,51 @@ const EDGE_BYTES_MIN: usize = 8;
 /// With how many earlier units of the same text a unit is compared.
 const CANDIDATES_MAX: usize = 4;
 
-/// `[unit]`: the unit of another chunk whose text has that of the unit; `None` for most.
+/// What units say again.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Repeats(Vec<Option<usize>>);
+pub struct Repeats {
+    /// `[unit]`: the unit of another chunk whose text has that of the unit; `None` for most.
+    of: Vec<Option<usize>>,
+    /// The ends of units that are the beginnings of others.
+    shared: Vec<Shared>,
+}
 
 impl Repeats {
     /// Finds the repeats among the units of `chunks`. Of equal units the first one stays.
     pub fn find(chunks: &[Arc<Chunk>], units: &[Unit]) -> Self {
         let mut finder = Finder { chunks, units, of: vec![None; units.len()] };
         finder.find();
-        Self(finder.of)
+        let mut repeats = Self { of: finder.of, shared: Vec::new() };
+        // A unit that others repeat can turn out to repeat a later one.
+        repeats.follow();
+        repeats
+    }
+
+    /// Adds what two windows share.
+    pub fn add_seams(&mut self, seams: Seams) {
+        for (part, whole) in seams.parts {
+            let whole = self.of[whole].unwrap_or(whole);
+            if self.of[part].is_none() && whole != part {
+                self.of[part] = Some(whole);
+            }
+        }
+        self.follow();
+        self.shared = seams.shared;
+    }
+
+    /// Lets units that repeat a unit which itself is a repeat name the one that stays.
+    fn follow(&mut self) {
+        for unit in 0..self.of.len() {
+            for _ in 0..CHAIN_MAX {
+                let next = self.of[unit].and_then(|first| self.of[first]).filter(|&next| next != unit);
+                self.of[unit] = next.or(self.of[unit]);
+            }
+        }
+    }
+
+    /// Returns the ends of units that are the beginnings of others.
+    pub fn shared(&self) -> &[Shared] {
+        &self.shared
     }
 
     /// Returns the repeats where of equal units one stays that is `required`, if there is one.
@@ -50,7 +86,7 @@ impl Repeats {
             for unit in 0..units.len() {
                 let first = repeats.first(unit).unwrap_or(unit);
                 let stays = instead.get(&first).copied();
-                repeats.0[unit] = stays.or(repeats.first(unit)).filter(|&stays| stays != unit);
+                repeats.of[unit] = stays.or(repeats.first(unit)).filter(|&stays| stays != unit);
             }
         }
         repeats
@@ -58,20 +94,20 @@ impl Repeats {
 
     /// Adds units that are folded into the first one of their form, unless they are required.
     pub fn fold(&mut self, folded: &[Option<usize>], required: &[bool]) {
-        self.0.resize(folded.len().max(self.0.len()), None);
+        self.of.resize(folded.len().max(self.of.len()), None);
         for (unit, first) in folded.iter().enumerate().filter(|(unit, _)| !required[*unit]) {
-            self.0[unit] = self.0[unit].or(*first);
+            self.of[unit] = self.of[unit].or(*first);
         }
     }
 
     /// Returns the unit that says what a unit repeats.
     pub fn first(&self, unit: usize) -> Option<usize> {
-        self.0.get(unit).copied().flatten()
+        self.of.get(unit).copied().flatten()
     }
 
     /// Returns the units that repeat another one.
     pub fn all(&self) -> impl Iterator<Item = usize> {
-        (0..self.0.len()).filter(|&unit| self.is_repeat(unit))
+        (0..self.of.len()).filter(|&unit| self.is_repeat(unit))
     }
 
     /// Returns whether a unit repeats another one.
@@ -133,13 +169,6 @@ impl<'a> Finder<'a> {
             }
             (start..end).for_each(|unit| known.entry(self.text(unit)).or_default().push(unit));
             start = end;
-        }
-        // A unit that others repeat can turn out to repeat a later one.
-        for unit in 0..self.of.len() {
-            for _ in 0..CHAIN_MAX {
-                let next = self.of[unit].and_then(|first| self.of[first]).filter(|&next| next != unit);
-                self.of[unit] = next.or(self.of[unit]);
-            }
         }
     }
 

@@ -134,8 +134,6 @@ pub struct Scores {
     /// `[chunk]`: as `relevance`, over the keys of one chunk. Empty if the logits have no fixed scale, or
     /// another scorer than the default one scored.
     pub chunk_relevances: Vec<f32>,
-    /// `[unit]`: as `chunk_relevances`, over the keys of one unit and of its context, such as its heading. Empty where those are.
-    pub unit_relevances: Vec<f32>,
     /// What `relevance` was measured on, which decides from which value on a chunk is related.
     pub measured: Measured,
     /// Whether the scores of chunks are probabilities.

@@ -1,6 +1,7 @@
 //! Units: the smallest pieces of the chunks that selection keeps or drops (chunks, sentences or words), with
 //! their positions in the text and on the key axis.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -53,6 +54,8 @@ pub struct Outlines {
     has_items: bool,
     /// Whether some chunk has rows of a table, also where units are chunks or words.
     has_rows: bool,
+    /// The units of other chunks that a unit requires.
+    across: HashMap<usize, Vec<usize>>,
 }
 
 impl Outlines {
@@ -129,12 +132,23 @@ impl Outlines {
         self.piece(unit, chunk).is_some_and(|piece| piece.is_row)
     }
 
-    /// Returns the units that `unit` directly requires.
+    /// Returns the units that `unit` directly requires: those of its chunk first.
     pub fn required_by(&self, unit: usize, chunk: usize) -> impl Iterator<Item = usize> {
         let first = self.first_units[chunk];
-        self.piece(unit, chunk)
-            .into_iter()
-            .flat_map(move |piece| piece.requires.iter().map(move |at| first + at))
+        let own = self.piece(unit, chunk).into_iter().flat_map(|piece| &piece.requires);
+        own.map(move |at| first + at).chain(self.across.get(&unit).into_iter().flatten().copied())
+    }
+
+    /// Lets units require units of other chunks.
+    pub fn require_across(&mut self, needs: &[(usize, usize)]) {
+        for &(unit, other) in needs {
+            self.across.entry(unit).or_default().push(other);
+        }
+    }
+
+    /// Returns the units that require units of other chunks, each with one of these.
+    pub fn needs_across(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.across.iter().flat_map(|(&unit, others)| others.iter().map(move |&other| (unit, other)))
     }
 
     /// Returns the unit that `unit` says nothing without, if it is chosen for itself.

@@ -145,28 +145,31 @@ impl Candidates<'_> {
                 break;
             }
             let chunk = self.units[unit].chunk;
-            let frame_cost = if has_frame[chunk] { 0 } else { self.frame_cost(unit) };
+            let own_frame = if has_frame[chunk] { 0 } else { self.frame_cost(unit) };
             for rows_together in [true, false] {
                 if taken[unit] || rows_together && !std::mem::take(&mut tries_rows[chunk]) {
                     continue;
                 }
                 // What it requires makes it only longer.
-                if frame_cost + self.costs[unit] > tokens_left {
+                if own_frame + self.costs[unit] > tokens_left {
                     continue;
                 }
                 let mut group = self.group(unit, rows_together, &|unit| taken[unit]);
                 looks_left = looks_left.saturating_sub(group.len());
-                let cost_of =
-                    |group: &[usize]| frame_cost + group.iter().map(|&unit| self.costs[unit]).sum::<usize>();
                 // The best unit without a part of its group is better than a worse one with all of it.
-                if cost_of(&group) > tokens_left && !rows_together && selection.chosen.is_empty() {
-                    group = self.cut_group(unit, group, tokens_left - frame_cost);
+                if self.group_cost(&group, &has_frame) > tokens_left
+                    && !rows_together
+                    && selection.chosen.is_empty()
+                {
+                    group = self.cut_group(unit, group, tokens_left - own_frame);
                 }
-                let cost = cost_of(&group);
+                let cost = self.group_cost(&group, &has_frame);
                 if cost <= tokens_left && !group.is_empty() {
                     tokens_left -= cost;
-                    has_frame[chunk] = true;
-                    group.iter().for_each(|&unit| taken[unit] = true);
+                    for &unit in &group {
+                        has_frame[self.units[unit].chunk] = true;
+                        taken[unit] = true;
+                    }
                     selection.add(group);
                 }
             }
@@ -188,13 +191,27 @@ impl Candidates<'_> {
         selection
     }
 
+    /// Returns the tokens of units in the order of the text, with the frames of the chunks that have none yet.
+    fn group_cost(&self, group: &[usize], has_frame: &[bool]) -> usize {
+        let mut cost = 0;
+        let mut last_chunk = None;
+        for &unit in group {
+            let chunk = self.units[unit].chunk;
+            if last_chunk != Some(chunk) && !has_frame[chunk] {
+                cost += self.frame_cost(unit);
+            }
+            cost += self.costs[unit];
+            last_chunk = Some(chunk);
+        }
+        cost
+    }
+
     /// Returns a unit after all units that it requires and that are not `taken` yet, in the order of the text. With
     /// `rows_together`, the group of a row has all rows of its chunk.
     fn group(&self, unit: usize, rows_together: bool, taken: &dyn Fn(usize) -> bool) -> Vec<usize> {
         let chunk = self.units[unit].chunk;
-        let Some(piece) = self.outlines.piece(unit, chunk) else { return vec![unit] };
         let mut group = BTreeSet::from([unit]);
-        if rows_together && piece.is_row {
+        if rows_together && self.outlines.is_row(unit, chunk) {
             let is_row = |other: &usize| self.outlines.is_row(*other, chunk);
             group.extend(self.outlines.units_of(chunk).filter(is_row).filter(|&other| !taken(other)));
         }
@@ -202,7 +219,8 @@ impl Candidates<'_> {
         group.extend(self.outlines.introduced_by(unit, chunk).filter(|&other| !taken(other)));
         let mut open: Vec<usize> = group.iter().copied().collect();
         while let Some(next) = open.pop() {
-            let required = self.outlines.required_by(next, chunk).filter(|&other| !taken(other));
+            let required =
+                self.outlines.required_by(next, self.units[next].chunk).filter(|&other| !taken(other));
             open.extend(required.filter(|&other| group.insert(other)));
         }
         group.into_iter().collect()
@@ -218,11 +236,17 @@ impl Candidates<'_> {
         group.sort_by_key(|&other| {
             (other != unit, introduced != Some(other), !is_above(other), unit.abs_diff(other))
         });
+        let mut has_frame = vec![false; self.frame_costs.len()];
+        has_frame[self.units[unit].chunk] = true;
         let mut tokens_left = tokens;
         group.retain(|&other| {
-            let fits = self.costs[other] <= tokens_left;
-            tokens_left -= if fits { self.costs[other] } else { 0 };
-            fits
+            let cost = self.group_cost(&[other], &has_frame);
+            if cost > tokens_left {
+                return false;
+            }
+            tokens_left -= cost;
+            has_frame[self.units[other].chunk] = true;
+            true
         });
         if introduced.is_some_and(|other| !group.contains(&other)) {
             return Vec::new();

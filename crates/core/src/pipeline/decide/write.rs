@@ -9,6 +9,7 @@ use super::{DecideContext, Decision, Outcome, words};
 use crate::domain::{
     AtMost, ByteRange, Chunk, CompressRequest, KeptSpan, Kind, Omissions, Order, TokenSpan, TokenizerName,
 };
+use crate::kv::block::tokens_under;
 use crate::model::tokenizer::is_blank;
 use crate::pipeline::assemble::{self, Style};
 use crate::pipeline::notable::{self, Notable, UnitText};
@@ -343,6 +344,7 @@ impl Writer<'_> {
             }
             previous = Some(index);
         }
+        self.leave_out_shared(kept, &mut spans);
         let blocks = &self.reading.blocks;
         for (chunk, spans) in spans.iter_mut().enumerate().filter(|(chunk, _)| self.keep[*chunk]) {
             if let Some(span) = spans.first_mut() {
@@ -352,6 +354,25 @@ impl Writer<'_> {
             }
         }
         spans
+    }
+
+    /// Ends the spans at the ends of windows before what the next window begins with, if that is kept, too.
+    fn leave_out_shared(&self, kept: &[bool], spans: &mut [Vec<KeptSpan>]) {
+        for shared in self.repeats.shared().iter().filter(|shared| kept[shared.last] && kept[shared.first]) {
+            let chunk = self.units[shared.last].chunk;
+            let text = &self.request.chunks[chunk].text;
+            let Some(span) = spans[chunk].last_mut().filter(|span| span.source.end == shared.bytes.end)
+            else {
+                continue;
+            };
+            // A word that a window cuts stays whole.
+            let word = text[shared.bytes.start..].find(|c: char| !c.is_alphanumeric()).unwrap_or(0);
+            let is_cut = text[..shared.bytes.start].ends_with(char::is_alphanumeric);
+            let end = shared.bytes.start + if is_cut { word } else { 0 };
+            span.source.end = text[..end].trim_end().len();
+            let (block, first) = (&self.reading.blocks.blocks[chunk], self.reading.blocks.spans[chunk].start);
+            span.tokens = tokens_under(&block.offsets(), block.title_tokens(), span.source).shifted(first);
+        }
     }
 
     /// Returns the chunks with a row within and a row outside `spans`, if the question compares all rows.
@@ -371,11 +392,11 @@ impl Writer<'_> {
         }
     }
 
-    /// Returns the chunks with a piece within `spans` that requires one outside them.
-    fn groups_cut(&self, spans: &[Vec<KeptSpan>]) -> Vec<usize> {
+    /// Returns the chunks with a piece in a context that requires one outside it.
+    fn groups_cut(&self, rendered: &Rendered) -> Vec<usize> {
         let outlines = &self.reading.outlines;
         let mut cut = Vec::new();
-        for (chunk, spans) in spans.iter().enumerate().filter(|(_, spans)| !spans.is_empty()) {
+        for (chunk, spans) in rendered.spans.iter().enumerate().filter(|(_, spans)| !spans.is_empty()) {
             // Spans ascend and do not overlap, so one that ends behind a piece's start decides.
             let is_kept = |piece: &Piece| {
                 let at = spans.partition_point(|span| span.source.end <= piece.bytes.start);
@@ -396,6 +417,17 @@ impl Writer<'_> {
                 cut.push(chunk);
             }
         }
+        let is_kept = |unit: usize| rendered.keeps(&self.units[unit]);
+        for (unit, other) in outlines.needs_across().filter(|&(unit, other)| is_kept(unit) && !is_kept(other))
+        {
+            // What a repeat says is there.
+            let is_repeated = self.repeats.first(other).is_some_and(is_kept);
+            let chunk = self.units[unit].chunk;
+            if !is_repeated && !cut.contains(&chunk) {
+                cut.push(chunk);
+            }
+        }
+        cut.sort_unstable();
         cut
     }
 
@@ -468,6 +500,17 @@ impl Writer<'_> {
                 }
             }
         }
+        // The last unit of a chunk comes last.
+        for shared in self.repeats.shared() {
+            let (last, first) = (&self.units[shared.last], &self.units[shared.first]);
+            let place = ByteRange::new(first.bytes.start, first.bytes.start + shared.bytes.len());
+            let is_kept = holding(last.chunk, shared.bytes).is_some();
+            if let Some(span) = holding(first.chunk, place).filter(|_| !is_kept) {
+                let start = span.output.start + place.start - span.source.start;
+                let output = ByteRange::new(start, start + place.len());
+                found[last.chunk].push(KeptSpan { output, ..KeptSpan::unscored(last.chunk, shared.bytes) });
+            }
+        }
         found
     }
 
@@ -485,7 +528,7 @@ impl Writer<'_> {
         let usage = Usage { tokens_in, tokens_out: rendered.tokens };
         let repeats = self.repeated_spans(&rendered.spans);
         let rows_left_out = self.rows_left_out(&rendered.spans);
-        let mut groups_cut = self.groups_cut(&rendered.spans);
+        let mut groups_cut = self.groups_cut(&rendered);
         // A budget can be too small for the best unit, and large enough for others.
         if let Some(best) = best.map(|best| &self.units[best])
             && !rendered.keeps(best)

@@ -53,7 +53,6 @@ pub(super) fn by_all_keys(
         unit_rc,
         relevance: reading.logits_have_fixed_scale.then(|| measure_relevance(chunk_peaks.finish().view())),
         chunk_relevances: Vec::new(),
-        unit_relevances: Vec::new(),
         measured: measured(reading),
         are_probabilities: false,
     })

@@ -96,7 +96,6 @@ impl ProbeScorer {
             unit_rc,
             relevance: None,
             chunk_relevances: Vec::new(),
-            unit_relevances: Vec::new(),
             measured,
             are_probabilities: true,
         })

@@ -36,8 +36,6 @@ struct RankedRc {
     relevance: Option<f32>,
     // See [`Scores::chunk_relevances`].
     chunk_relevances: Vec<f32>,
-    // See [`Scores::unit_relevances`].
-    unit_relevances: Vec<f32>,
 }
 
 /// Scans the blocks, some heads at a time, and computes the RC of all peaks with ranked rivals.
@@ -48,7 +46,7 @@ fn ranked_rc(reading: &Reading, cancel: &Cancel) -> Result<RankedRc, PipelineErr
     let reading = &*reading.for_ranking();
     let [mut chunks, mut units, mut sentences] =
         [HeadMean::default(), HeadMean::default(), HeadMean::default()];
-    let [mut chunk_peaks, mut unit_peaks] = [HeadMean::default(), HeadMean::default()];
+    let mut chunk_peaks = HeadMean::default();
     let columns = 2 * reading.units.len() + reading.blocks.spans.len();
     let context = UnitContext::collect(reading);
     for heads in reading.head_groups(columns) {
@@ -64,19 +62,13 @@ fn ranked_rc(reading: &Reading, cancel: &Cancel) -> Result<RankedRc, PipelineErr
             sentences.add(rc_of(&peaks.sentences));
         }
         chunk_peaks.add(peaks.chunks);
-        unit_peaks.add(peaks.units);
     }
     let chunk_peaks = chunk_peaks.finish();
     let relevance = reading.logits_have_fixed_scale.then(|| measure_relevance(chunk_peaks.view()));
-    let (chunk_relevances, unit_relevances) = match relevance {
-        Some(_) => {
-            (rc::mean_over_queries(chunk_peaks.view()), rc::mean_over_queries(unit_peaks.finish().view()))
-        }
-        None => (Vec::new(), Vec::new()),
-    };
+    let chunk_relevances = relevance.map_or_else(Vec::new, |_| rc::mean_over_queries(chunk_peaks.view()));
     let [chunks, units, sentences] = [chunks.finish(), units.finish(), sentences.finish()];
     Ok(match &reading.lexical {
-        None => RankedRc { chunks, units, sentences, relevance, chunk_relevances, unit_relevances },
+        None => RankedRc { chunks, units, sentences, relevance, chunk_relevances },
         Some(lexical) => RankedRc {
             chunks: lexical.joined(&chunks, &lexical.chunks),
             units: lexical.joined(&units, &lexical.units),
@@ -84,7 +76,6 @@ fn ranked_rc(reading: &Reading, cancel: &Cancel) -> Result<RankedRc, PipelineErr
             // The model's own logits say nothing about words that it does not know.
             relevance: if lexical.knows_all { relevance } else { Some(lexical.relevance) },
             chunk_relevances,
-            unit_relevances,
         },
     })
 }
@@ -159,14 +150,13 @@ fn ranked_coverage(reading: &Reading, ranked: RankedRc) -> Scores {
             (units.iter().zip(in_sentence).map(weighted_by_chunk).collect(), ranked.units)
         }
     };
-    let RankedRc { relevance, chunk_relevances, unit_relevances, .. } = ranked;
+    let RankedRc { relevance, chunk_relevances, .. } = ranked;
     Scores {
         chunks,
         units: scores,
         unit_rc,
         relevance,
         chunk_relevances,
-        unit_relevances,
         measured: measured(reading),
         are_probabilities: false,
     }
