@@ -35,6 +35,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs/results/quality.json"
+PLOT = ROOT / "docs/images/kept-over-tokens.svg"
 MARKED = re.compile(r"(<!-- results: (.+?) -->)(.*?)(<!-- /results -->)", re.DOTALL)
 CHECKED = re.compile(r"<!-- results-(file|rows): (\S+) -->(.*?)<!-- /results-\1 -->", re.DOTALL)
 # A number that is not part of a word or of a version.
@@ -115,6 +116,10 @@ def fill(writes):
         wrong += [found for block in CHECKED.finditer(after) for found in unsourced(name, after, block)]
         if after.count("<!-- results") != len(MARKED.findall(after)) + len(CHECKED.findall(after)):
             wrong.append("{}: a mark of results is not closed".format(name))
+    if not PLOT.exists() or PLOT.read_text() != plot(sets_of("quality.json")):
+        stale.append(str(PLOT.relative_to(ROOT)))
+        if writes:
+            PLOT.write_text(plot(sets_of("quality.json")))
     if stale and not writes:
         wrong.insert(0, "figures differ from docs/results: {}; run scripts/results.py fill".format(", ".join(stale)))
     if wrong:
@@ -239,6 +244,37 @@ def budgets(sets):
     rows.append(["none", *(figure(sets[name], "-", "auto.kept") for name in COMPRESSION_SETS)])
     rows.append(["tokens kept without a budget", *(figure(sets[name], "-", "auto.tokens_share") for name in COMPRESSION_SETS)])
     return table(["budget", *COMPRESSION_SETS], rows)
+
+
+def plot(sets):
+    """Draws the answers that are kept over the tokens that are kept: a line through three ratios for each set, and a dot for no budget."""
+    left, top, width, height, share_max, kept_min = 56, 16, 560, 300, 0.5, 0.2
+    colours = ("#4477aa", "#228833", "#aa3377", "#cc6633", "#666666")
+
+    def place(share, kept):
+        return "{:.1f},{:.1f}".format(left + width * share / share_max, top + height * (1 - kept) / (1 - kept_min))
+
+    def text(share, kept, words, dx=0, dy=4, anchor="start", colour="#444"):
+        x, y = place(share, kept).split(",")
+        return '<text x="{:.1f}" y="{:.1f}" text-anchor="{}" fill="{}">{}</text>'.format(float(x) + dx, float(y) + dy, anchor, colour, words)
+
+    out = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 370" font-family="sans-serif" font-size="13">',
+           "<title>Answers that are kept, over the tokens that are kept</title>", '<rect width="760" height="370" fill="#fff"/>']
+    for kept in (0.2, 0.4, 0.6, 0.8, 1.0):
+        out.append('<polyline points="{} {}" stroke="#ddd" fill="none"/>'.format(place(0, kept), place(share_max, kept)))
+        out.append(text(0, kept, "{:.0%}".format(kept), dx=-8, anchor="end"))
+    out += [text(share, kept_min, "{:.0%}".format(share), dy=20, anchor="middle") for share in (0, 0.1, 0.2, 0.3, 0.4, 0.5)]
+    out.append(text(share_max / 2, kept_min, "tokens kept (answers kept on the left axis)", dy=40, anchor="middle"))
+    for at_set, (name, colour) in enumerate(zip(COMPRESSION_SETS, colours)):
+        of_ratio, default = sets[name]["methods"][DEFAULT]["kept"], sets[name]["auto"]
+        line = " ".join(place(1 / ratio, of_ratio[str(ratio)]) for ratio in (16, 8, 4))
+        out.append('<polyline points="{}" stroke="{}" stroke-width="2" fill="none"/>'.format(line, colour))
+        x, y = place(default["tokens_share"], default["kept"]).split(",")
+        out.append('<circle cx="{}" cy="{}" r="5" fill="{}"/>'.format(x, y, colour))
+        out.append(text(share_max, 0.95 - 0.1 * at_set, name, dx=16, colour=colour))
+    out.append(text(share_max, 0.95 - 0.1 * len(COMPRESSION_SETS), "line: ratios", dx=16))
+    out.append(text(share_max, 0.95 - 0.1 * (len(COMPRESSION_SETS) + 0.7), "dot: no budget", dx=16))
+    return "\n".join([*out, "</svg>"]) + "\n"
 
 
 def auto(sets):

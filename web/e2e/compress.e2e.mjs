@@ -127,8 +127,7 @@ pageTest(state, "an unrelated question says so", async (page, { api }) => {
   const notice = page.locator("[data-unrelated]");
   await notice.waitFor();
   assert.match(await notice.innerText(), /Nothing is related to the question[\s\S]*mean of its largest logits is 0\.\d+/);
-  assert.equal(await page.locator(".context").count(), 0);
-  assert.match(await page.locator(".verdict").first().innerText(), /nothing is related/);
+  assert.equal(await page.locator(".context").count(), 1, "the context is not emptied");
 });
 
 pageTest(

@@ -14,7 +14,6 @@ test("a chunk's verdict says why it was kept or left out", () => {
   check(chunk(0.1, true), /Its score is 25 % of the best/);
   check(chunk(0.004, false), /^Left out: its score is 1 % of the best \(0\.0040 of 0\.40\)\.$/);
   check(chunk(0.3, false), /although its score is 75 % of the best/);
-  check(chunk(0, false), /nothing is related/, { related: false });
   check(chunk(null, false, { empty: true }), /no text/);
   check(chunk(null, true), /unchanged/, { degraded: { code: "overloaded", message: "" } });
   assert.equal(bestScore([chunk(null, false), chunk(0.2, true)]), 0.2);

@@ -43,7 +43,6 @@ export function chunkVerdict(answer: CompressAnswer, outcome: CompressedChunk, r
     if (share === null) return kept;
     return isBest ? `${kept} No chunk has a higher score.` : `${kept} Its score is ${percent(share)} of the best.`;
   }
-  if (answer.related === false) return "Left out: nothing is related to the question.";
   if (share === null || outcome.score === null) return "Left out.";
   if (share >= 0.5) return `Left out although its score is ${percent(share)} of the best: other text came first in the budget.`;
   return `Left out: its score is ${percent(share)} of the best (${score(outcome.score)} of ${score(best)}).`;

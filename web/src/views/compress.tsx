@@ -164,7 +164,7 @@ function Outcome({ answer, request, inputs: sent }: OutcomeProps) {
       {answer.related === false && (
         <div class="notice" data-unrelated>
           <p>
-            <b>Nothing is related to the question.</b> {answer.context === "" && "The context is empty."}
+            <b>Nothing is related to the question.</b> The context has what comes nearest.
           </p>
           <p class="small">{warnings.find(({ code }) => code === UNRELATED)?.message}</p>
         </div>
