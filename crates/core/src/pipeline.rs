@@ -813,7 +813,12 @@ impl Pipeline {
     /// # Errors
     /// Returns [`PipelineError::Model`] if the model's tokenizer cannot encode the text.
     pub fn count(&self, text: &str, tokenizer: TokenizerName) -> Result<usize, PipelineError> {
-        self.text_costs.count(&TokenCounter::new(tokenizer, &self.tokenizer), tokenizer, text)
+        self.text_costs.count(
+            &TokenCounter::new(tokenizer, &self.tokenizer),
+            tokenizer,
+            text,
+            &Cancel::default(),
+        )
     }
 
     /// Returns the ids of the model's tokens in `text`. No special token is added, and text that looks like

@@ -198,7 +198,7 @@ impl Ranking {
         let all = (0..reading.units.len()).map(tokens_of).sum::<usize>().max(1);
         let mut kept = vec![Vec::new(); chunks.len()];
         let (mut tokens, mut steps, mut found) = (0, Vec::new(), None);
-        for step in decide::choices(&request, &reading, &scores) {
+        for step in decide::choices(&request, &reading, &scores, &cancel)? {
             for &unit in &step.units {
                 let ranges: &mut Vec<ByteRange> = &mut kept[reading.units[unit].chunk];
                 let bytes = reading.units[unit].bytes;

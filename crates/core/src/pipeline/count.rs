@@ -6,6 +6,7 @@ use std::sync::Arc;
 use quick_cache::sync::Cache;
 
 use super::PipelineError;
+use super::cancel::Cancel;
 use crate::domain::TokenizerName;
 use crate::model::tokenizer::ModelTokenizer;
 
@@ -40,11 +41,15 @@ impl TokenCounter {
     /// counts as ordinary text.
     ///
     /// # Errors
-    /// Returns [`PipelineError::Model`] if the model's tokenizer cannot encode the text.
-    pub fn count(&self, text: &str) -> Result<usize, PipelineError> {
+    /// Returns [`PipelineError::Model`] if the model's tokenizer cannot encode the text, and the error of `cancel` if it stops the work.
+    pub fn count(&self, text: &str, cancel: &Cancel) -> Result<usize, PipelineError> {
+        cancel.check()?;
         match self {
             Self::Model(tokenizer) => Ok(tokenizer.count(text)?),
-            Self::OpenAi(bpe) => Ok(pieces(text).map(|piece| bpe.encode_ordinary(piece).len()).sum()),
+            Self::OpenAi(bpe) => {
+                let count = |piece| cancel.check().map(|()| bpe.encode_ordinary(piece).len());
+                pieces(text).map(count).sum()
+            }
         }
     }
 }
@@ -79,12 +84,13 @@ impl TextCosts {
         counter: &TokenCounter,
         name: TokenizerName,
         text: &str,
+        cancel: &Cancel,
     ) -> Result<usize, PipelineError> {
         let key = (name, hash_of(text));
         if let Some(cost) = self.0.get(&key) {
             return Ok(cost);
         }
-        let cost = counter.count(text)?;
+        let cost = counter.count(text, cancel)?;
         self.0.insert(key, cost);
         Ok(cost)
     }
@@ -96,14 +102,25 @@ impl Default for TextCosts {
     }
 }
 
-/// The longest text that OpenAI's tokenizers count at once. Their splitter fails on runs of a million spaces,
-/// so longer texts are counted in pieces. A cut can divide a token, so the sum is never too small.
-const PIECE_BYTES_MAX: usize = 256 * 1024;
+/// The longest text that OpenAI's tokenizers count at once. Their splitter fails on runs of a million spaces, and cannot be stopped,
+/// so longer texts are counted in pieces.
+const PIECE_BYTES_MAX: usize = 64 * 1024;
 
+/// Divides a long text where no token of OpenAI's tokenizers goes across: before a letter that begins a line. If there is no such place, a cut
+/// can divide a token, so the sum is never too small.
 fn pieces(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
-        let (piece, after) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES_MAX));
+        let longest = rest.floor_char_boundary(PIECE_BYTES_MAX);
+        let begins_line =
+            |at: &usize| rest.as_bytes()[at - 1] == b'\n' && rest[*at..].starts_with(char::is_alphabetic);
+        let boundaries = (longest / 2 + 1..longest).rev().filter(|&at| rest.is_char_boundary(at));
+        let end = if longest == rest.len() {
+            longest
+        } else {
+            boundaries.into_iter().find(begins_line).unwrap_or(longest)
+        };
+        let (piece, after) = rest.split_at(end);
         rest = after;
         (!piece.is_empty()).then_some(piece)
     })
@@ -124,6 +141,17 @@ mod tests {
     #[test]
     fn a_million_spaces_are_counted() {
         let counter = TokenCounter::OpenAi(tiktoken_rs::o200k_base_singleton());
-        assert!(counter.count(&" ".repeat(1_100_000)).expect("counts") > 0);
+        assert!(counter.count(&" ".repeat(1_100_000), &Cancel::default()).expect("counts") > 0);
+    }
+
+    #[test]
+    fn a_long_text_has_as_many_tokens_as_at_once() {
+        let bpe = tiktoken_rs::o200k_base_singleton();
+        let counter = TokenCounter::OpenAi(bpe);
+        for line in ["Tide rises; moon pulls.\n", "Tide rises...\n\n  \n", "a/b/\n/c\nÄ b\n"] {
+            let text = line.repeat(3 * PIECE_BYTES_MAX / line.len());
+            let found = counter.count(&text, &Cancel::default()).expect("counts");
+            assert_eq!(found, bpe.encode_ordinary(&text).len(), "{line:?}");
+        }
     }
 }

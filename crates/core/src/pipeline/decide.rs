@@ -137,6 +137,7 @@ pub fn decide(
         repeats: &writer.repeats,
         leading: &leading,
         rows_together: wants == Wants::Rows,
+        cancel: context.cancel,
     };
     let tokens_in = writer.tokens_in(&frame_costs_of_first)?;
     let tokens_max = match at_most {
@@ -161,12 +162,12 @@ pub fn decide(
         None => promised.is_none() && wants == Wants::Whole,
     };
     if holds_all {
-        let everything = candidates.everything();
+        let everything = candidates.everything()?;
         let rendered = writer.render(&everything, everything.ends.len())?;
         return Ok(writer.finish(rendered, Outcome { tokens_in, best, ..Outcome::default() }));
     }
 
-    let mut choices = candidates.choices(&ranked);
+    let mut choices = candidates.choices(&ranked)?;
     let enough = choices.partition_point(|choice| choice.effort <= limit);
     let wanted = &ranked[..choices.get(enough).map_or(ranked.len(), |choice: &Choice| choice.rank)];
     choices.truncate(enough);
@@ -174,14 +175,15 @@ pub fn decide(
         candidates.all_of(choices)
     } else {
         // Every frame includes the break after its chunk, but the last chunk of a context has none.
-        candidates.fill(wanted, tokens_max.saturating_add(context.counter.count(assemble::BETWEEN_CHUNKS)?))
+        let last_break = context.counter.count(assemble::BETWEEN_CHUNKS, context.cancel)?;
+        candidates.fill(wanted, tokens_max.saturating_add(last_break))?
     };
     let mut rendered = writer.render_within(&selection, tokens_max)?;
     if rendered.as_ref().is_none_or(|rendered| rendered.text.is_empty()) && !selection.ends.is_empty() {
         // The marks of what was left out are not known before: the best unit gets as much less room.
         let found = writer.render(&selection, 1)?.tokens;
         let room = tokens_max.saturating_sub(found.saturating_sub(tokens_max));
-        rendered = writer.render_within(&candidates.fill(wanted, room), tokens_max)?;
+        rendered = writer.render_within(&candidates.fill(wanted, room)?, tokens_max)?;
     }
     let mut outcome = Outcome { tokens_in, best, ..Outcome::default() };
     let holds_best =
@@ -230,7 +232,15 @@ fn replaces_best(rendered: &Rendered, best: Option<usize>, units: &[Unit], score
 }
 
 /// Returns the choices of a request in their order, as calibrations need them.
-pub fn choices(request: &CompressRequest, reading: &Reading, scores: &Scores) -> Vec<Choice> {
+///
+/// # Errors
+/// Returns the error of `cancel` if it stops the work.
+pub fn choices(
+    request: &CompressRequest,
+    reading: &Reading,
+    scores: &Scores,
+    cancel: &Cancel,
+) -> Result<Vec<Choice>, PipelineError> {
     // Costs have no influence on the order.
     let free = vec![0; reading.units.len().max(request.chunks.len())];
     let required = vec![false; reading.units.len()];
@@ -245,6 +255,7 @@ pub fn choices(request: &CompressRequest, reading: &Reading, scores: &Scores) ->
         repeats: &reading.repeats,
         leading: &[],
         rows_together: wants_of(&request.query, reading) == Wants::Rows,
+        cancel,
     };
     candidates.choices(&candidates.ranked())
 }

@@ -6,6 +6,8 @@ use std::collections::BTreeSet;
 use rayon::prelude::*;
 
 use super::coverage;
+use crate::pipeline::PipelineError;
+use crate::pipeline::cancel::Cancel;
 use crate::pipeline::repeats::Repeats;
 use crate::pipeline::units::{Outlines, Unit};
 
@@ -13,8 +15,11 @@ use crate::pipeline::units::{Outlines, Unit};
 /// do not fit would be followed to its beginning.
 const LOOKS_PER_UNIT_MAX: usize = 64;
 
+/// After how many units a selection looks whether its caller still waits.
+const STEPS_PER_LOOK: usize = 256;
+
 /// The units to choose from, with their scores and costs.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct Candidates<'a> {
     /// The units, in the order of the text.
     pub units: &'a [Unit],
@@ -35,6 +40,7 @@ pub struct Candidates<'a> {
     pub leading: &'a [usize],
     /// Whether a row of a table is kept with all others of its table.
     pub rows_together: bool,
+    pub cancel: &'a Cancel,
 }
 
 /// The selected units. If the budget turns out to be smaller than estimated, the choices at the end are
@@ -97,7 +103,10 @@ impl Candidates<'_> {
     }
 
     /// Returns the choices in the order of `ranked`, each with its effort.
-    pub fn choices(&self, ranked: &[usize]) -> Vec<Choice> {
+    ///
+    /// # Errors
+    /// Returns the error of `cancel` if it stops the work.
+    pub fn choices(&self, ranked: &[usize]) -> Result<Vec<Choice>, PipelineError> {
         let tokens = |unit: &usize| self.units[*unit].tokens.len();
         let all: usize = (0..self.units.len()).map(|unit| tokens(&unit)).sum();
         let best = ranked.iter().map(|&unit| self.scores[unit]).max_by(f32::total_cmp).unwrap_or(0.0);
@@ -107,6 +116,7 @@ impl Candidates<'_> {
             if taken[unit] {
                 continue;
             }
+            self.look(rank)?;
             // A leading unit is the best one for its question, whatever the others score.
             let is_best = best <= 0.0 || rank < self.leading.len() && self.leading.contains(&unit);
             let relative = if is_best { 1.0 } else { self.scores[unit] / best };
@@ -118,7 +128,12 @@ impl Candidates<'_> {
             }
             choices.push(Choice { rank, units, effort });
         }
-        choices
+        Ok(choices)
+    }
+
+    /// Looks at `cancel` once in a while, as steps are counted.
+    fn look(&self, step: usize) -> Result<(), PipelineError> {
+        if step.is_multiple_of(STEPS_PER_LOOK) { self.cancel.check() } else { Ok(()) }
     }
 
     /// Selects the required units, and all `choices`.
@@ -131,7 +146,10 @@ impl Candidates<'_> {
     /// Selects the required units and, in the order of `ranked`, every unit that still fits into `tokens` with what it needs. A unit that
     /// does not fit is skipped; a smaller one after it may fit. Only the best unit is kept with a part of what it needs if all of it does
     /// not fit.
-    pub fn fill(&self, ranked: &[usize], tokens: usize) -> Selection {
+    ///
+    /// # Errors
+    /// Returns the error of `cancel` if it stops the work.
+    pub fn fill(&self, ranked: &[usize], tokens: usize) -> Result<Selection, PipelineError> {
         let required = self.required();
         let mut has_frame = self.has_required();
         let mut tokens_left = tokens.saturating_sub(self.required_cost(&required));
@@ -140,10 +158,11 @@ impl Candidates<'_> {
         // The rows of a chunk are tried together once.
         let mut tries_rows = vec![self.rows_together; self.frame_costs.len()];
         let mut looks_left = LOOKS_PER_UNIT_MAX * self.units.len();
-        for &unit in ranked {
+        for (rank, &unit) in ranked.iter().enumerate() {
             if looks_left == 0 {
                 break;
             }
+            self.look(rank)?;
             let chunk = self.units[unit].chunk;
             let own_frame = if has_frame[chunk] { 0 } else { self.frame_cost(unit) };
             for rows_together in [true, false] {
@@ -174,13 +193,16 @@ impl Candidates<'_> {
                 }
             }
         }
-        selection
+        Ok(selection)
     }
 
     /// Selects everything: the units in descending order of score, and then those that nothing requires and
     /// that are never chosen for themselves, such as a heading without text.
-    pub fn everything(&self) -> Selection {
-        let mut selection = self.fill(&self.ranked(), usize::MAX);
+    ///
+    /// # Errors
+    /// Returns the error of `cancel` if it stops the work.
+    pub fn everything(&self) -> Result<Selection, PipelineError> {
+        let mut selection = self.fill(&self.ranked(), usize::MAX)?;
         let mut rest = vec![true; self.units.len()];
         selection.required.iter().chain(&selection.chosen).for_each(|&unit| rest[unit] = false);
         let is_rest = |unit: &usize| rest[*unit] && !self.repeats.is_repeat(*unit);
@@ -188,7 +210,7 @@ impl Candidates<'_> {
         if !rest.is_empty() {
             selection.add(rest);
         }
-        selection
+        Ok(selection)
     }
 
     /// Returns the tokens of units in the order of the text, with the frames of the chunks that have none yet.
@@ -316,8 +338,9 @@ mod tests {
             repeats: &Repeats::default(),
             leading: &[],
             rows_together: false,
+            cancel: &Cancel::default(),
         };
-        let found = candidates.fill(&candidates.ranked(), tokens);
+        let found = candidates.fill(&candidates.ranked(), tokens).expect("a selection");
         assert_eq!((&*found.required, &*found.chosen), expect, "{name}");
     }
 
@@ -379,13 +402,18 @@ mod tests {
             repeats: &Repeats::default(),
             leading: &[],
             rows_together: false,
+            cancel: &Cancel::default(),
         };
         let best = units.len() - 1;
         assert_eq!(
-            candidates.fill(&candidates.ranked(), 2).chosen,
+            candidates.fill(&candidates.ranked(), 2).expect("a selection").chosen,
             [best - 1, best],
             "the best and the one before"
         );
-        assert_eq!(candidates.choices(&candidates.ranked()).len(), 1, "all come with the best");
+        assert_eq!(
+            candidates.choices(&candidates.ranked()).expect("choices").len(),
+            1,
+            "all come with the best"
+        );
     }
 }

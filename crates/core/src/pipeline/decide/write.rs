@@ -143,7 +143,7 @@ impl Writer<'_> {
 
     fn cost(&self, text: &str) -> Result<usize, PipelineError> {
         let DecideContext { counter, text_costs, .. } = self.context;
-        text_costs.count(counter, self.request.tokenizer, text)
+        text_costs.count(counter, self.request.tokenizer, text, self.context.cancel)
     }
 
     /// Returns the number of tokens that the context would have if everything were kept: those of the chunks and of their frames, added up.
@@ -203,17 +203,17 @@ impl Writer<'_> {
     /// # Errors
     /// Fails as [`super::decide`] does.
     pub fn render_at_least(&self, candidates: &Candidates, least: usize) -> Result<Rendered, PipelineError> {
-        let last_break = self.context.counter.count(assemble::BETWEEN_CHUNKS)?;
+        let last_break = self.context.counter.count(assemble::BETWEEN_CHUNKS, self.context.cancel)?;
         let ranked = candidates.ranked();
         for more in [0, 64, 256] {
             let tokens = least.saturating_add(more);
-            let selection = candidates.fill(&ranked, tokens.saturating_add(last_break));
+            let selection = candidates.fill(&ranked, tokens.saturating_add(last_break))?;
             match self.render_within(&selection, tokens)? {
                 Some(rendered) if rendered.tokens >= least => return Ok(rendered),
                 _ => {}
             }
         }
-        let everything = candidates.everything();
+        let everything = candidates.everything()?;
         self.render(&everything, everything.ends.len())
     }
 
@@ -279,14 +279,14 @@ impl Writer<'_> {
         spans: &[Vec<KeptSpan>],
         style: Style,
     ) -> Result<usize, PipelineError> {
-        let counter = self.context.counter;
+        let DecideContext { counter, cancel, .. } = *self.context;
         let has_marks = !matches!(style.omissions, Omissions::Auto | Omissions::None);
         let mark_tokens = match style.omissions {
             Omissions::None => 0,
-            _ => counter.count(assemble::MARK)?,
+            _ => counter.count(assemble::MARK, cancel)?,
         };
         if !counter.splits_at_blanks() || has_marks || self.reading.outlines.has_long_marks() {
-            return counter.count(context);
+            return counter.count(context, cancel);
         }
         let mut tokens = 0;
         let kept = self.order.iter().filter(|&&chunk| !spans[chunk].is_empty());
@@ -302,7 +302,7 @@ impl Writer<'_> {
                 tokens += if is_between_blanks(text, span.source) && !is_divided {
                     span.tokens.len()
                 } else {
-                    counter.count(span.source.slice(text))?
+                    counter.count(span.source.slice(text), cancel)?
                 };
             }
         }
