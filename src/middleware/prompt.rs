@@ -34,6 +34,13 @@ pub struct Prompt {
     tools: Range<usize>,
 }
 
+/// The lengths of a prompt and of the definitions of tools in it, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PromptBytes {
+    pub all: usize,
+    pub tools: usize,
+}
+
 #[derive(Debug, Clone)]
 struct PromptText {
     /// The range of the JSON string in the body.
@@ -53,6 +60,12 @@ impl Prompt {
             asked: asked.map(|at| messages[..at].iter().map(|message| message.parts.len()).sum()),
             tools: body.get("tools").map_or(0..0, Located::range),
         }
+    }
+
+    /// Returns the lengths of the whole prompt and of the definitions of tools in it. Images are not counted.
+    pub fn bytes(&self) -> PromptBytes {
+        let texts: usize = self.texts.iter().map(|text| text.bytes).sum();
+        PromptBytes { all: texts + self.tools.len(), tools: self.tools.len() }
     }
 
     /// Where `rewritten` leaves out text. The prompt is that which is sent, shortened, or with `is_whole` that of the request. Places are
@@ -180,7 +193,9 @@ mod tests {
         };
         let tools = "[{\"name\":\"t\"}]".len();
         let whole = Rewritten::default();
-        assert_eq!(count(&whole), tools + "\"quoted\"".len() + "long".len());
+        let texts = "\"quoted\"".len() + "long".len();
+        assert_eq!(count(&whole), tools + texts);
+        assert_eq!(prompt.bytes(), PromptBytes { all: tools + texts, tools });
         let shortened = vec![shortened(&body, "long", "l")];
         let mut short = Rewritten::default();
         (short.shortened, short.added_text) = (shortened, "added".to_owned());

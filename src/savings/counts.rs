@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::settings::Price;
 use crate::middleware::dialect::Dialect;
-use crate::middleware::prompt::Omission;
+use crate::middleware::prompt::{Omission, PromptBytes};
 use crate::middleware::usage::Usage;
 
 /// A million tokens, of which prices are.
@@ -32,6 +32,8 @@ pub struct Exchange<'a> {
     pub tokens: (u64, u64),
     /// Where text was left out, or would have been. Empty: nothing was saved.
     pub omissions: &'a [Omission],
+    /// The length of the prompt as the client sent it.
+    pub prompt: PromptBytes,
     /// What the upstream counted; `None`: its answer does not say.
     pub usage: Option<Usage>,
 }
@@ -65,6 +67,10 @@ pub struct Counts {
     pub tokens_after: u64,
     /// `tokens_before` less `tokens_after`, by what the tokens would have been billed as.
     pub saved_as: SavedAs,
+    /// Bytes of all texts of the prompts as clients sent them, with the definitions of tools.
+    pub prompt_bytes: u64,
+    /// Of these, bytes of the definitions of tools, which are never compressed.
+    pub tool_bytes: u64,
     /// What upstreams counted, with tokenizers of their own.
     pub billed: Usage,
 }
@@ -132,6 +138,8 @@ impl Counts {
             tokens_before: before,
             tokens_after: after,
             saved_as: SavedAs::divided(before - after, exchange.omissions, exchange.usage),
+            prompt_bytes: exchange.prompt.all as u64,
+            tool_bytes: exchange.prompt.tools as u64,
             billed: exchange.usage.unwrap_or_default(),
         }
     }
@@ -151,6 +159,8 @@ impl Counts {
                 cached_write: add(self.saved_as.cached_write, more.saved_as.cached_write),
                 unknown: add(self.saved_as.unknown, more.saved_as.unknown),
             },
+            prompt_bytes: add(self.prompt_bytes, more.prompt_bytes),
+            tool_bytes: add(self.tool_bytes, more.tool_bytes),
             billed: self.billed.plus(more.billed),
         }
     }
@@ -213,6 +223,7 @@ mod tests {
             treatment: Treatment::Compress,
             tokens,
             omissions,
+            prompt: PromptBytes::default(),
             usage,
         }
     }

@@ -144,7 +144,7 @@ pub fn route(dialect: Dialect) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::middleware::prompt::Omission;
+    use crate::middleware::prompt::{Omission, PromptBytes};
     use crate::middleware::usage::Usage;
     use crate::savings::settings::Price;
 
@@ -170,6 +170,7 @@ mod tests {
             treatment,
             tokens: (3_000_000, 1_000_000),
             omissions: &[Omission { at: 0.9, bytes: 10 }],
+            prompt: PromptBytes { all: 100, tools: 40 },
             usage: Some(Usage { input: 1_000_000, cached_read: 1_000_000, cached_write: 0, output: 100_000 }),
         }
     }
@@ -195,7 +196,8 @@ mod tests {
             report.totals.money.iter().map(|money| (&*money.currency, money.saved)).collect();
         assert_eq!(totals, [("EUR", 2.0), ("USD", 4.0)]);
         assert_eq!((report.totals.counts.requests, report.totals.tokens_unpriced), (4, 4_000_000));
-        assert_eq!(report.totals.counts.saved_as.total(), 8_000_000);
+        let counts = &report.totals.counts;
+        assert_eq!((counts.saved_as.total(), counts.prompt_bytes, counts.tool_bytes), (8_000_000, 400, 160));
         assert!(report.shadow.is_none());
     }
 

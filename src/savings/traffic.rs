@@ -165,8 +165,9 @@ impl Replay {
             *self.whole.entry(reason).or_default() += 1;
             Rewritten::default()
         });
+        let prompt = Prompt::new(&conversation, *body);
         let omissions = if rewritten.is_shorter() {
-            Prompt::new(&conversation, *body).omissions(&rewritten, AddedBytes::default(), true)
+            prompt.omissions(&rewritten, AddedBytes::default(), true)
         } else {
             Vec::new()
         };
@@ -177,6 +178,7 @@ impl Replay {
             treatment: Treatment::Shadow,
             tokens: (before as u64, after as u64),
             omissions: &omissions,
+            prompt: prompt.bytes(),
             usage: *usage,
         });
         let would_keep = WouldKeep::new(&rewritten, &[]);

@@ -8,7 +8,7 @@ use super::ModelRequest;
 use super::upstream::Upstream;
 use crate::http::{Scope, observe};
 use crate::middleware::dialect::Dialect;
-use crate::middleware::prompt::{AddedBytes, Omission};
+use crate::middleware::prompt::{AddedBytes, Omission, PromptBytes};
 use crate::middleware::rewrite::Rewritten;
 use crate::middleware::shadow::WouldKeep;
 use crate::middleware::usage::Usage;
@@ -35,6 +35,8 @@ pub struct Tally {
     pub label: Option<String>,
     pub treatment: Treatment,
     pub left_out: LeftOut,
+    /// The length of the prompt as the client sent it.
+    pub prompt: PromptBytes,
     /// In shadow mode, what would have been kept.
     pub would_keep: Option<WouldKeep>,
 }
@@ -49,6 +51,7 @@ impl Tally {
             treatment: self.treatment,
             tokens: (before as u64, after as u64),
             omissions: &self.left_out.omissions,
+            prompt: self.prompt,
             usage,
         };
         let savings = self.scope.savings();
@@ -101,6 +104,7 @@ impl ModelRequest {
             label: upstream.settings.name_of(&self.model).map(str::to_owned),
             treatment,
             left_out: if treatment == Treatment::Compress { left_out } else { LeftOut::default() },
+            prompt: self.prompt.bytes(),
             would_keep: None,
         })
     }
