@@ -49,12 +49,11 @@ const METRICS_UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// An engine with the configuration's model and settings. It has no cache: every block lives as long as its request.
 pub fn engine(config: &Config) -> EngineBuilder {
-    let config::Model { device, device_memory_bytes_max, device_fallback, .. } = config.model;
+    let config::Model { device, device_memory_bytes_max, .. } = config.model;
     let engine = Engine::builder(&config.model.dir, config.model.runtime_lib())
         .workers(config.model.workers())
         .device(device)
         .device_memory_bytes_max(device_memory_bytes_max)
-        .device_fallback(device_fallback)
         .all_layers(config.model.exports_itself())
         .settings(pipeline_settings(config))
         .store(Arc::new(KvStore::without_tiers()));

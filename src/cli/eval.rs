@@ -124,8 +124,6 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(dir) = &args.model {
         exact.model.dir.clone_from(dir);
     }
-    // The device that is measured computes everything.
-    exact.model.device_fallback = false;
     let pipeline = app::pipeline(&exact)?;
     let codec = config.blocks.codec;
     let methods = Methods::of_pipeline(&pipeline, codec);

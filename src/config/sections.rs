@@ -77,9 +77,6 @@ pub struct Model {
     pub device: DeviceChoice,
     /// Bytes of GPU memory that the model may use. 0: no limit.
     pub device_memory_bytes_max: u64,
-    /// Whether the CPU computes what the GPU fails to compute. If not, the request fails.
-    #[serde(skip)]
-    pub device_fallback: bool,
     /// Folder of the decoder whose keys and values are exported, in full. It may be `dir`: then all layers of that model are run and cached, not
     /// only those up to its last chosen head. Empty: those of the model in `dir`, if it is a decoder that runs all its layers.
     pub kv_dir: PathBuf,
@@ -224,7 +221,6 @@ impl Default for Model {
             workers: 0,
             device: DeviceChoice::default(),
             device_memory_bytes_max: 0,
-            device_fallback: true,
             kv_dir: PathBuf::new(),
         }
     }

@@ -10,7 +10,6 @@ const SECONDS_BUCKETS: [f64; 14] =
 
 /// What each counter counts, by its name.
 const COUNTERS: &[(&str, &str)] = &[
-    ("model_fallbacks_total", "Calls that the GPU failed and that the CPU took over"),
     ("requests_total", "Requests answered, by endpoint and error code (ok: no error)"),
     (
         "tokens_in_total",

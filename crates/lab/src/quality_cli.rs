@@ -56,10 +56,8 @@ pub enum Command {
 pub fn run(config: &Config, command: &Command) -> anyhow::Result<Results> {
     let codec = config.blocks.codec;
     // Blocks in full precision, which are encoded in every codec.
-    let mut exact =
+    let exact =
         Config { blocks: BlockSettings { codec: Codec::F32, ..config.blocks.clone() }, ..config.clone() };
-    // The device that is measured computes everything.
-    exact.model.device_fallback = false;
     let json = match command {
         Command::Eval { files, against: Some(dir), .. } => against(&exact, dir, files, codec)?,
         Command::Eval { files, plot, .. } => {

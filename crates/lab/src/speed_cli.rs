@@ -318,10 +318,9 @@ fn start_peers(args: &PeerArgs, subject: &Subject) -> anyhow::Result<Vec<Peer>> 
     settings.in_each_precision().into_iter().map(Peer::start).collect()
 }
 
-/// Returns the settings of a run: limits that the workload would exceed are raised. The device that is measured computes everything.
+/// Returns the settings of a run: limits that the workload would exceed are raised.
 fn settings(config: &Config, workers: Option<usize>, workload: &Workload, clients: usize) -> Config {
     let mut config = config.clone();
-    config.model.device_fallback = false;
     if let Some(workers) = workers {
         config.model.workers = workers;
         if config.admission.concurrency_max == 0 {
