@@ -60,7 +60,7 @@ pub struct AttributeBody {
     #[serde(default, deserialize_with = "choice")]
     #[schemars(with = "Option<OffsetUnit>")]
     offsets: OffsetUnit,
-    /// The API in whose citation format the attribution is repeated.
+    /// In which other format the attribution is repeated.
     #[serde(default, deserialize_with = "choice")]
     #[schemars(with = "Option<CitationFormat>")]
     format: CitationFormat,

@@ -178,7 +178,7 @@ async fn invalid_attribution_requests_are_refused() {
             "more than 4 values",
         ),
         ("too many sources", with(json!({"sources_max": 101})), "422 out_of_range sources_max", "100"),
-        ("an unknown format", with(json!({"format": "bibtex"})), "400 unknown_value format", "openai_chat"),
+        ("an unknown format", with(json!({"format": "bibtex"})), "400 unknown_value format", "markers"),
         (
             "an unknown granularity",
             with(json!({"granularity": "page"})),

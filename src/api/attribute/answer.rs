@@ -194,7 +194,8 @@ impl AttributeAnswer {
         let model = pipeline.model();
         let formatted = match options.format {
             CitationFormat::Json => Some(pointers(&request.parts, &parts, options.fallback.as_deref())),
-            format => dialects::formatted(&context, &attributed.parts, format),
+            CitationFormat::Markers => Some(dialects::markers(&context, &attributed.parts)),
+            CitationFormat::Native => None,
         };
         Self {
             parts,

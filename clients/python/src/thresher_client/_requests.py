@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 if TYPE_CHECKING:
     from typing_extensions import Required
 
-AnswerFormat: TypeAlias = Literal["native", "anthropic_document", "anthropic_search_result", "openai_responses", "openai_chat", "markers", "json"]
+AnswerFormat: TypeAlias = Literal["native", "markers", "json"]
 """The formats in which an attribution can be repeated."""
 
 
@@ -141,7 +141,7 @@ class AttributeOptions(TypedDict, total=False):
     offsets: Offsets | None
     """The unit of every offset in the request and the answer. Default: `codepoint`."""
     format: AnswerFormat | None
-    """The API in whose citation format the attribution is repeated."""
+    """In which other format the attribution is repeated."""
     receipt: bool | None
     """Whether the answer includes a signed record of the attribution. Default: false."""
     deadline_ms: int | None
