@@ -14,9 +14,7 @@ mod request;
 mod rerank;
 mod response;
 mod schema;
-mod score;
 mod search;
-mod usage;
 
 pub use attribute::dialects::{ChunkNumbers, CitationContext, anthropic, openai};
 pub use attribute::{
@@ -34,10 +32,7 @@ pub use kv::{Include, KvAnswer, KvPolicy, KvWanted};
 pub use limits::{Body, BodyLimits, ListLimit};
 pub use request::{CompressBody, ServeOptions, parse, parse_field};
 pub use rerank::{
-    RerankAnswer, RerankBody, RerankRequest, Reranked, TeiRerankBody, TeiResult, VoyageRanking,
-    VoyageRerankBody,
+    RerankAnswer, RerankBody, RerankRequest, Reranked, TeiRerankBody, TeiResult,
 };
 pub use response::{CompressAnswer, HealthAnswer, ModelsAnswer, Prefiltered, TimingMs};
-pub use score::{ScoreAnswer, ScoreBody, Scored};
 pub use search::{FilterBody, Rank, SearchAnswer, SearchBody, SearchRequest};
-pub use usage::{ProviderUsage, SessionUsageAnswer, TokensAnswer, UsageAnswer, UsageBody, UsageTaken};

@@ -113,7 +113,7 @@ pub struct SessionAnswer {
     pub cached_prefix_replayed: bool,
 }
 
-/// Body of `POST /headroom/v1/retrieve`.
+/// What the tool `retrieve` of the Model Context Protocol is called with.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RetrieveBody {
@@ -130,7 +130,7 @@ impl Body for RetrieveBody {
     }
 }
 
-/// Answer of `GET /v1/retrieve/{hash}` and `POST /headroom/v1/retrieve`.
+/// Answer of `GET /v1/retrieve/{hash}`.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "Original")]
 pub struct OriginalAnswer {

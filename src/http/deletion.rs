@@ -147,7 +147,6 @@ async fn delete(registry: &Registry, chunks: &[Arc<Chunk>]) -> Result<(), ApiErr
 fn clear(state: &TenantState) {
     state.handles().retain(|_| false);
     state.kv_handles().retain(|_| false);
-    state.usage().clear();
     state.savings().clear();
 }
 

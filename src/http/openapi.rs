@@ -15,9 +15,8 @@ use super::registry::{DELETE, PAGE_COUNT_DEFAULT, PAGE_COUNT_MAX};
 use crate::api::{
     AttributeAnswer, AttributeBody, ChangesAnswer, CompressAnswer, CompressBody, DeleteBody, FilterBody,
     HealthAnswer, MessagesAnswer, MessagesBody, MiddlewareBody, ModelsAnswer, OriginalAnswer, PageAnswer,
-    PartAnswer, ProgressAnswer, RegisterBody, RegisteredAnswer, RerankBody, Reranked, RetrieveBody,
-    ScoreAnswer, ScoreBody, SearchAnswer, SearchBody, TeiRerankBody, TeiResult, UsageAnswer, UsageBody,
-    UsageTaken, VoyageRanking, VoyageRerankBody,
+    PartAnswer, ProgressAnswer, RegisterBody, RegisteredAnswer, RerankBody, Reranked,
+    SearchAnswer, SearchBody, TeiRerankBody, TeiResult,
 };
 use crate::savings::report::SavingsReport;
 
@@ -177,30 +176,6 @@ fn headroom(schemas: &mut Schemas) -> Vec<Entry> {
         .errors(errors(schemas, ErrorFormat::Native, &[ANY, BODY, WORK]))
         .at("/headroom/v1/compress", "post"),
         retrieve(schemas, "headroom", "retrieveOriginal", "/headroom/v1/retrieve/{hash}"),
-        Operation::new("headroom", "retrievePosted", "The same, with the hash in the body.")
-            .body(in_json(schemas.request::<RetrieveBody>()))
-            .response("The text.", in_json(schemas.response::<OriginalAnswer>()))
-            .errors(errors(schemas, ErrorFormat::Native, &[ANY, BODY, WORK, &[404]]))
-            .at("/headroom/v1/retrieve", "post"),
-        Operation::new("headroom", "usage", "How much was compressed, for the tenant or in a session.")
-            .parameters(vec![parameter(
-                "query",
-                "session_id",
-                json!({"type": "string", "minLength": 1, "maxLength": 256}),
-                "A session of `POST /headroom/v1/compress`.",
-            )])
-            .response("The counts.", in_json(schemas.response::<UsageAnswer>()))
-            .errors(errors(schemas, ErrorFormat::Native, &[ANY, &[400, 404, 422]]))
-            .at("/headroom/v1/usage", "get"),
-        Operation::new(
-            "headroom",
-            "reportUsage",
-            "Report what a provider counted for a request of a session.",
-        )
-        .body(in_json(schemas.request::<UsageBody>()))
-        .response("What was added.", in_json(schemas.response::<UsageTaken>()))
-        .errors(errors(schemas, ErrorFormat::Native, &[ANY, BODY, &[404, 422]]))
-        .at("/headroom/v1/usage", "post"),
     ]
 }
 
@@ -381,8 +356,6 @@ fn rerank(schemas: &mut Schemas) -> Vec<Entry> {
     const EXAMPLE: &str = r#"{"model": "any", "query": "Who discovered penicillin?", "documents": ["It is a mould.", "Fleming did."]}"#;
     const TEI: &str =
         r#"{"query": "Who discovered penicillin?", "texts": ["It is a mould.", "Fleming did."]}"#;
-    const PAIRS: &str =
-        r#"{"text_1": "Who discovered penicillin?", "text_2": ["It is a mould.", "Fleming did."]}"#;
     let headers = json!({"x-thresher-related": {
         "description": "Whether any document is related to the question. Left out by models that do not tell (decoders).",
         "schema": {"type": "string", "enum": ["true", "false"]},
@@ -406,12 +379,6 @@ fn rerank(schemas: &mut Schemas) -> Vec<Entry> {
         example: documents,
         errors: ErrorFormat::Rerank,
     };
-    let voyage = Format {
-        body: in_json(schemas.request::<VoyageRerankBody>()),
-        answer: in_json(schemas.response::<VoyageRanking>()),
-        example: documents,
-        errors: ErrorFormat::Rerank,
-    };
     let tei = Format {
         body: in_json(schemas.request::<TeiRerankBody>()),
         answer: in_json(schemas.response::<Vec<TeiResult>>()),
@@ -421,18 +388,11 @@ fn rerank(schemas: &mut Schemas) -> Vec<Entry> {
     const OF_COHERE: &str = "Rank documents, in the format of Cohere's v1 and Jina.";
     const OF_COHERE_2: &str = "Rank documents, in the format of Cohere's v2.";
     const OF_TEI: &str = "Rank documents, in the format of Text Embeddings Inference.";
-    const OF_VOYAGE: &str = "Rank documents, in the format of Voyage.";
-    const OF_VLLM: &str = "Rank documents, in the format of vLLM.";
     let mut all = Vec::new();
     for (id, path, summary, format) in [
         ("rerankV1", "/v1/rerank", OF_COHERE, &cohere),
         ("rerankV2", "/v2/rerank", OF_COHERE_2, &cohere),
         ("rerankTei", "/rerank", OF_TEI, &tei),
-        ("rerankTeiPrefixed", "/tei/rerank", OF_TEI, &tei),
-        ("rerankVoyage", "/voyage/v1/rerank", OF_VOYAGE, &voyage),
-        ("rerankVllm", "/vllm/rerank", OF_VLLM, &cohere),
-        ("rerankVllmV1", "/vllm/v1/rerank", OF_VLLM, &cohere),
-        ("rerankVllmV2", "/vllm/v2/rerank", OF_VLLM, &cohere),
     ] {
         let (_, _, mut operation) = Operation::new("rerank", id, summary)
             .body(format.body.clone())
@@ -443,15 +403,6 @@ fn rerank(schemas: &mut Schemas) -> Vec<Entry> {
         operation["responses"]["200"]["headers"] = headers.clone();
         all.push((path.to_owned(), "post", operation));
     }
-    let mut scores = |id, path| {
-        Operation::new("rerank", id, "Score texts, in the format of vLLM.")
-            .body(in_json(schemas.request::<ScoreBody>()))
-            .examples(&[("texts", PAIRS)])
-            .response("The scores, in the order of the request.", in_json(schemas.response::<ScoreAnswer>()))
-            .errors(errors(schemas, ErrorFormat::Rerank, &[ANY, BODY, WORK]))
-            .at(path, "post")
-    };
-    all.extend([scores("score", "/vllm/score"), scores("scoreV1", "/vllm/v1/score")]);
     all
 }
 
@@ -548,18 +499,13 @@ fn daemon(schemas: &mut Schemas) -> Vec<Entry> {
         .at(PATH, "get");
     described.2["security"] = json!([]);
     let health = in_json(schemas.response::<HealthAnswer>());
-    let mut probed = |id, path| {
-        let mut probed =
-            Operation::new("daemon", id, "Whether the daemon answers requests. It needs no key.")
-                .response("It does.", health.clone())
-                .errors(errors(schemas, ErrorFormat::Native, &[&[500]]))
-                .at(path, "get");
-        probed.2["security"] = json!([]);
-        probed.2["responses"]["503"] = json!({"description": "The model is being loaded, or the daemon is shutting down.", "content": health});
-        probed
-    };
-    let probes =
-        [probed("health", super::health::PATH), probed("healthHeadroom", super::health::HEADROOM_PATH)];
+    let mut probe =
+        Operation::new("daemon", "health", "Whether the daemon answers requests. It needs no key.")
+            .response("It does.", health.clone())
+            .errors(errors(schemas, ErrorFormat::Native, &[&[500]]))
+            .at(super::health::PATH, "get");
+    probe.2["security"] = json!([]);
+    probe.2["responses"]["503"] = json!({"description": "The model is being loaded, or the daemon is shutting down.", "content": health});
     let mut all = vec![
         #[cfg(feature = "mcp")]
         mcp(schemas),

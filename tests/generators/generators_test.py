@@ -100,8 +100,6 @@ class PythonClient(unittest.TestCase):
         rerank = generated("api.rerank.rerank_v2")
         answer = rerank.sync(client=client, body=models().RerankBody(query=QUESTION, documents=CHUNKS, top_n=1))
         self.assertEqual([result.index for result in answer.results], [1])
-        ranking = generated("api.rerank.rerank_voyage").sync(client=client, body=models().VoyageRerankBody(query=QUESTION, documents=CHUNKS))
-        self.assertEqual(ranking.data[0].index, 1)
         texts = generated("api.rerank.rerank_tei").sync(client=client, body=models().TeiRerankBody(query=QUESTION, texts=CHUNKS))
         self.assertEqual(texts[0].index, 1)
 

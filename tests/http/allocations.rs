@@ -8,7 +8,7 @@ use std::cell::Cell;
 
 use thresher::api::{
     self, AttributeBody, Body, BodyLimits, CompressBody, DeleteBody, MiddlewareBody, RegisterBody,
-    RerankBody, ScoreBody, SearchBody, TeiRerankBody, VoyageRerankBody,
+    RerankBody, SearchBody, TeiRerankBody,
 };
 use thresher::error::{ApiError, ErrorCode};
 use thresher::middleware::json::Located;
@@ -205,8 +205,6 @@ fn a_list_is_refused_before_all_of_it_is_in_memory() {
     check_lists::<RerankBody>("rerank", query, &any, &[("documents", many)]);
     check_lists::<RerankBody>("rerank", query, &texts, &[("rank_fields", "too_many")]);
     check_lists::<TeiRerankBody>("rerank", query, &texts, &[("texts", many)]);
-    check_lists::<VoyageRerankBody>("rerank", query, &texts, &[("documents", many)]);
-    check_lists::<ScoreBody>("score", "", &texts, &[("text_1", many), ("text_2", many)]);
     check_lists::<RegisterBody>("register", "", &any, &[("chunks", many)]);
     check_lists::<DeleteBody>("delete", "", &texts, &[("ids", many)]);
     check_lists::<MiddlewareBody>("middleware", "", &chunks, &[("chunks", many)]);

@@ -37,8 +37,6 @@ async fn a_list_is_refused_at_the_first_element_beyond_its_limit() {
         ("/v2/rerank", r#""query":"q""#, "documents", "{}", 9, "too_many", "limits.chunk_count_max"),
         ("/rerank", r#""query":"q""#, "texts", "\"a\"", 9, "too_many", "limits.chunk_count_max"),
         ("/v1/rerank", r#""query":"q""#, "rank_fields", "\"a\"", 65, "too_many", "64"),
-        ("/vllm/v1/score", r#""model":"m""#, "text_1", "\"a\"", 9, "too_many", "limits.chunk_count_max"),
-        ("/vllm/v1/score", r#""model":"m""#, "text_2", "\"a\"", 9, "too_many", "limits.chunk_count_max"),
     ] {
         let list = many(item, count);
         let body = format!("{{{head},\"{field}\":{} and no more JSON", list.trim_end_matches(']'));

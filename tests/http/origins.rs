@@ -163,13 +163,6 @@ async fn a_body_without_a_json_content_type_is_refused() {
         "/v1/rerank",
         "/v2/rerank",
         "/rerank",
-        "/tei/rerank",
-        "/voyage/v1/rerank",
-        "/vllm/rerank",
-        "/vllm/v1/rerank",
-        "/vllm/v2/rerank",
-        "/vllm/score",
-        "/vllm/v1/score",
         "/mcp",
     ];
     for path in paths {

@@ -321,17 +321,6 @@ impl ApiError {
         Self::with_param(ErrorCode::InvalidValue, message, param)
     }
 
-    pub(in crate::http) fn session_unknown(id: &str, expire_s: Option<u64>) -> Self {
-        let or = match expire_s {
-            Some(expire_s) => {
-                format!(", or was last used {expire_s} s ago or earlier")
-            }
-            None => String::new(),
-        };
-        let message = format!("there is no session {}: it never compressed a conversation{or}", Quoted(id));
-        Self::with_param(ErrorCode::IdUnknown, message, "session_id")
-    }
-
     /// A conversation that holds more than is compressed.
     pub(in crate::http) fn too_many(too_many: TooMany) -> Self {
         Self::new(too_many.code(), too_many.to_string())

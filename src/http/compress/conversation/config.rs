@@ -151,7 +151,7 @@ impl<'a> Options<'a> {
 ///
 /// # Errors
 /// `invalid_value`, about the value at `param`.
-pub fn check_session_id(id: &str, param: &str) -> Result<(), ApiError> {
+fn check_session_id(id: &str, param: &str) -> Result<(), ApiError> {
     if id.trim().is_empty() || id.chars().count() > SESSION_ID_CHARS_MAX {
         Err(ApiError::session_id_invalid(SESSION_ID_CHARS_MAX, param))
     } else {
