@@ -18,7 +18,7 @@ mod search;
 
 pub use attribute::dialects::{ChunkNumbers, CitationContext, anthropic, openai};
 pub use attribute::{
-    Arrival, AttributeAnswer, AttributeBody, AttributeOptions, ChunkReference, PartAnswer, arrival,
+    AttributeAnswer, AttributeBody, AttributeOptions, ChunkReference, PartAnswer,
     json_values,
 };
 pub use chunks::{

@@ -311,7 +311,6 @@ pub fn service(config: &Config, access: Access, tenants: Tenants) -> anyhow::Res
         admission: Admission::new(Bounds {
             concurrency_max: admission.concurrency_max(),
             queue_max: admission.queue_max,
-            stream_count_max: admission.stream_count_max,
         }),
         origins: OriginPolicy::public(
             &config.http.hosts_allowed,
@@ -337,7 +336,6 @@ pub fn local(config: &Config, time_default: Duration) -> Local {
         admission: Admission::new(Bounds {
             concurrency_max: admission.concurrency_max(),
             queue_max: admission.queue_max,
-            stream_count_max: 0,
         }),
         time_limits: TimeLimits { default: time_default, max: admission.deadline_max() },
         limits: BodyLimits::new(&config.limits, &config.registry),

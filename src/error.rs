@@ -221,7 +221,7 @@ impl From<&Denied> for ErrorCode {
 impl From<&Refusal> for ErrorCode {
     fn from(refusal: &Refusal) -> Self {
         match refusal {
-            Refusal::Overloaded { .. } | Refusal::StreamsTooMany { .. } => Self::Overloaded,
+            Refusal::Overloaded { .. } => Self::Overloaded,
             Refusal::Late { .. } => Self::DeadlineExceeded,
             Refusal::Draining => Self::Draining,
         }
@@ -297,11 +297,6 @@ impl From<Refusal> for ApiError {
         let (message, retry_after_s) = match refusal {
             Refusal::Overloaded { retry_after_s } => (
                 "too many requests are waiting; each tenant may have a part of the queue; repeat the request later".to_owned(),
-                Some(retry_after_s),
-            ),
-            Refusal::StreamsTooMany { retry_after_s } => (
-                "too many streams of answers are open; each tenant may have a part of them; repeat the request later"
-                    .to_owned(),
                 Some(retry_after_s),
             ),
             Refusal::Late { retry_after_s } => return Self::deadline_exceeded(retry_after_s),

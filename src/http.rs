@@ -69,7 +69,6 @@ fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
     let routes = vec![
         ("/v1/compress", post(compress::handle)),
         ("/v1/attribute", post(attribute::handle)),
-        ("/v1/attribute/stream", post(attribute::stream::handle)),
         ("/v1/chunks", get(registry::list).post(registry::register)),
         ("/v1/chunks/{id}", get(registry::get_one).delete(registry::delete_one)),
         // Under other methods than POST, this is the path of the chunk with the id `delete`.

@@ -140,15 +140,9 @@ pub struct Admission {
     /// delay requests whose chunks are cached.
     pub concurrency_max: usize,
     /// Requests that wait for a permit; one more gets a 429. While several tenants have keys, one of them takes at most half of
-    /// `queue_max`, of `concurrency_max` and of `stream_count_max`.
+    /// `queue_max` and of `concurrency_max`.
     #[serde(skip)]
     pub queue_max: usize,
-    /// Answers that arrive over `/v1/attribute/stream` at the same time; one more gets a 429.
-    #[serde(skip)]
-    pub stream_count_max: usize,
-    /// Milliseconds that a streamed answer may take to arrive.
-    #[serde(skip)]
-    pub stream_ms_max: u64,
     /// Milliseconds that a request may take, time in the queue included, if it sets no `deadline_ms`.
     pub deadline_ms_default: u64,
     /// The largest `deadline_ms` that a request may set, in milliseconds.
@@ -243,8 +237,6 @@ impl Default for Admission {
         Self {
             concurrency_max: 0,
             queue_max: 64,
-            stream_count_max: 64,
-            stream_ms_max: 600_000,
             deadline_ms_default: 10_000,
             deadline_ms_max: 120_000,
         }
@@ -324,11 +316,6 @@ impl Admission {
     /// Returns the longest time that a request may name.
     pub fn deadline_max(&self) -> Duration {
         Duration::from_millis(self.deadline_ms_max)
-    }
-
-    /// Returns the longest time for a streamed answer to arrive.
-    pub fn stream_max(&self) -> Duration {
-        Duration::from_millis(self.stream_ms_max)
     }
 }
 

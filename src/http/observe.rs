@@ -187,11 +187,6 @@ pub fn model(model: &ModelInfo) {
     gauge!("model_info", "model" => model.name.clone(), "device" => model.device.name.clone()).set(1.0);
 }
 
-/// Metrics of the attribution of a sentence of a stream.
-pub fn sentence(time: Duration) {
-    histogram!("stage_seconds", "stage" => "sentence").record(time);
-}
-
 /// Metrics of the stages that a request went through.
 pub fn stages(timings: &Timings) {
     for (stage, time) in &timings.stages {
@@ -201,33 +196,6 @@ pub fn stages(timings: &Timings) {
         let ms = |(stage, time): &(&str, Duration)| format!("{stage} {:.1}", time.as_secs_f64() * 1e3);
         let stages: Vec<String> = timings.stages.iter().map(ms).collect();
         tracing::Span::current().record("stages", stages.join(", "));
-    }
-}
-
-/// Counts a stream of events from the first byte of its answer. If it is dropped before [`Self::ended`], the client has gone.
-pub struct StreamGuard {
-    started: Instant,
-    code: &'static str,
-}
-
-impl StreamGuard {
-    /// A stream that starts now.
-    pub fn start() -> Self {
-        gauge!("streams_in_flight").increment(1.0);
-        Self { started: Instant::now(), code: "client_gone" }
-    }
-
-    /// The stream ended with `code`: `ok`, or the code of its error.
-    pub fn ended(mut self, code: &'static str) {
-        self.code = code;
-    }
-}
-
-impl Drop for StreamGuard {
-    fn drop(&mut self) {
-        gauge!("streams_in_flight").decrement(1.0);
-        counter!("streams_total", "code" => self.code).increment(1);
-        tracing::info!(code = self.code, ms = self.started.elapsed().as_secs_f64() * 1e3, "stream ended");
     }
 }
 

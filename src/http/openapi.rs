@@ -10,12 +10,12 @@ use axum::response::IntoResponse;
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 
-use self::schemas::{ANY, BODY, CHANGE, ErrorFormat, Schemas, WORK, errors, in_events, in_json, parameter};
+use self::schemas::{ANY, BODY, CHANGE, ErrorFormat, Schemas, WORK, errors, in_json, parameter};
 use super::registry::{DELETE, PAGE_COUNT_DEFAULT, PAGE_COUNT_MAX};
 use crate::api::{
     AttributeAnswer, AttributeBody, ChangesAnswer, CompressAnswer, CompressBody, DeleteBody, FilterBody,
     HealthAnswer, MessagesAnswer, MessagesBody, MiddlewareBody, ModelsAnswer, OriginalAnswer, PageAnswer,
-    PartAnswer, ProgressAnswer, RegisterBody, RegisteredAnswer, RerankBody, Reranked,
+    ProgressAnswer, RegisterBody, RegisteredAnswer, RerankBody, Reranked,
     SearchAnswer, SearchBody, TeiRerankBody, TeiResult,
 };
 use crate::savings::report::SavingsReport;
@@ -78,11 +78,6 @@ pub fn document() -> Value {
 /// Path, method and operation.
 type Entry = (String, &'static str, Value);
 
-const SSE_IN: &str = "Events, each a line that begins with `data:`, and a blank line. The first event is the request: an `AttributeBody` \
-                      without `answer`, `spans`, `receipt` and `format`. The others are the answer as it arrives: `{\"delta\": \"...\"}`, or \
-                      the events of OpenAI's and Anthropic's streams; `[DONE]` ends the answer.";
-const SSE_OUT: &str = "Events: `part` with a `Part`, for each sentence as soon as its end is certain; at the end `done` with `{\"parts\": N, \
-                       \"ended\": true}`, or `error` with an `Error`.";
 const FORWARDED: &str = "The answer of the upstream, unchanged or with citations in the format of the API.";
 
 /// All operations. Each path of [`paths`](super::paths) has one.
@@ -203,8 +198,6 @@ fn retrieve(schemas: &mut Schemas, tag: &'static str, id: &'static str, path: &s
 fn context(schemas: &mut Schemas) -> Vec<Entry> {
     let (compress, compressed) = (schemas.request::<CompressBody>(), schemas.response::<CompressAnswer>());
     let (attribute, attributed) = (schemas.request::<AttributeBody>(), schemas.response::<AttributeAnswer>());
-    // The description of the events refers to it.
-    schemas.response::<PartAnswer>();
     let mut with_errors = |more: &[u16]| errors(schemas, ErrorFormat::Native, &[ANY, BODY, WORK, more]);
     vec![
         Operation::new("context", "compress", "Keep the parts of chunks that a question needs.")
@@ -222,11 +215,6 @@ fn context(schemas: &mut Schemas) -> Vec<Entry> {
             .response("The sources of each part, and the words that no chunk supports.", in_json(attributed))
             .errors(with_errors(&[404]))
             .at("/v1/attribute", "post"),
-        Operation::new("context", "attributeStream", "Attribute an answer while it arrives.")
-            .body(in_events(SSE_IN))
-            .response("The parts of the answer.", in_events(SSE_OUT))
-            .errors(with_errors(&[404]))
-            .at("/v1/attribute/stream", "post"),
         retrieve(schemas, "context", "retrieve", "/v1/retrieve/{hash}"),
         Operation::new("middleware", "savings", "What the middleware saved for the tenant: docs/savings.md.")
             .response("The counts, money and comparison.", in_json(schemas.response::<SavingsReport>()))

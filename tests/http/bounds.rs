@@ -50,14 +50,6 @@ async fn a_list_is_refused_at_the_first_element_beyond_its_limit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_first_event_of_a_stream_is_bounded_too() {
-    let daemon = daemon(Some(scripted()), 2, 2).await;
-    let event = format!("data: {{\"chunks\":{}}}\n\n", many("\"a\"", 9));
-    let response = post(daemon.http, "/v1/attribute/stream", event).await;
-    check_error("chunks", &response, "422 too_many chunks", "limits.chunk_count_max");
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn rank_fields_must_be_distinct_and_are_bounded_together() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
     let half = "y".repeat(800);

@@ -156,7 +156,6 @@ async fn a_body_without_a_json_content_type_is_refused() {
     let paths = [
         "/v1/compress",
         "/v1/attribute",
-        "/v1/attribute/stream",
         "/v1/chunks",
         "/v1/chunks/delete",
         "/v1/search",

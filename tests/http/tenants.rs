@@ -192,9 +192,6 @@ async fn a_compression_of_one_tenant_is_unknown_to_another() {
         );
         check_error(other, &theirs, "404 id_unknown compress_id", "this daemon did not give it");
         assert_eq!(theirs.body, unknown.body);
-        let events = format!("data: {}\n\ndata: [DONE]\n\n", json!({"compress_id": id}));
-        let streamed = keyed.ask(other, ("POST", "/v1/attribute/stream"), events).await;
-        check_error(other, &streamed, "404 id_unknown compress_id", "");
     }
     json_of(&keyed.post("a2", "/v1/attribute", &known).await);
 }

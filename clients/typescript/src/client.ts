@@ -1,12 +1,10 @@
 /** The client of the daemon: one method for each endpoint. */
 
 import { AnswerInvalidError } from "./errors.js";
-import { AttributionStream, type Deltas } from "./stream.js";
 import { type Call, type CallOptions, type ClientOptions, Transport } from "./transport.js";
 import type {
   Attribution,
   AttributeRequest,
-  AttributeStreamRequest,
   Changes,
   ChunkPage,
   CompressRequest,
@@ -58,14 +56,6 @@ export class Client {
   /** Finds the chunk that each part of an answer came from, and says whether the chunks support the part. */
   attribute(request: AttributeRequest, options: CallOptions = {}): Promise<Attribution> {
     return this.json({ method: "POST", path: "/v1/attribute", body: request }, options);
-  }
-
-  /**
-   * Attributes an answer while it arrives. `deltas` are the pieces of its text. `timeoutMs` limits the time to open the stream, and every later
-   * period in which the daemon takes and sends nothing.
-   */
-  attributeStream(deltas: Deltas, request: AttributeStreamRequest, options: CallOptions = {}): AttributionStream {
-    return new AttributionStream(this.transport, deltas, request, options);
   }
 
   /** Registers chunks, so that requests can name them by their ids. Registering the same chunk again changes nothing. */

@@ -48,10 +48,6 @@ type Sources = "chunks" | "chunk_ids" | "compress_id";
 export type AttributeRequest = OneOf<Attribute, Sources>;
 /** The chunks that an answer may have come from: sent with it, registered, or those of an earlier compression. */
 export type AttributeSource = OneOf<Pick<Attribute, Sources>, Sources>;
-/** An attribution of an answer that is still to come. */
-export type AttributeStreamRequest = OneOf<Omit<Attribute, "answer" | "spans" | "format" | "receipt" | "granularity">, Sources> & {
-  granularity?: Exclude<AttributeGranularity, "span">;
-};
 export type RegisterRequest = Request<Schemas["RegisterBody"]>;
 /** Which registered chunks are listed. */
 export interface ListRequest {

@@ -256,17 +256,6 @@ impl PartAnswer {
         json!({"verdict": self.verdict, "citations": cited})
     }
 
-    /// Parts of an answer that is still arriving; `answer` is what has arrived.
-    pub fn of_stream(
-        answer: &str,
-        chunks: &[Arc<Chunk>],
-        parts: &[PartOutcome],
-        options: &AttributeOptions,
-        numbers: ChunkNumbers,
-    ) -> Vec<Self> {
-        Self::all(&CitationContext::new(answer, chunks, numbers), parts, options.offsets)
-    }
-
     /// Parts of an answer of the middleware, as JSON; offsets are code points of the text.
     pub fn values(context: &CitationContext, parts: &[PartOutcome]) -> Vec<Value> {
         let parts = Self::all(context, parts, OffsetUnit::Codepoint);

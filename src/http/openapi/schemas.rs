@@ -246,11 +246,6 @@ pub fn in_json(schema: Value) -> Value {
     json!({"application/json": {"schema": schema}})
 }
 
-/// The content of a stream of events.
-pub fn in_events(description: &str) -> Value {
-    json!({"text/event-stream": {"schema": {"type": "string", "description": description}}})
-}
-
 /// A parameter in `location`: `path`, `query` or `header`.
 pub fn parameter(location: &str, name: &str, schema: Value, description: &str) -> Value {
     json!({"in": location, "name": name, "required": location == "path", "schema": schema, "description": description})

@@ -148,23 +148,6 @@ class AttributeOptions(TypedDict, total=False):
     """Milliseconds until the answer is due, including the time in the queue."""
 
 
-class AttributeStreamOptions(TypedDict, total=False):
-    """Options: fields of the body of `POST /v1/attribute`."""
-
-    chunk_ids: Iterable[str] | None
-    """Instead of `chunks`: the ids of registered chunks, each once."""
-    compress_id: str | None
-    """Instead of `chunks`: the `id` of the compression whose context the answer was written from."""
-    granularity: AttributeGranularity | None
-    """The parts of the answer that are attributed."""
-    sources_max: int | None
-    """The most sources that are named for each part."""
-    offsets: Offsets | None
-    """The unit of every offset in the request and the answer. Default: `codepoint`."""
-    deadline_ms: int | None
-    """Milliseconds until the answer is due, including the time in the queue."""
-
-
 class KvOptions(TypedDict, total=False):
     """Options of an export of keys and values."""
 
