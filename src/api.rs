@@ -35,4 +35,4 @@ pub use rerank::{
     RerankAnswer, RerankBody, RerankRequest, Reranked, TeiRerankBody, TeiResult,
 };
 pub use response::{CompressAnswer, HealthAnswer, ModelsAnswer, Prefiltered, TimingMs};
-pub use search::{FilterBody, Rank, SearchAnswer, SearchBody, SearchRequest};
+pub use search::{Rank, SearchAnswer, SearchBody, SearchRequest};

@@ -11,7 +11,6 @@ use thresher_core::pipeline::PipelineError;
 use thresher_core::pipeline::validate::InvalidRequest;
 use thresher_core::text::offsets::OffsetError;
 use thresher_registry::RegistryError;
-use thresher_registry::filter::{FilterError, FilterErrorKind};
 
 pub use self::code::ErrorCode;
 use crate::access::Denied;
@@ -174,15 +173,6 @@ impl From<&PipelineError> for ErrorCode {
     }
 }
 
-impl From<&FilterError> for ErrorCode {
-    fn from(error: &FilterError) -> Self {
-        match error.kind {
-            FilterErrorKind::Invalid => Self::WrongType,
-            FilterErrorKind::FieldUnknown => Self::InvalidValue,
-        }
-    }
-}
-
 impl From<&RegistryError> for ErrorCode {
     fn from(error: &RegistryError) -> Self {
         match error {
@@ -196,7 +186,6 @@ impl From<&RegistryError> for ErrorCode {
             RegistryError::Overloaded => Self::Overloaded,
             RegistryError::Log(_) => Self::ChangeLogUnavailable,
             RegistryError::FoundTooLong { .. } => Self::TooLong,
-            RegistryError::Filter(filter) => filter.into(),
         }
     }
 }
@@ -257,12 +246,6 @@ impl From<PipelineError> for ApiError {
     }
 }
 
-impl From<FilterError> for ApiError {
-    fn from(error: FilterError) -> Self {
-        Self::with_param((&error).into(), error.message, error.param)
-    }
-}
-
 impl From<RegistryError> for ApiError {
     /// Also logs failures that the operator has to know.
     fn from(error: RegistryError) -> Self {
@@ -271,7 +254,6 @@ impl From<RegistryError> for ApiError {
         }
         let found = Self::new((&error).into(), error.to_string());
         match error {
-            RegistryError::Filter(filter) => found.at(filter.param),
             RegistryError::FoundTooLong { .. } => found.at("candidates"),
             RegistryError::InUse { .. }
             | RegistryError::NotWritable { .. }

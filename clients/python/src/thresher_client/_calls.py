@@ -195,11 +195,8 @@ def get_chunk(chunk_id: str) -> Call[RegisteredChunk]:
     return Call(RegisteredChunk, "GET", f"/v1/chunks/{quote(chunk_id, safe='')}")
 
 
-def list_chunks(
-    *, limit: int | None = None, after: str | None = None, filter: Mapping[str, Any] | None = None
-) -> Call[ChunkPage]:
-    filter_json = None if filter is None else to_json(filter).decode()
-    params = fields(limit=None if limit is None else str(limit), after=after, filter=filter_json)
+def list_chunks(*, limit: int | None = None, after: str | None = None) -> Call[ChunkPage]:
+    params = fields(limit=None if limit is None else str(limit), after=after)
     return Call(ChunkPage, "GET", "/v1/chunks", params=params)
 
 

@@ -115,8 +115,6 @@ class SearchOptions(TypedDict, total=False):
     """The most results."""
     candidates: int | None
     """The number of chunks that are found by words and by meaning, and that the model ranks; at least `limit`."""
-    filter: Mapping[str, Any] | None
-    """A filter of the metadata of the chunks."""
     rank: Rank | None
     """The score by which the results are ordered. Default: `rc`."""
     deadline_ms: int | None

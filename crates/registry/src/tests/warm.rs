@@ -150,7 +150,7 @@ fn chunks_are_found_by_words_and_by_meaning() {
     assert_eq!(all.len(), 3);
     assert!(all.contains(&("de".to_owned(), false)) && all.contains(&("en".to_owned(), true)), "{all:?}");
     assert_eq!(found(&registry, "nothing", 2).len(), 2, "by meaning alone");
-    assert_eq!(registry.search("nothing", None, 9, usize::MAX).expect("an index"), []);
+    assert_eq!(registry.search("nothing", 9, usize::MAX).expect("an index"), []);
 
     write(&registry, vec![Change::Delete("de".to_owned())]);
     assert!(found(&registry, "nothing", 9).iter().all(|(id, _)| id != "de"), "it was deleted");

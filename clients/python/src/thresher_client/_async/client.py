@@ -178,7 +178,6 @@ class AsyncClient:
         *,
         limit: int | None = None,
         after: str | None = None,
-        filter: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> ChunkPage:
         """Returns a page of registered chunks, in the order of their ids.
@@ -186,9 +185,8 @@ class AsyncClient:
         Args:
             limit: number of chunks, at most 1,000. A page has fewer if it would exceed the daemon's limit of bytes.
             after: `next` of the page before.
-            filter: only chunks whose metadata matches this filter, for example `{"lang": "en"}`.
         """
-        return await self._call(_calls.list_chunks(limit=limit, after=after, filter=filter), timeout_s)
+        return await self._call(_calls.list_chunks(limit=limit, after=after), timeout_s)
 
     async def progress(self, *, timeout_s: float | None = None) -> Progress:
         """Returns how many chunks are registered, and how many of them the model has read."""
