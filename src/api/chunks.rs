@@ -273,7 +273,7 @@ fn check_metadata(json: &str, bytes_max: usize) -> Result<(), ApiError> {
         return wrong(ErrorCode::InvalidValue, message.to_owned());
     }
     let limits =
-        ShapeLimits { value_count_max: usize::MAX, depth_max: METADATA_DEPTH_MAX, duplicate_keys: true };
+        ShapeLimits { value_count_max: usize::MAX, depth_max: METADATA_DEPTH_MAX };
     match shape::check(json.as_bytes(), limits) {
         Ok(()) => Ok(()),
         Err(ShapeError::TooDeep) => {

@@ -30,24 +30,6 @@ pub struct MessagesBody {
     /// Options.
     #[schemars(default)]
     config: Option<ConversationConfig>,
-    /// The same as `config.session_id`, which takes precedence.
-    #[schemars(default, length(min = 1, max = 256))]
-    session_id: Option<String>,
-    /// The same as `config.frozen_message_count`, which takes precedence.
-    #[schemars(default)]
-    frozen_message_count: Option<usize>,
-    /// The same as `config.protect_recent`, which takes precedence.
-    #[schemars(default)]
-    protect_recent: Option<usize>,
-    /// The same as `config.compress_user_messages`, which takes precedence.
-    #[schemars(default)]
-    compress_user_messages: Option<bool>,
-    /// The same as `config.compress_system_messages`, which takes precedence.
-    #[schemars(default)]
-    compress_system_messages: Option<bool>,
-    /// The same as `config.target_ratio`, which takes precedence.
-    #[schemars(default)]
-    target_ratio: Option<f64>,
 }
 
 /// The schema of the options of a conversation. Other options of Headroom are ignored.

@@ -126,10 +126,10 @@ impl BodyLimits {
     /// `too_many`, `too_long`.
     pub fn check_tree(&self, json: &[u8], param: Option<&str>) -> Result<(), ApiError> {
         let max = self.requests.json_value_count_max;
-        let limits = ShapeLimits { value_count_max: max, depth_max: TREE_DEPTH_MAX, duplicate_keys: true };
+        let limits = ShapeLimits { value_count_max: max, depth_max: TREE_DEPTH_MAX };
         let name = param.unwrap_or("the body");
         let (code, message) = match shape::check(json, limits) {
-            Ok(()) | Err(ShapeError::Json(_) | ShapeError::DuplicateKey) => return Ok(()),
+            Ok(()) | Err(ShapeError::Json(_)) => return Ok(()),
             Err(ShapeError::TooMany) => {
                 (ErrorCode::TooMany, format!("{name} has too many JSON values; the limit is {max}"))
             }

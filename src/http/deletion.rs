@@ -106,7 +106,7 @@ async fn deleted(service: Service, tenant: Tenant) -> Result<TenantDeleted, ApiE
     while found.chunks < most {
         let listing = Arc::clone(&state);
         let listed = run_blocking(move || {
-            Ok(listing.registry()?.list(None, BATCH_COUNT, BATCH_BYTES_MAX, None)?.chunks)
+            Ok(listing.registry()?.list(None, BATCH_COUNT, BATCH_BYTES_MAX)?.chunks)
         });
         let chunks = listed.await?;
         if chunks.is_empty() {

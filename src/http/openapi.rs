@@ -498,6 +498,6 @@ fn daemon(schemas: &mut Schemas) -> Vec<Entry> {
             .at("/v1/models", "get"),
         described,
     ];
-    all.extend(probes);
+    all.push(probe);
     all
 }

@@ -1,12 +1,11 @@
 //! Answers of `POST /v1/attribute`: the parts of an answer and their sources, as JSON and as plain text.
 
 use std::fmt::Write as _;
-use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
-use thresher_core::domain::{AttributeRequest, ByteRange, Chunk, Parts};
+use thresher_core::domain::{AttributeRequest, ByteRange, Parts};
 use thresher_core::kv::store::BlockOrigins;
 use thresher_core::pipeline::Pipeline;
 use thresher_core::pipeline::attribute::{
