@@ -24,8 +24,6 @@ pub struct BodyLimits {
     batch_count_max: usize,
     /// The most bytes of a registered chunk's metadata as JSON.
     pub(super) metadata_bytes_max: usize,
-    /// The number of candidates of a search that names none.
-    pub(super) candidate_count_default: usize,
     /// The most candidates of a search, and the most results.
     pub(super) candidate_count_max: usize,
 }
@@ -66,7 +64,6 @@ impl BodyLimits {
             requests: *requests,
             batch_count_max: registry.batch_count_max,
             metadata_bytes_max: registry.metadata_bytes_max,
-            candidate_count_default: registry.candidate_count_default,
             candidate_count_max: registry.candidate_count_max,
         }
     }

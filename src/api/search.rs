@@ -19,6 +19,9 @@ use crate::error::{ApiError, ErrorCode};
 /// The number of results if a search names none.
 const LIMIT_DEFAULT: usize = 10;
 
+/// The number of candidates if a search names none: the model needs about 25 ms for each that is not cached.
+const CANDIDATES_DEFAULT: usize = 100;
+
 /// Body of `POST /v1/search`.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -117,7 +120,7 @@ impl SearchBody {
             }
         };
         let limit = within("limit", self.limit.unwrap_or(LIMIT_DEFAULT.min(max)))?;
-        let default = limits.candidate_count_default.max(limit);
+        let default = CANDIDATES_DEFAULT.min(max).max(limit);
         let candidates = within("candidates", self.candidates.unwrap_or(default))?;
         if candidates < limit {
             let message =

@@ -1,7 +1,6 @@
 //! Metrics and log lines of requests: the endpoint, the outcome and the time, never any text of a request.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::error::ResponseCode;
@@ -22,18 +21,12 @@ use crate::savings::counts::{Counts, Exchange, Money, SavedAs, Treatment};
 use crate::savings::ledger;
 use crate::savings::report::Coverage;
 
-/// Milliseconds from which on a request is logged as slow. As for the level of the log, there is one value for the
-/// whole process.
-static SLOW_MS: AtomicU64 = AtomicU64::new(0);
-
-/// Sets the milliseconds from which on a request is logged as slow, with the time of each stage; 0: none is.
-pub fn log_slow(slow_ms: u64) {
-    SLOW_MS.store(slow_ms, Ordering::Relaxed);
-}
+/// From this time on a request is logged as a warning, with the time of each stage and without any text: far longer than one whose chunks
+/// are cached takes.
+const SLOW: Duration = Duration::from_secs(2);
 
 fn is_slow(took: Duration) -> bool {
-    let slow_ms = SLOW_MS.load(Ordering::Relaxed);
-    slow_ms > 0 && took >= Duration::from_millis(slow_ms)
+    took >= SLOW
 }
 
 /// The name of the key that a request was sent with: an extension of the response.

@@ -277,13 +277,6 @@ fn nested_values_are_refused_before_all_of_them_are_in_memory() {
     };
     check("its values", &filled("[", "1", "]"), "internal", values);
     check("its keys", &filled("{\"a\":[", "[]", "]}"), "internal", values);
-    let event = |data: &[u8], _: &BodyLimits| {
-        let arrived = api::arrival(std::str::from_utf8(data).expect("text"))?;
-        Err::<(), _>(ApiError::new(TAKEN, format!("{arrived:?}")))
-    };
-    let choice = "{\"index\":1,\"delta\":{}}";
-    check("an event's choices", &filled("{\"choices\":[", choice, "]}"), "internal", event);
-    check("an event's fields", &filled("{\"delta\":\"x\",\"more\":[", "[]", "]}"), "internal", event);
     let tree = |body: &[u8], limits: &BodyLimits| limits.check_tree(body, Some("messages"));
     let field = |body: &[u8], limits: &BodyLimits| {
         let body = Located::parse(std::str::from_utf8(body).expect("text")).expect("JSON");

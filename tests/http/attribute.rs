@@ -1,22 +1,9 @@
 //! Attribution over HTTP: responses and refusals, and answers to an earlier compression.
 
-use std::sync::Arc;
-use std::time::Duration;
-
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
-use crate::support::wait::eventually;
-use crate::support::wire::{self, Framing, ask, post};
-use thresher::admission::Sharer;
-use thresher_core::domain::Tenant;
-use thresher_core::kv::store::KvStore;
-
-use crate::{
-    BODY_BYTES_MAX, Daemon, check_error, daemon, pipeline_of, registry_settings, scripted,
-    serve, service,
-};
+use crate::support::wire::post;
+use crate::{Daemon, check_error, daemon, scripted};
 
 const ANSWER: &str = "The tide is at noon. The moon is far.";
 

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::wire::{ask_with, get, post};
+use crate::support::wire::{ask_with, post};
 use crate::{check_error, daemon, good, scripted};
 
 /// A list of `count` equal items.

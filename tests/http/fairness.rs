@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use thresher::http::Middleware;
 use thresher::middleware::settings::{MiddlewareSettings, UpstreamSettings};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
 use crate::keys::{Keyed, entry};

@@ -153,7 +153,6 @@ fn service_of(
         },
         admission: config::Admission {
             concurrency_max: concurrency,
-            queue_max: queue,
             deadline_ms_default: DEADLINE_MS_MAX,
             deadline_ms_max: DEADLINE_MS_MAX,
         },
@@ -233,7 +232,6 @@ fn registry_settings() -> RegistrySettings {
         chunk_count_max: 20,
         batch_count_max: 15,
         metadata_bytes_max: 64,
-        candidate_count_default: 5,
         candidate_count_max: 10,
         prefilter_above: 10,
         prefilter_to: 2,

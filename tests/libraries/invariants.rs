@@ -27,7 +27,6 @@ use thresher_core::pipeline::validate::{InvalidRequest, RequestLimits};
 use thresher_core::pipeline::{
     ChunkOutcome, Compressed, Pipeline, PipelineError, Settings, Warning, passthrough,
 };
-use thresher_core::text::Arriving;
 use thresher_core::text::offsets::OffsetUnit;
 use thresher_registry::RegistrySettings;
 

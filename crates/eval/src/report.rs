@@ -1,4 +1,4 @@
-//! Reports of `eval` as JSON, as a text table and as an SVG plot. docs/evaluation.md defines every metric.
+//! Reports of `eval` as JSON and as a text table. docs/evaluation.md defines every metric.
 
 use std::fmt::Write;
 

@@ -343,7 +343,6 @@ fn settings(config: &Config, workers: Option<usize>, workload: &Workload, client
     raise(&mut config.http.body_bytes_max, 12 * tokens_max);
     raise(&mut config.http.bodies_bytes_max, 4 * clients * 12 * tokens_max);
     raise(&mut config.limits.registered_bytes_max, 12 * tokens_max);
-    raise(&mut config.admission.queue_max, clients);
     let deadline_ms_max = &mut config.admission.deadline_ms_max;
     *deadline_ms_max = (*deadline_ms_max).max(DEADLINE.as_millis() as u64);
     config

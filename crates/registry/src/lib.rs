@@ -51,8 +51,6 @@ pub struct RegistrySettings {
     /// The largest number of registered chunks. Each takes about 100 bytes of memory, whether it is in use or
     /// not. Default: 1,000,000.
     pub chunk_count_max: usize,
-    /// Whether searches find chunks by the vectors of a model, too, which take at most 40 MB of memory for each tenant. Default: true.
-    pub dense: bool,
     /// The largest number of chunks in one call that registers or deletes chunks. Default: 10,000.
     #[serde(skip)]
     pub batch_count_max: usize,
@@ -62,9 +60,6 @@ pub struct RegistrySettings {
     /// The size of the cache of chunks in memory, in bytes. Default: 256 MiB.
     #[serde(skip)]
     pub cache_bytes_max: usize,
-    /// How many candidates a search passes to the model if the request names no number. Default: 100.
-    #[serde(skip)]
-    pub candidate_count_default: usize,
     /// The largest number of candidates that a request may name. Default: 1,000.
     #[serde(skip)]
     pub candidate_count_max: usize,
@@ -93,11 +88,9 @@ impl Default for RegistrySettings {
         Self {
             dir: "data/registry".into(),
             chunk_count_max: 1_000_000,
-            dense: true,
             batch_count_max: 10_000,
             metadata_bytes_max: 16_384,
             cache_bytes_max: 256 * 1024 * 1024,
-            candidate_count_default: 100,
             candidate_count_max: 1_000,
             prefilter_above: 10_000,
             prefilter_to: 10_000,

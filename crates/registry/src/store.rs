@@ -48,8 +48,7 @@ pub struct Shared {
     pub reader: IndexReader,
     directory: Mutex<Directory>,
     pub cache: Mutex<Cache>,
-    /// `None` if searches use no vectors.
-    vectors: Option<RwLock<Vectors>>,
+    vectors: RwLock<Vectors>,
     /// Notified when the directory changes.
     updates: watch::Sender<()>,
     warmer_stopped: AtomicBool,
@@ -76,7 +75,7 @@ impl Store {
             reader,
             directory: Mutex::new(directory),
             cache: Mutex::new(Cache::new(settings.cache_bytes_max)),
-            vectors: settings.dense.then(RwLock::default),
+            vectors: RwLock::default(),
             updates: watch::Sender::new(()),
             warmer_stopped: AtomicBool::new(false),
             log_position: Mutex::new(log_position),
@@ -221,8 +220,7 @@ impl Store {
         limit: usize,
         bytes_max: usize,
     ) -> Result<Vec<Hit>, RegistryError> {
-        let Some(vectors) = &self.shared.vectors else { return Ok(hits) };
-        let nearest = read(vectors).nearest(vector, limit);
+        let nearest = read(&self.shared.vectors).nearest(vector, limit);
         let mut scores: HashMap<Arc<str>, f32> = HashMap::new();
         let by_words = hits.iter().map(|hit| Arc::from(&*hit.chunk.id)).enumerate();
         for (rank, id) in by_words.chain(nearest.into_iter().enumerate()) {
@@ -285,14 +283,14 @@ impl Shared {
         lock(&self.directory)
     }
 
-    /// Locks the vectors of chunks for a change; `None` if searches use none.
-    pub fn vectors_mut(&self) -> Option<RwLockWriteGuard<'_, Vectors>> {
-        Some(self.vectors.as_ref()?.write().unwrap_or_else(PoisonError::into_inner))
+    /// Locks the vectors of chunks for a change.
+    pub fn vectors_mut(&self) -> RwLockWriteGuard<'_, Vectors> {
+        self.vectors.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether any chunk can be found by a vector.
     pub fn has_vectors(&self) -> bool {
-        self.vectors.as_ref().is_some_and(|vectors| !read(vectors).is_empty())
+        !read(&self.vectors).is_empty()
     }
 
     /// Notifies the receivers of [`Store::updates`].
@@ -464,7 +462,7 @@ mod tests {
         let store = Store::open_with(&settings, vec![Arc::downgrade(&warmer)]).expect("in memory");
         let chunk = Chunk::new("a", "tide");
         let put = || vec![Change::Put(Arc::new(chunk.clone()))];
-        let found = || store.search("tide", None, 9, 999).expect("an index").len();
+        let found = || store.search("tide", 9, 999).expect("an index").len();
         failing.0.store(true, Ordering::SeqCst);
         for _ in 0..2 {
             let error = store.write(put()).await.expect_err("it cannot become visible");

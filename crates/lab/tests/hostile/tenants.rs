@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::Finding;
-use crate::clients::{self, HttpRequest, retry_after_s};
+use crate::clients::{HttpRequest, retry_after_s};
 use crate::process::{Sandbox, Setup};
 use thresher_lab::client::Caller;
 use thresher_lab::report::{quantile, sorted};

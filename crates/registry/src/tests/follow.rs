@@ -26,7 +26,7 @@ fn reopened(dir: &std::path::Path) -> Registry {
 }
 
 fn all(registry: &Registry) -> String {
-    let chunks = registry.list(None, 1_000, usize::MAX, None).expect("a page").chunks;
+    let chunks = registry.list(None, 1_000, usize::MAX).expect("a page").chunks;
     chunks.iter().map(|chunk| format!("{}={}", chunk.id, chunk.text)).collect::<Vec<_>>().join(" ")
 }
 
