@@ -13,7 +13,7 @@ use thresher_core::pipeline::Pipeline;
 use thresher_eval::kv::RowOptions;
 use thresher_lab::quality::{kinds, kv, methods, paired};
 
-use crate::{Results, progress_bar, write};
+use crate::{Results, progress_bar};
 
 #[derive(Subcommand)]
 pub enum Command {

@@ -13,7 +13,7 @@ use http_body_util::Full;
 use hyper::header::{CONTENT_TYPE, RETRY_AFTER};
 use hyper::{HeaderMap, Method, Request, StatusCode};
 use serde_json::json;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
