@@ -18,8 +18,7 @@ mod search;
 
 pub use attribute::dialects::{ChunkNumbers, CitationContext, anthropic, openai};
 pub use attribute::{
-    AttributeAnswer, AttributeBody, AttributeOptions, ChunkReference, PartAnswer,
-    json_values,
+    AttributeAnswer, AttributeBody, AttributeOptions, ChunkReference, PartAnswer, json_values,
 };
 pub use chunks::{
     Batch, ChangesAnswer, DeleteBody, PageAnswer, ProgressAnswer, RegisterBody, RegisteredAnswer,
@@ -31,8 +30,6 @@ pub use conversation::{
 pub use kv::{Include, KvAnswer, KvPolicy, KvWanted};
 pub use limits::{Body, BodyLimits, ListLimit};
 pub use request::{CompressBody, ServeOptions, parse, parse_field};
-pub use rerank::{
-    RerankAnswer, RerankBody, RerankRequest, Reranked, TeiRerankBody, TeiResult,
-};
+pub use rerank::{RerankAnswer, RerankBody, RerankRequest, Reranked, TeiRerankBody, TeiResult};
 pub use response::{CompressAnswer, HealthAnswer, ModelsAnswer, Prefiltered, TimingMs};
 pub use search::{Rank, SearchAnswer, SearchBody, SearchRequest};

@@ -214,15 +214,7 @@ const OWNED: &[(&str, &[&str])] = &[
             "crates/core/src/kv/",
         ],
     ),
-    (
-        "opentelemetry",
-        &[
-            "src/telemetry.rs",
-            "src/http/traces.rs",
-            "src/http/traces/",
-            "src/executor.rs",
-        ],
-    ),
+    ("opentelemetry", &["src/telemetry.rs", "src/http/traces.rs", "src/http/traces/", "src/executor.rs"]),
     ("opentelemetry_sdk", &["src/telemetry.rs", "src/http/traces/context.rs"]),
     ("uuid", &["src/tenants/ttl_store.rs"]),
     ("ring", &["src/receipt/key.rs", "src/access/issue.rs"]),

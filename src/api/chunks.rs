@@ -272,8 +272,7 @@ fn check_metadata(json: &str, bytes_max: usize) -> Result<(), ApiError> {
         let message = "the metadata is not an object";
         return wrong(ErrorCode::InvalidValue, message.to_owned());
     }
-    let limits =
-        ShapeLimits { value_count_max: usize::MAX, depth_max: METADATA_DEPTH_MAX };
+    let limits = ShapeLimits { value_count_max: usize::MAX, depth_max: METADATA_DEPTH_MAX };
     match shape::check(json.as_bytes(), limits) {
         Ok(()) => Ok(()),
         Err(ShapeError::TooDeep) => {

@@ -211,11 +211,7 @@ impl Default for BlockSettings {
 
 impl Default for Admission {
     fn default() -> Self {
-        Self {
-            concurrency_max: 0,
-            deadline_ms_default: 10_000,
-            deadline_ms_max: 120_000,
-        }
+        Self { concurrency_max: 0, deadline_ms_default: 10_000, deadline_ms_max: 120_000 }
     }
 }
 

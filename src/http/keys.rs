@@ -22,9 +22,7 @@ const KEY: &str = "x-thresher-key";
 pub async fn authenticate(State(service): State<Service>, mut request: Request, next: Next) -> Response {
     let path = request.extensions().get::<MatchedPath>().cloned();
     // The OpenAPI document is the same for all callers, and says that keys are needed. Probes have no key.
-    let is_open = |path: &MatchedPath| {
-        [openapi::PATH, health::PATH].contains(&route_of(path.as_str()))
-    };
+    let is_open = |path: &MatchedPath| [openapi::PATH, health::PATH].contains(&route_of(path.as_str()));
     if path.as_ref().is_some_and(is_open) {
         return next.run(request).await;
     }

@@ -13,10 +13,9 @@ use serde_json::{Map, Value, json};
 use self::schemas::{ANY, BODY, CHANGE, ErrorFormat, Schemas, WORK, errors, in_json, parameter};
 use super::registry::{DELETE, PAGE_COUNT_DEFAULT, PAGE_COUNT_MAX};
 use crate::api::{
-    AttributeAnswer, AttributeBody, ChangesAnswer, CompressAnswer, CompressBody, DeleteBody,
-    HealthAnswer, MessagesAnswer, MessagesBody, MiddlewareBody, ModelsAnswer, OriginalAnswer, PageAnswer,
-    ProgressAnswer, RegisterBody, RegisteredAnswer, RerankBody, Reranked,
-    SearchAnswer, SearchBody, TeiRerankBody, TeiResult,
+    AttributeAnswer, AttributeBody, ChangesAnswer, CompressAnswer, CompressBody, DeleteBody, HealthAnswer,
+    MessagesAnswer, MessagesBody, MiddlewareBody, ModelsAnswer, OriginalAnswer, PageAnswer, ProgressAnswer,
+    RegisterBody, RegisteredAnswer, RerankBody, Reranked, SearchAnswer, SearchBody, TeiRerankBody, TeiResult,
 };
 use crate::savings::report::SavingsReport;
 

@@ -14,9 +14,7 @@ use thresher_core::pipeline::{Pipeline, PipelineError, Ranked};
 
 use super::traces::{self, Retrieval};
 use super::{Scope, body, observe};
-use crate::api::{
-    self, BodyLimits, RerankBody, RerankRequest, TeiRerankBody,
-};
+use crate::api::{self, BodyLimits, RerankBody, RerankRequest, TeiRerankBody};
 use crate::error::ApiError;
 use crate::tenants::ttl_store;
 

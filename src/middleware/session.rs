@@ -85,8 +85,7 @@ impl Session {
     /// Goes on with a session, or starts it if the store knows nothing of it. Every message that was returned in the same conversation comes back
     /// as it was, whatever else was returned since. A message that the store no longer knows is new.
     pub fn resume(keys: SessionKeys, conversation: &Conversation, store: &dyn SessionStore) -> Self {
-        let mut session =
-            Self { keys, chain: chain(conversation), returned_count: 0, replayed: Vec::new() };
+        let mut session = Self { keys, chain: chain(conversation), returned_count: 0, replayed: Vec::new() };
         for link in &mut session.chain {
             let texts: Option<Vec<ReturnedText>> = read(store, &keys.message(&link.hash));
             let texts = texts.and_then(|texts| shortened(&conversation.messages[link.index], texts));

@@ -15,8 +15,7 @@ use crate::keys::{Keyed, entry};
 use crate::support::wait::eventually;
 use crate::support::wire::{self, Response, post};
 use crate::{
-    BODIES_BYTES_MAX, Gate, assert_good, check_error, daemon, double, good,
-    registry_settings, scripted, with,
+    BODIES_BYTES_MAX, Gate, assert_good, check_error, daemon, double, good, registry_settings, scripted, with,
 };
 
 fn two_tenants() -> String {

@@ -316,10 +316,7 @@ async fn a_search_ranks_by_bm25_or_by_rc() {
         let results = answer["results"].as_array().unwrap_or_else(|| panic!("{answer}"));
         results.iter().map(|result| result["id"].as_str().expect("an id").to_owned()).collect()
     };
-    assert!(
-        ids(&search(json!({"query": "tide"})).await.json()).is_empty(),
-        "the registry is empty"
-    );
+    assert!(ids(&search(json!({"query": "tide"})).await.json()).is_empty(), "the registry is empty");
     register(&daemon, tides()).await;
     let answer = search(json!({"query": "tide", "rank": "bm25"})).await.json();
     assert_eq!((ids(&answer), &answer["rank"]), (vec!["c".to_owned(), "a".to_owned()], &json!("bm25")));

@@ -77,11 +77,8 @@ async fn a_header_says_whether_any_document_is_related() {
     let texts = |query: &str| json!({"query": query, "texts": TEXTS}).to_string();
     for (query, related) in [("When is the tide?", "true"), ("zzz?", "false")] {
         let documents = request(json!({"query": query}));
-        let bodies = [
-            ("/v1/rerank", documents.clone()),
-            ("/v2/rerank", documents),
-            ("/rerank", texts(query)),
-        ];
+        let bodies =
+            [("/v1/rerank", documents.clone()), ("/v2/rerank", documents), ("/rerank", texts(query))];
         for (path, body) in bodies {
             let response = post(daemon.http, path, body).await;
             assert_eq!(response.status, 200, "{path}: {}", response.body);
@@ -166,11 +163,7 @@ async fn every_error_of_the_endpoint_of_text_embeddings_inference_has_a_type() {
     ] {
         let refused = post(daemon.http, "/rerank", body.to_owned()).await;
         let error = refused.json();
-        assert_eq!(
-            (refused.status, &error["error_type"]),
-            (status, &json!("Validation")),
-            "{body}: {error}"
-        );
+        assert_eq!((refused.status, &error["error_type"]), (status, &json!("Validation")), "{body}: {error}");
         assert!(error["error"].as_str().is_some_and(|error| error.contains(message)), "{body}: {error}");
     }
     let untyped = ask_with(daemon.http, ("POST", "/rerank"), &["content-type: text/plain"], "{}").await;

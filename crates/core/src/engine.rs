@@ -247,10 +247,11 @@ impl EngineBuilder {
             Some(store) => store,
             None => Arc::new(KvStore::new(Arc::new(AllTiers::new(LocalTiers::open(&self.cache)?, None)))),
         };
-        let mut pipeline = Pipeline::new(model.runtime(), Arc::clone(&tokenizer), Arc::clone(&store), self.settings);
+        let mut pipeline =
+            Pipeline::new(model.runtime(), Arc::clone(&tokenizer), Arc::clone(&store), self.settings);
         if let Some(dir) = self.verdict_model_dir {
-            let model = CrossRuntime::load(&dir, &self.load)
-                .map_err(|cause| EngineError::VerdictModel { cause })?;
+            let model =
+                CrossRuntime::load(&dir, &self.load).map_err(|cause| EngineError::VerdictModel { cause })?;
             pipeline = pipeline.with_verdict_model(Arc::new(model));
         }
         if let Some(dir) = self.kv_model_dir {

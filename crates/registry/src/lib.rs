@@ -219,12 +219,7 @@ impl Registry {
     ///
     /// # Errors
     /// Returns [`RegistryError::Read`] if the index cannot be read.
-    pub fn list(
-        &self,
-        after: Option<&str>,
-        limit: usize,
-        bytes_max: usize,
-    ) -> Result<Page, RegistryError> {
+    pub fn list(&self, after: Option<&str>, limit: usize, bytes_max: usize) -> Result<Page, RegistryError> {
         self.store.list(after, limit, bytes_max)
     }
 
@@ -238,12 +233,7 @@ impl Registry {
     /// # Errors
     /// Returns [`RegistryError::FoundTooLong`] if the chunks have more than `bytes_max` bytes of text together, and
     /// [`RegistryError::Read`] if the index cannot be read.
-    pub fn search(
-        &self,
-        query: &str,
-        limit: usize,
-        bytes_max: usize,
-    ) -> Result<Vec<Hit>, RegistryError> {
+    pub fn search(&self, query: &str, limit: usize, bytes_max: usize) -> Result<Vec<Hit>, RegistryError> {
         self.store.search(query, limit, bytes_max)
     }
 

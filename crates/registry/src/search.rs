@@ -32,12 +32,7 @@ pub struct IndexSearch<'a> {
 impl IndexSearch<'_> {
     /// Returns the `limit` best chunks for `query`. Fails if they have more than `bytes_max` bytes of text
     /// together.
-    pub fn best(
-        &self,
-        query: &str,
-        limit: usize,
-        bytes_max: usize,
-    ) -> Result<Vec<Hit>, RegistryError> {
+    pub fn best(&self, query: &str, limit: usize, bytes_max: usize) -> Result<Vec<Hit>, RegistryError> {
         let Some(query) = self.words_query(query) else { return Ok(Vec::new()) };
         if limit == 0 {
             return Ok(Vec::new());
@@ -79,7 +74,6 @@ impl IndexSearch<'_> {
         let terms: Vec<_> = analyzer::words(query).into_iter().map(term).collect();
         (!terms.is_empty()).then(|| Box::new(BooleanQuery::new(terms)) as Box<dyn Query>)
     }
-
 }
 
 /// Collects the scores of those chunks found whose id hashes are in `id_hashes`.

@@ -174,12 +174,7 @@ impl Store {
     }
 
     /// See [`super::Registry::list`].
-    pub fn list(
-        &self,
-        after: Option<&str>,
-        limit: usize,
-        bytes_max: usize,
-    ) -> Result<Page, RegistryError> {
+    pub fn list(&self, after: Option<&str>, limit: usize, bytes_max: usize) -> Result<Page, RegistryError> {
         let mut ids: Vec<Arc<str>> = self.ids(after).take(limit.saturating_add(1)).collect();
         let more = ids.len() > limit;
         ids.truncate(limit);
@@ -202,12 +197,7 @@ impl Store {
     }
 
     /// See [`super::Registry::search`].
-    pub fn search(
-        &self,
-        query: &str,
-        limit: usize,
-        bytes_max: usize,
-    ) -> Result<Vec<Hit>, RegistryError> {
+    pub fn search(&self, query: &str, limit: usize, bytes_max: usize) -> Result<Vec<Hit>, RegistryError> {
         let searcher = self.shared.reader.searcher();
         IndexSearch { searcher: &searcher, fields: &self.shared.fields }.best(query, limit, bytes_max)
     }

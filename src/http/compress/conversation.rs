@@ -137,10 +137,8 @@ impl ConversationRequest {
         };
         let mut tokens = self.tokens(&conversation, &rewritten, count)?;
         let new_texts = rewritten.shortened[..new_count].iter();
-        let new_texts: Vec<StoredText> =
-            new_texts.map(|string| StoredText::new(&string.original)).collect();
-        let is_stored =
-            StoredSessions(originals).store(&new_texts, &returned.unwrap_or_default()).is_ok();
+        let new_texts: Vec<StoredText> = new_texts.map(|string| StoredText::new(&string.original)).collect();
+        let is_stored = StoredSessions(originals).store(&new_texts, &returned.unwrap_or_default()).is_ok();
         // A text is only shortened if its original can be returned. A full disk does not stop the agent.
         if !is_stored {
             rewritten.shortened.drain(..new_count);

@@ -20,9 +20,9 @@ use tokio_rustls::TlsConnector;
 
 use crate::Finding;
 use crate::clients::{self, BackgroundClient, HttpRequest};
-use thresher::http::ConnectionLimits;
 use crate::memory::resident_growth;
 use crate::process::{DaemonProcess, Setup};
+use thresher::http::ConnectionLimits;
 
 /// The longest time that a new client may wait for a response, in milliseconds.
 const NEW_CLIENT_MS: f64 = 2_000.0;
