@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use thresher_core::domain::Chunk;
-use thresher_registry::filter::Filter;
 use thresher_registry::{Change, Registry, RegistrySettings};
 
 const CHUNKS: usize = 100_000;
@@ -118,14 +117,7 @@ fn main() {
     let mut rng = Xorshift(42);
     let mut question = move || (0..8).map(|_| rng.word()).collect::<Vec<_>>().join(" ");
     measure("search, 8 words, 100 candidates", 25, || {
-        registry.search(&question(), None, 100, usize::MAX).expect("an index")
-    });
-    let filter = serde_json::json!({"lang": "en", "year": {"gte": 2010}});
-    let filter = Filter::parse(&filter, "filter").expect("a filter");
-    let mut rng = Xorshift(42);
-    let mut question = move || (0..8).map(|_| rng.word()).collect::<Vec<_>>().join(" ");
-    measure("search with a filter that a seventh of the chunks pass", 25, || {
-        registry.search(&question(), Some(&filter), 100, usize::MAX).expect("an index")
+        registry.search(&question(), 100, usize::MAX).expect("an index")
     });
     let mut rng = Xorshift(42);
     let question = (0..8).map(|_| rng.word()).collect::<Vec<_>>().join(" ");

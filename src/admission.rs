@@ -1,5 +1,5 @@
-//! Decides which requests are worked on now, which wait and which are refused: a bounded number of permits, a bounded queue and a bounded
-//! number of answer streams, each shared fairly between tenants, and a deadline for waiting.
+//! Decides which requests are worked on now, which wait and which are refused: a bounded number of permits and a
+//! bounded queue, each shared fairly between tenants, and a deadline for waiting.
 
 pub mod retry;
 mod shares;
@@ -14,33 +14,21 @@ use self::retry::RefusalDelays;
 use self::shares::Requested;
 pub use self::shares::{Sharer, Shares, Slot};
 
-/// The numbers of requests and streams that are admitted at the same time.
+/// The numbers of requests that are admitted at the same time.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
     /// The most requests that are worked on at once.
     pub concurrency_max: usize,
     /// The most requests that wait for a permit.
     pub queue_max: usize,
-    /// Streams of answers. Each sentence of a stream needs its own permit.
-    pub stream_count_max: usize,
 }
 
-/// Hands out permits and streams. Clones share the same ones.
+/// Hands out permits. Clones share the same ones.
 #[derive(Debug, Clone)]
 pub struct Admission {
     permits: Shares,
-    streams: Shares,
     refusals: Arc<Mutex<RefusalDelays>>,
     draining: Arc<AtomicBool>,
-}
-
-/// Admission of an answer that arrives as a stream. Dropping it releases its slot.
-#[derive(Debug)]
-pub struct Stream {
-    admission: Admission,
-    tenant: Tenant,
-    has_rivals: bool,
-    _slot: Slot,
 }
 
 /// Permission to work on a request. Dropping it releases its slot.
@@ -60,10 +48,6 @@ pub enum Refusal {
         /// Seconds until every request that waits now is expected to have a permit.
         retry_after_s: u64,
     },
-    StreamsTooMany {
-        /// Seconds until one of the streams is expected to end.
-        retry_after_s: u64,
-    },
     /// The daemon is shutting down.
     Draining,
 }
@@ -73,7 +57,6 @@ impl Admission {
     pub fn new(bounds: Bounds) -> Self {
         Self {
             permits: Shares::new(bounds.concurrency_max, bounds.queue_max),
-            streams: Shares::new(bounds.stream_count_max, 0),
             refusals: Arc::default(),
             draining: Arc::default(),
         }
@@ -86,21 +69,6 @@ impl Admission {
     /// Refuses if the queue is full for this tenant, if the deadline passes, or if the daemon is shutting down.
     pub async fn enter(&self, sharer: Sharer<'_>, deadline: Instant) -> Result<Permit, Refusal> {
         if self.is_draining() { Err(Refusal::Draining) } else { self.wait(sharer, deadline).await }
-    }
-
-    /// Admits a streamed answer. Never waits.
-    ///
-    /// # Errors
-    /// Refuses if this tenant has as many streams as it may have, or if the daemon is shutting down.
-    pub fn stream(&self, sharer: Sharer) -> Result<Stream, Refusal> {
-        if self.is_draining() {
-            return Err(Refusal::Draining);
-        }
-        let Some(slot) = self.streams.take(sharer) else {
-            return Err(Refusal::StreamsTooMany { retry_after_s: self.streams.retry_after_s(sharer.tenant) });
-        };
-        let Sharer { tenant, has_rivals } = sharer;
-        Ok(Stream { admission: self.clone(), tenant: tenant.clone(), has_rivals, _slot: slot })
     }
 
     async fn wait(&self, sharer: Sharer<'_>, deadline: Instant) -> Result<Permit, Refusal> {
@@ -146,25 +114,13 @@ impl Admission {
     }
 }
 
-impl Stream {
-    /// Waits for a permit for one sentence, like [`Admission::enter`], but also while the daemon shuts down: a stream that was admitted
-    /// goes on.
-    ///
-    /// # Errors
-    /// Refuses if the queue is full for this tenant, or if the deadline passes.
-    pub async fn enter(&self, deadline: Instant) -> Result<Permit, Refusal> {
-        let sharer = Sharer { tenant: &self.tenant, has_rivals: self.has_rivals };
-        self.admission.wait(sharer, deadline).await
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
 
-    const ONE: Bounds = Bounds { concurrency_max: 1, queue_max: 1, stream_count_max: 1 };
+    const ONE: Bounds = Bounds { concurrency_max: 1, queue_max: 1 };
 
     fn named(name: &str) -> Tenant {
         Tenant::new(name).expect("a name")
@@ -176,18 +132,6 @@ mod tests {
 
     fn among(tenant: &Tenant) -> Sharer<'_> {
         Sharer { tenant, has_rivals: true }
-    }
-
-    #[tokio::test]
-    async fn a_stream_goes_on_while_the_daemon_drains() {
-        let (admission, tenant) = (Admission::new(ONE), Tenant::default());
-        let stream = admission.stream(only(&tenant)).expect("the first");
-        assert_eq!(admission.stream(only(&tenant)).err(), Some(Refusal::StreamsTooMany { retry_after_s: 1 }));
-        admission.drain();
-        assert_eq!(admission.enter(only(&tenant), soon()).await.err(), Some(Refusal::Draining));
-        drop(stream.enter(soon()).await.expect("the stream was admitted before"));
-        drop(stream);
-        assert_eq!(admission.stream(only(&tenant)).err(), Some(Refusal::Draining));
     }
 
     fn soon() -> Instant {
@@ -233,12 +177,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_greedy_tenant_leaves_permits_queue_and_streams_to_another() {
-        let bounds = Bounds { concurrency_max: 4, queue_max: 8, stream_count_max: 8 };
+    async fn a_greedy_tenant_leaves_permits_and_queue_to_another() {
+        let bounds = Bounds { concurrency_max: 4, queue_max: 8 };
         let (admission, a, b) = (Admission::new(bounds), named("a"), named("b"));
-        let streams: Vec<Stream> = std::iter::from_fn(|| admission.stream(among(&b)).ok()).collect();
-        assert_eq!(streams.len(), 4, "half of them");
-        admission.stream(among(&a)).expect("a stream is left for the other tenant");
         let mut permits = Vec::new();
         for _ in 0..2 {
             permits.push(admission.enter(among(&b), late()).await.expect("a permit"));

@@ -14,14 +14,11 @@ mod request;
 mod rerank;
 mod response;
 mod schema;
-mod score;
 mod search;
-mod usage;
 
 pub use attribute::dialects::{ChunkNumbers, CitationContext, anthropic, openai};
 pub use attribute::{
-    Arrival, AttributeAnswer, AttributeBody, AttributeOptions, ChunkReference, PartAnswer, arrival,
-    json_values,
+    AttributeAnswer, AttributeBody, AttributeOptions, ChunkReference, PartAnswer, json_values,
 };
 pub use chunks::{
     Batch, ChangesAnswer, DeleteBody, PageAnswer, ProgressAnswer, RegisterBody, RegisteredAnswer,
@@ -33,11 +30,6 @@ pub use conversation::{
 pub use kv::{Include, KvAnswer, KvPolicy, KvWanted};
 pub use limits::{Body, BodyLimits, ListLimit};
 pub use request::{CompressBody, ServeOptions, parse, parse_field};
-pub use rerank::{
-    RerankAnswer, RerankBody, RerankRequest, Reranked, TeiRerankBody, TeiResult, VoyageRanking,
-    VoyageRerankBody,
-};
+pub use rerank::{RerankAnswer, RerankBody, RerankRequest, Reranked, TeiRerankBody, TeiResult};
 pub use response::{CompressAnswer, HealthAnswer, ModelsAnswer, Prefiltered, TimingMs};
-pub use score::{ScoreAnswer, ScoreBody, Scored};
-pub use search::{FilterBody, Rank, SearchAnswer, SearchBody, SearchRequest};
-pub use usage::{ProviderUsage, SessionUsageAnswer, TokensAnswer, UsageAnswer, UsageBody, UsageTaken};
+pub use search::{Rank, SearchAnswer, SearchBody, SearchRequest};

@@ -49,12 +49,11 @@ const METRICS_UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// An engine with the configuration's model and settings. It has no cache: every block lives as long as its request.
 pub fn engine(config: &Config) -> EngineBuilder {
-    let config::Model { device, device_memory_bytes_max, device_fallback, .. } = config.model;
+    let config::Model { device, device_memory_bytes_max, .. } = config.model;
     let engine = Engine::builder(&config.model.dir, config.model.runtime_lib())
         .workers(config.model.workers())
         .device(device)
         .device_memory_bytes_max(device_memory_bytes_max)
-        .device_fallback(device_fallback)
         .all_layers(config.model.exports_itself())
         .settings(pipeline_settings(config))
         .store(Arc::new(KvStore::without_tiers()));
@@ -311,8 +310,7 @@ pub fn service(config: &Config, access: Access, tenants: Tenants) -> anyhow::Res
         receipts: Arc::new(ReceiptKey::at(&config.receipts.key_file)),
         admission: Admission::new(Bounds {
             concurrency_max: admission.concurrency_max(),
-            queue_max: admission.queue_max,
-            stream_count_max: admission.stream_count_max,
+            queue_max: config::Admission::QUEUE_MAX,
         }),
         origins: OriginPolicy::public(
             &config.http.hosts_allowed,
@@ -337,8 +335,7 @@ pub fn local(config: &Config, time_default: Duration) -> Local {
     Local::new(LocalParts {
         admission: Admission::new(Bounds {
             concurrency_max: admission.concurrency_max(),
-            queue_max: admission.queue_max,
-            stream_count_max: 0,
+            queue_max: config::Admission::QUEUE_MAX,
         }),
         time_limits: TimeLimits { default: time_default, max: admission.deadline_max() },
         limits: BodyLimits::new(&config.limits, &config.registry),
@@ -349,9 +346,9 @@ pub fn local(config: &Config, time_default: Duration) -> Local {
 /// The settings of the public listener. Half of the file descriptors that the system allows are kept for files, upstreams and the admin
 /// listener.
 pub fn serving(config: &Config) -> Serving {
-    let http = &config.http;
     let allowed = process::file_descriptors() / 2;
-    if allowed < http.connection_count_max {
+    let limits = ConnectionLimits::PUBLIC;
+    if allowed < limits.count_max {
         tracing::warn!(
             connection_count_max = allowed,
             "the system allows too few file descriptors for as many connections; raise the limit (ulimit -n)"
@@ -359,13 +356,8 @@ pub fn serving(config: &Config) -> Serving {
     }
     Serving {
         listener: "public",
-        head_max: http.read_max(),
-        connections: ConnectionLimits {
-            count_max: http.connection_count_max.min(allowed),
-            per_peer_max: http.peer_connection_count_max,
-            idle_max: Duration::from_millis(http.idle_ms_max),
-            write_max: Duration::from_millis(http.write_ms_max),
-        },
+        head_max: config.http.read_max(),
+        connections: ConnectionLimits { count_max: limits.count_max.min(allowed), ..limits },
     }
 }
 
@@ -423,7 +415,6 @@ async fn load(
             warm_up_ms = warm_up.as_millis() as u64,
             "ready"
         );
-        http::observe::log_slow(config.telemetry.slow_ms);
         http::observe::model(model);
         kv_model.into_iter().for_each(http::observe::model);
         tenants.set_pipeline(pipeline);

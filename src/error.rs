@@ -11,7 +11,6 @@ use thresher_core::pipeline::PipelineError;
 use thresher_core::pipeline::validate::InvalidRequest;
 use thresher_core::text::offsets::OffsetError;
 use thresher_registry::RegistryError;
-use thresher_registry::filter::{FilterError, FilterErrorKind};
 
 pub use self::code::ErrorCode;
 use crate::access::Denied;
@@ -174,15 +173,6 @@ impl From<&PipelineError> for ErrorCode {
     }
 }
 
-impl From<&FilterError> for ErrorCode {
-    fn from(error: &FilterError) -> Self {
-        match error.kind {
-            FilterErrorKind::Invalid => Self::WrongType,
-            FilterErrorKind::FieldUnknown => Self::InvalidValue,
-        }
-    }
-}
-
 impl From<&RegistryError> for ErrorCode {
     fn from(error: &RegistryError) -> Self {
         match error {
@@ -196,7 +186,6 @@ impl From<&RegistryError> for ErrorCode {
             RegistryError::Overloaded => Self::Overloaded,
             RegistryError::Log(_) => Self::ChangeLogUnavailable,
             RegistryError::FoundTooLong { .. } => Self::TooLong,
-            RegistryError::Filter(filter) => filter.into(),
         }
     }
 }
@@ -221,7 +210,7 @@ impl From<&Denied> for ErrorCode {
 impl From<&Refusal> for ErrorCode {
     fn from(refusal: &Refusal) -> Self {
         match refusal {
-            Refusal::Overloaded { .. } | Refusal::StreamsTooMany { .. } => Self::Overloaded,
+            Refusal::Overloaded { .. } => Self::Overloaded,
             Refusal::Late { .. } => Self::DeadlineExceeded,
             Refusal::Draining => Self::Draining,
         }
@@ -257,12 +246,6 @@ impl From<PipelineError> for ApiError {
     }
 }
 
-impl From<FilterError> for ApiError {
-    fn from(error: FilterError) -> Self {
-        Self::with_param((&error).into(), error.message, error.param)
-    }
-}
-
 impl From<RegistryError> for ApiError {
     /// Also logs failures that the operator has to know.
     fn from(error: RegistryError) -> Self {
@@ -271,7 +254,6 @@ impl From<RegistryError> for ApiError {
         }
         let found = Self::new((&error).into(), error.to_string());
         match error {
-            RegistryError::Filter(filter) => found.at(filter.param),
             RegistryError::FoundTooLong { .. } => found.at("candidates"),
             RegistryError::InUse { .. }
             | RegistryError::NotWritable { .. }
@@ -297,11 +279,6 @@ impl From<Refusal> for ApiError {
         let (message, retry_after_s) = match refusal {
             Refusal::Overloaded { retry_after_s } => (
                 "too many requests are waiting; each tenant may have a part of the queue; repeat the request later".to_owned(),
-                Some(retry_after_s),
-            ),
-            Refusal::StreamsTooMany { retry_after_s } => (
-                "too many streams of answers are open; each tenant may have a part of them; repeat the request later"
-                    .to_owned(),
                 Some(retry_after_s),
             ),
             Refusal::Late { retry_after_s } => return Self::deadline_exceeded(retry_after_s),

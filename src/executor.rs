@@ -14,7 +14,7 @@ use tokio::sync::SetOnce;
 
 pub use self::worker_slots::WorkerSlots;
 use crate::access::Caller;
-use crate::admission::{Admission, Permit, Refusal, Sharer, Stream, retry};
+use crate::admission::{Admission, Permit, Refusal, Sharer, retry};
 use crate::error::{ApiError, ErrorCode};
 
 /// The pipeline of a model; empty until the model has been loaded.
@@ -114,22 +114,6 @@ impl Executor {
     pub async fn permit(&self, deadline: Instant) -> Result<Permit, ApiError> {
         let entered = self.admission.enter(self.sharer(), deadline).await;
         self.granted(entered).await
-    }
-
-    /// Waits for a permit for a part of a stream that was admitted, until `deadline`.
-    ///
-    /// # Errors
-    /// As [`Self::permit`], but for `draining`.
-    pub async fn permit_in(&self, stream: &Stream, deadline: Instant) -> Result<Permit, ApiError> {
-        self.granted(stream.enter(deadline).await).await
-    }
-
-    /// Opens a stream of an answer.
-    ///
-    /// # Errors
-    /// As [`Self::permit`].
-    pub async fn open_stream(&self) -> Result<Stream, ApiError> {
-        self.granted(self.admission.stream(self.sharer())).await
     }
 
     /// Runs `work`, which has a permit, until `deadline`. The work is told to stop when the deadline passes or the returned future is
@@ -281,7 +265,7 @@ mod tests {
         Executor {
             caller: Caller::default(),
             has_rivals: false,
-            admission: Admission::new(Bounds { concurrency_max, queue_max, stream_count_max: 1 }),
+            admission: Admission::new(Bounds { concurrency_max, queue_max }),
             time_limits: TimeLimits { default, max },
             pipeline: PipelineSlot::default(),
         }

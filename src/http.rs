@@ -28,7 +28,6 @@ mod serve;
 mod service;
 pub mod tls;
 pub mod traces;
-mod usage;
 
 use axum::Router;
 use axum::http::header::X_CONTENT_TYPE_OPTIONS;
@@ -70,7 +69,6 @@ fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
     let routes = vec![
         ("/v1/compress", post(compress::handle)),
         ("/v1/attribute", post(attribute::handle)),
-        ("/v1/attribute/stream", post(attribute::stream::handle)),
         ("/v1/chunks", get(registry::list).post(registry::register)),
         ("/v1/chunks/{id}", get(registry::get_one).delete(registry::delete_one)),
         // Under other methods than POST, this is the path of the chunk with the id `delete`.
@@ -80,19 +78,9 @@ fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
         ("/v1/rerank", post(rerank::v1)),
         ("/v2/rerank", post(rerank::v2)),
         ("/rerank", tei_rerank()),
-        ("/tei/rerank", tei_rerank()),
-        ("/voyage/v1/rerank", post(rerank::voyage)),
-        ("/vllm/rerank", post(rerank::v1)),
-        ("/vllm/v1/rerank", post(rerank::v1)),
-        ("/vllm/v2/rerank", post(rerank::v1)),
-        ("/vllm/score", post(rerank::score)),
-        ("/vllm/v1/score", post(rerank::score)),
         ("/v1/retrieve/{hash}", get(originals::retrieve)),
         ("/headroom/v1/compress", post(compress::conversation::handle)),
-        ("/headroom/v1/retrieve", post(originals::retrieve_posted)),
         ("/headroom/v1/retrieve/{hash}", get(originals::retrieve)),
-        ("/headroom/v1/usage", get(usage::show).post(usage::take)),
-        (health::HEADROOM_PATH, get(health::handle)),
         ("/v1/savings", get(savings::show)),
         ("/v1/kv/{handle}", get(kv::fetch)),
         ("/v1/models", get(middleware::models::handle)),

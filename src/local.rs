@@ -138,7 +138,7 @@ mod tests {
     #[tokio::test]
     async fn an_invalid_request_is_refused_before_the_model_is_loaded() {
         let local = Local::new(LocalParts {
-            admission: Admission::new(Bounds { concurrency_max: 1, queue_max: 0, stream_count_max: 0 }),
+            admission: Admission::new(Bounds { concurrency_max: 1, queue_max: 0 }),
             time_limits: TimeLimits { default: Duration::from_secs(1), max: Duration::from_secs(2) },
             limits: BodyLimits::new(&RequestLimits::default(), &RegistrySettings::default()),
             receipt_key_file: PathBuf::new(),

@@ -58,19 +58,11 @@ pub struct OriginalSettings {
     pub bytes_max: u64,
     /// Seconds after which a text that was not written again is dropped. 0: none is. Default: seven days.
     pub expire_s: u64,
-    /// Seconds after its last use at which a session of `POST /headroom/v1/compress` ends. 0: no session ends. Default: a day.
-    #[serde(skip)]
-    pub session_expire_s: u64,
 }
 
 impl Default for OriginalSettings {
     fn default() -> Self {
-        Self {
-            dir: "data/originals".into(),
-            bytes_max: 1 << 30,
-            expire_s: 7 * 86_400,
-            session_expire_s: 86_400,
-        }
+        Self { dir: "data/originals".into(), bytes_max: 1 << 30, expire_s: 7 * 86_400 }
     }
 }
 
@@ -459,11 +451,6 @@ impl TenantOriginals {
         })
     }
 
-    /// Returns the seconds after its last use at which a session ends; `None`: no session ends.
-    pub fn session_expire_s(&self) -> Option<u64> {
-        Some(self.store.settings.session_expire_s).filter(|seconds| *seconds > 0)
-    }
-
     /// Stores keys and their values durably. The oldest values of the tenant are dropped if there is not enough room. A value that is larger
     /// than the tenant's part of the store is skipped.
     ///
@@ -473,18 +460,11 @@ impl TenantOriginals {
         self.store.write(|write| entries.iter().try_for_each(|(key, value)| self.put_one(write, key, value)))
     }
 
-    /// As [`Self::put`], and in the same transaction replaces the value of `key` by what `change` makes of it. No other change of the value
-    /// is lost. `absent` are entries that are stored only if their keys have no value.
+    /// As [`Self::put`], and in the same transaction stores those of `absent` whose keys have no value.
     ///
     /// # Errors
     /// Fails if the store cannot be written. Then nothing is stored.
-    pub fn put_and_change(
-        &self,
-        entries: &[Entry],
-        absent: &[Entry],
-        key: &[u8],
-        change: impl FnOnce(Option<&[u8]>) -> Vec<u8>,
-    ) -> Result<(), OriginalError> {
+    pub fn put_and_add(&self, entries: &[Entry], absent: &[Entry]) -> Result<(), OriginalError> {
         self.store.write(|write| {
             entries.iter().try_for_each(|(key, value)| self.put_one(write, key, value))?;
             for (key, value) in absent {
@@ -493,11 +473,7 @@ impl TenantOriginals {
                     self.put_one(write, key, value)?;
                 }
             }
-            let before = {
-                let values = write.open_table(VALUES)?;
-                values.get((&*self.tenant, key))?.map(|found| found.value().1.to_vec())
-            };
-            self.put_one(write, key, &change(before.as_deref()))
+            Ok(())
         })
     }
 
@@ -642,14 +618,10 @@ mod tests {
     #[test]
     fn absent_entries_are_stored_only_if_their_keys_have_no_value() {
         let a = store(Path::new(""), 1 << 20).tenant("a");
-        let put = |entries: &[Entry], absent: &[Entry], counter: u8| {
-            let change = |before: Option<&[u8]>| vec![before.map_or(0, |before| before[0]) + counter];
-            a.put_and_change(entries, absent, b"sum", change).expect("keeps");
-        };
-        put(&[(b"k", b"k1")], &[(b"l", b"l1")], 2);
-        put(&[(b"k", b"k2")], &[(b"k", b"k3"), (b"l", b"l2"), (b"m", b"m2")], 3);
-        let found = [&b"k"[..], b"l", b"m", b"sum"].map(|key| a.get(key).expect("reads").expect("a value"));
-        assert_eq!(found, [b"k2".to_vec(), b"l1".to_vec(), b"m2".to_vec(), vec![5]]);
+        a.put_and_add(&[(b"k", b"k1")], &[(b"l", b"l1")]).expect("keeps");
+        a.put_and_add(&[(b"k", b"k2")], &[(b"k", b"k3"), (b"l", b"l2"), (b"m", b"m2")]).expect("keeps");
+        let found = [&b"k"[..], b"l", b"m"].map(|key| a.get(key).expect("reads").expect("a value"));
+        assert_eq!(found, [b"k2".to_vec(), b"l1".to_vec(), b"m2".to_vec()]);
     }
 
     #[test]

@@ -3,7 +3,6 @@
 
 mod read_ahead;
 pub mod ttl_store;
-pub mod usage;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -18,7 +17,6 @@ use tokio::runtime::Handle;
 
 use self::read_ahead::{ReadAhead, ReadAheadLock};
 use self::ttl_store::{RecentRequest, TtlEntry, TtlStore, TtlStoreSettings};
-use self::usage::UsageTotals;
 use crate::admission::Admission;
 use crate::executor::PipelineSlot;
 use crate::kv_export::KvExportFile;
@@ -75,7 +73,6 @@ pub struct TenantState {
     tenant: Tenant,
     handles: TtlStore<RecentRequest>,
     kv_handles: TtlStore<KvExportFile>,
-    usage: UsageTotals,
     savings: Ledger,
     pipeline: PipelineSlot,
     /// `Err`: the registry cannot be used, and the log says why.
@@ -273,7 +270,6 @@ impl TenantState {
             tenant,
             handles: TtlStore::new(&settings.handles),
             kv_handles: TtlStore::new(&settings.kv_handles),
-            usage: UsageTotals::default(),
             savings: Ledger::new(Arc::clone(&settings.savings)),
             pipeline: PipelineSlot::default(),
             registry: OnceLock::new(),
@@ -293,11 +289,6 @@ impl TenantState {
     /// Returns the store of this tenant's KV exports.
     pub fn kv_handles(&self) -> &TtlStore<KvExportFile> {
         &self.kv_handles
-    }
-
-    /// Returns what was compressed for this tenant since the daemon started.
-    pub fn usage(&self) -> &UsageTotals {
-        &self.usage
     }
 
     /// Returns what the middleware saved for this tenant since the daemon started.

@@ -1,4 +1,4 @@
-"""The official clients of Cohere and Voyage, unchanged, against the running daemon.
+"""The official clients of Cohere, unchanged, against the running daemon.
 
 `make test` sets THRESHER_TEST_SDK to the directory of the clients.
 """
@@ -12,7 +12,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, os.environ.get("THRESHER_TEST_SDK", str(ROOT / "models/.cache/sdk")))
 
 import cohere  # noqa: E402
-import voyageai  # noqa: E402
 from daemon import Daemon  # noqa: E402
 
 QUESTION = "Who discovered penicillin?"
@@ -67,33 +66,6 @@ class Cohere(unittest.TestCase):
         with self.assertRaises(cohere.UnprocessableEntityError) as raised:
             client.rerank(model="x", query=QUESTION, documents=[])
         self.assertIn("at least one", raised.exception.body["message"])
-
-
-class Voyage(unittest.TestCase):
-    def client(self, kind=voyageai.Client):
-        return kind(api_key="none", base_url=f"{daemon.url}/voyage/v1")
-
-    def test_rerank(self):
-        answer = self.client().rerank(QUESTION, DOCUMENTS, model="rerank-2.5", top_k=2)
-        self.assertEqual([result.index for result in answer.results], [1, 0])
-        self.assertEqual(answer.results[0].document, DOCUMENTS[1])
-        self.assertTrue(all(0 <= result.relevance_score <= 1 for result in answer.results))
-        self.assertGreater(answer.total_tokens, 0)
-
-    def test_without_top_k_all_documents_are_ranked(self):
-        answer = self.client().rerank(QUESTION, DOCUMENTS, model="rerank-2.5-lite", truncation=False)
-        self.assertEqual(sorted(result.index for result in answer.results), [0, 1, 2])
-
-    def test_the_asynchronous_client(self):
-        import asyncio
-
-        answer = asyncio.run(self.client(voyageai.AsyncClient).rerank(QUESTION, DOCUMENTS, model="rerank-2.5"))
-        self.assertEqual(answer.results[0].index, 1)
-
-    def test_an_invalid_request_raises_the_clients_error(self):
-        with self.assertRaises(voyageai.error.MalformedRequestError) as raised:
-            self.client().rerank(QUESTION, [], model="rerank-2.5")
-        self.assertIn("at least one", str(raised.exception))
 
 
 if __name__ == "__main__":

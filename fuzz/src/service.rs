@@ -65,9 +65,6 @@ fn config(folder: &TempDir) -> Config {
         },
         admission: config::Admission {
             concurrency_max: 2,
-            queue_max: 8,
-            stream_count_max: 2,
-            stream_ms_max: MS_MAX,
             deadline_ms_default: MS_MAX,
             deadline_ms_max: MS_MAX,
         },

@@ -85,7 +85,6 @@ ANSWERS = [
 # The keyword arguments of each method: the fields of a request's body without those that the method takes in another form, or not at all.
 OPTIONS = {
     "AttributeOptions": ("AttributeBody", ["query", "answer", "chunks", "spans"]),
-    "AttributeStreamOptions": ("AttributeBody", ["query", "answer", "chunks", "spans", "format", "receipt"]),
     "CompressOptions": ("CompressBody", ["query", "chunks"]),
     "RegisterOptions": ("RegisterBody", ["chunks"]),
     "RerankOptions": ("RerankBody", ["query", "documents"]),

@@ -1,4 +1,4 @@
-//! A bounded number of slots that tenants share fairly: permits to work, streams, requests to upstreams.
+//! A bounded number of slots that tenants share fairly: permits to work, requests to upstreams.
 //!
 //! Taking a slot without waiting follows the rule of dynamic thresholds, known from packet switches with shared memory (Choudhury and
 //! Hahne, 1998): if other tenants have keys, a tenant takes one more slot only while it holds fewer slots than are free. One tenant that

@@ -1,7 +1,6 @@
 //! Requests of `POST /v1/attribute`: an answer, and the chunks that its parts may have come from.
 
 mod answer;
-mod arrival;
 pub mod dialects;
 mod json_values;
 mod links;
@@ -16,7 +15,6 @@ use thresher_core::pipeline::validate::InvalidRequest;
 use thresher_core::text::offsets::{OffsetError, OffsetMap, OffsetUnit};
 
 pub use self::answer::{AttributeAnswer, PartAnswer};
-pub use self::arrival::{Arrival, arrival};
 use self::dialects::CitationFormat;
 use self::json_values::NoValues;
 pub use self::json_values::json_values;
@@ -60,7 +58,7 @@ pub struct AttributeBody {
     #[serde(default, deserialize_with = "choice")]
     #[schemars(with = "Option<OffsetUnit>")]
     offsets: OffsetUnit,
-    /// The API in whose citation format the attribution is repeated.
+    /// In which other format the attribution is repeated.
     #[serde(default, deserialize_with = "choice")]
     #[schemars(with = "Option<CitationFormat>")]
     format: CitationFormat,
@@ -87,7 +85,7 @@ enum PartsBody {
     Span,
 }
 
-/// Requires `answer`, and one way to name the chunks. serde cannot say so, since the first event of a stream is read by the same type.
+/// Requires `answer`, and one way to name the chunks.
 fn whole_answer(schema: &mut Schema) {
     schema.insert("required".to_owned(), json!(["answer"]));
     require_one(schema, &["chunks", "chunk_ids", "compress_id"]);
@@ -208,41 +206,6 @@ impl AttributeBody {
             _ => (parts, None),
         };
         self.into_request(answer, parts, fallback, referenced)
-    }
-
-    /// As [`Self::into_domain`], for an answer that is still to come. Its parts are sentences or words.
-    ///
-    /// # Errors
-    /// As [`Self::into_domain`]; `fields_conflict` for options that need the whole answer.
-    pub fn into_stream(
-        self,
-        referenced: Option<Vec<Arc<Chunk>>>,
-        _: &BodyLimits,
-    ) -> Result<(AttributeRequest, AttributeOptions), ApiError> {
-        let misplaced = if self.answer.is_some() {
-            Some(("answer", "answer is not taken here: the answer arrives in the events that follow"))
-        } else if self.spans.is_some() {
-            Some((
-                "spans",
-                "spans is not taken here: positions in an answer that is still to come are not known",
-            ))
-        } else if matches!(self.granularity, Some(Choice(PartsBody::Span))) {
-            Some((
-                "granularity",
-                "granularity \"span\" is not taken here: an answer that is still to come has sentences and words, no spans",
-            ))
-        } else if self.receipt {
-            Some(("receipt", "receipt is not taken here: receipts are of whole answers"))
-        } else if self.format != CitationFormat::Native {
-            Some(("format", "format is not taken here: parts are sent in the native format"))
-        } else {
-            None
-        };
-        if let Some((field, message)) = misplaced {
-            return Err(ApiError::with_param(ErrorCode::FieldsConflict, message, field));
-        }
-        let parts = parts("", self.granularity.map(|granularity| granularity.0), None, self.offsets)?;
-        self.into_request(String::new(), parts, None, referenced)
     }
 
     fn into_request(

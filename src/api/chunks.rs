@@ -18,7 +18,7 @@ use crate::error::{ApiError, ErrorCode};
 
 /// The most bytes of an id, which is a term of the index and part of a URL.
 pub const ID_BYTES_MAX: usize = 512;
-/// The most objects and lists inside each other that filters can reach.
+/// The most objects and lists inside each other.
 const METADATA_DEPTH_MAX: usize = 16;
 
 /// Body of `POST /v1/chunks`.
@@ -269,17 +269,16 @@ fn check_metadata(json: &str, bytes_max: usize) -> Result<(), ApiError> {
         return wrong(ErrorCode::TooLong, message);
     }
     if !json.starts_with('{') {
-        let message = "the metadata is not an object: filters need names of fields";
+        let message = "the metadata is not an object";
         return wrong(ErrorCode::InvalidValue, message.to_owned());
     }
-    let limits =
-        ShapeLimits { value_count_max: usize::MAX, depth_max: METADATA_DEPTH_MAX, duplicate_keys: true };
+    let limits = ShapeLimits { value_count_max: usize::MAX, depth_max: METADATA_DEPTH_MAX };
     match shape::check(json.as_bytes(), limits) {
         Ok(()) => Ok(()),
         Err(ShapeError::TooDeep) => {
             wrong(ErrorCode::TooLong, format!("the metadata is more than {METADATA_DEPTH_MAX} levels deep"))
         }
-        Err(error) => wrong(ErrorCode::InvalidValue, format!("the metadata cannot be searched: {error}")),
+        Err(error) => wrong(ErrorCode::InvalidValue, format!("the metadata cannot be read: {error}")),
     }
 }
 

@@ -30,24 +30,6 @@ pub struct MessagesBody {
     /// Options.
     #[schemars(default)]
     config: Option<ConversationConfig>,
-    /// The same as `config.session_id`, which takes precedence.
-    #[schemars(default, length(min = 1, max = 256))]
-    session_id: Option<String>,
-    /// The same as `config.frozen_message_count`, which takes precedence.
-    #[schemars(default)]
-    frozen_message_count: Option<usize>,
-    /// The same as `config.protect_recent`, which takes precedence.
-    #[schemars(default)]
-    protect_recent: Option<usize>,
-    /// The same as `config.compress_user_messages`, which takes precedence.
-    #[schemars(default)]
-    compress_user_messages: Option<bool>,
-    /// The same as `config.compress_system_messages`, which takes precedence.
-    #[schemars(default)]
-    compress_system_messages: Option<bool>,
-    /// The same as `config.target_ratio`, which takes precedence.
-    #[schemars(default)]
-    target_ratio: Option<f64>,
 }
 
 /// The schema of the options of a conversation. Other options of Headroom are ignored.
@@ -113,7 +95,7 @@ pub struct SessionAnswer {
     pub cached_prefix_replayed: bool,
 }
 
-/// Body of `POST /headroom/v1/retrieve`.
+/// What the tool `retrieve` of the Model Context Protocol is called with.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RetrieveBody {
@@ -130,7 +112,7 @@ impl Body for RetrieveBody {
     }
 }
 
-/// Answer of `GET /v1/retrieve/{hash}` and `POST /headroom/v1/retrieve`.
+/// Answer of `GET /v1/retrieve/{hash}`.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "Original")]
 pub struct OriginalAnswer {

@@ -4,13 +4,13 @@
 //! read, and stops before the first element over the limit is built. It also shortens keys that are too long to be a field's name, and
 //! strings that an error message would quote: serde's messages, and the path of an error, repeat both in full.
 
-use std::borrow::Cow;
 use std::cell::Cell;
 use std::fmt::{self, Display, Write as _};
 
 use serde::de::value::CowStrDeserializer;
 use serde::de::{self, DeserializeSeed, Deserializer, EnumAccess, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use thresher_core::plain::{Quoted, Shortened};
+use thresher_core::shape::Key;
 
 use super::limits::ListLimit;
 use crate::error::ApiError;
@@ -258,6 +258,8 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Object<'_, A> {
             Position::List(_) | Position::Elsewhere => None,
         };
         self.value = list.map_or(Position::Elsewhere, Position::List);
+        // One that is too long to be the name of a field is only quoted.
+        let key = if key.len() <= KEY_BYTES_MAX { key } else { Shortened(&key).to_string().into() };
         seed.deserialize(CowStrDeserializer::new(key)).map(Some)
     }
 
@@ -267,33 +269,6 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Object<'_, A> {
 
     fn size_hint(&self) -> Option<usize> {
         self.inner.size_hint()
-    }
-}
-
-/// Reads a key. One that is too long to be the name of a field is shortened.
-struct Key;
-
-impl<'de> DeserializeSeed<'de> for Key {
-    type Value = Cow<'de, str>;
-
-    fn deserialize<D: Deserializer<'de>>(self, key: D) -> Result<Cow<'de, str>, D::Error> {
-        key.deserialize_str(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Key {
-    type Value = Cow<'de, str>;
-
-    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("a key")
-    }
-
-    fn visit_borrowed_str<E>(self, key: &'de str) -> Result<Cow<'de, str>, E> {
-        Ok(if key.len() <= KEY_BYTES_MAX { key.into() } else { Shortened(key).to_string().into() })
-    }
-
-    fn visit_str<E>(self, key: &str) -> Result<Cow<'de, str>, E> {
-        Ok(Cow::Owned(if key.len() <= KEY_BYTES_MAX { key.to_owned() } else { Shortened(key).to_string() }))
     }
 }
 

@@ -24,8 +24,6 @@ pub struct BodyLimits {
     batch_count_max: usize,
     /// The most bytes of a registered chunk's metadata as JSON.
     pub(super) metadata_bytes_max: usize,
-    /// The number of candidates of a search that names none.
-    pub(super) candidate_count_default: usize,
     /// The most candidates of a search, and the most results.
     pub(super) candidate_count_max: usize,
 }
@@ -66,7 +64,6 @@ impl BodyLimits {
             requests: *requests,
             batch_count_max: registry.batch_count_max,
             metadata_bytes_max: registry.metadata_bytes_max,
-            candidate_count_default: registry.candidate_count_default,
             candidate_count_max: registry.candidate_count_max,
         }
     }
@@ -126,10 +123,10 @@ impl BodyLimits {
     /// `too_many`, `too_long`.
     pub fn check_tree(&self, json: &[u8], param: Option<&str>) -> Result<(), ApiError> {
         let max = self.requests.json_value_count_max;
-        let limits = ShapeLimits { value_count_max: max, depth_max: TREE_DEPTH_MAX, duplicate_keys: true };
+        let limits = ShapeLimits { value_count_max: max, depth_max: TREE_DEPTH_MAX };
         let name = param.unwrap_or("the body");
         let (code, message) = match shape::check(json, limits) {
-            Ok(()) | Err(ShapeError::Json(_) | ShapeError::DuplicateKey) => return Ok(()),
+            Ok(()) | Err(ShapeError::Json(_)) => return Ok(()),
             Err(ShapeError::TooMany) => {
                 (ErrorCode::TooMany, format!("{name} has too many JSON values; the limit is {max}"))
             }

@@ -1,4 +1,4 @@
-//! Requests and answers of `rerank` in the formats of Cohere (v1 and v2), Jina, Voyage, vLLM and Text Embeddings Inference. Fields that have no
+//! Requests and answers of `rerank` in the formats of Cohere (v1 and v2), Jina and Text Embeddings Inference. Fields that have no
 //! meaning here, such as a model's name or a place to truncate at, are ignored; nothing is truncated.
 
 mod documents;
@@ -26,7 +26,7 @@ const SPAN_THRESHOLD: f64 = 0.1;
 
 /// Returns the relevance of a chunk, which compares between requests. Where that was not measured, returns its score as a number from 0 to
 /// 1, which compares within a request only.
-pub(super) fn relevance(ranked: &Ranked, chunk: usize) -> f64 {
+fn relevance(ranked: &Ranked, chunk: usize) -> f64 {
     match &ranked.chunk_relevances {
         Some(relevances) => f64::from(relevances[chunk]),
         None => share_of_one(ranked, ranked.chunks[chunk]),
@@ -38,7 +38,7 @@ fn share_of_one(ranked: &Ranked, score: f32) -> f64 {
     f64::from(if ranked.are_probabilities { score } else { score / (score + RC_AT_HALF) })
 }
 
-/// Body of `rerank` as Cohere, Jina and vLLM have it.
+/// Body of `rerank` as Cohere and Jina have it.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[schemars(transform = texts_in_objects)]
 pub struct RerankBody {
@@ -65,23 +65,6 @@ pub struct RerankBody {
     #[serde(default)]
     #[schemars(extend("minimum" = 0, "maximum" = 1))]
     threshold: Option<f64>,
-}
-
-/// Body of `rerank` as Voyage has it. `truncation` is ignored: nothing is truncated.
-#[derive(Debug, Clone, Deserialize, JsonSchema)]
-pub struct VoyageRerankBody {
-    /// The question; not blank.
-    query: String,
-    /// The documents to rank.
-    #[schemars(length(min = 1))]
-    documents: Vec<String>,
-    /// The most results; null: all.
-    #[serde(default)]
-    top_k: Option<usize>,
-    /// Whether each result has its document.
-    #[serde(default, deserialize_with = "or_default")]
-    #[schemars(with = "Option<bool>")]
-    return_documents: bool,
 }
 
 /// Body of `rerank` as Text Embeddings Inference has it.
@@ -139,12 +122,10 @@ fn texts_in_objects(schema: &mut Schema) {
 /// The format of the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RerankDialect {
-    /// That of Cohere's `/v1/rerank`, which Jina and vLLM share.
+    /// That of Cohere's `/v1/rerank`, which Jina shares.
     V1,
     /// That of Cohere's `/v2/rerank`.
     V2,
-    /// That of Voyage's `/v1/rerank`.
-    Voyage,
     /// That of Text Embeddings Inference.
     Tei,
 }
@@ -194,12 +175,6 @@ impl Body for RerankBody {
     }
 }
 
-impl Body for VoyageRerankBody {
-    fn lists(limits: &BodyLimits) -> Vec<ListLimit> {
-        vec![limits.chunks("documents")]
-    }
-}
-
 impl Body for TeiRerankBody {
     fn lists(limits: &BodyLimits) -> Vec<ListLimit> {
         vec![limits.chunks("texts")]
@@ -207,7 +182,7 @@ impl Body for TeiRerankBody {
 }
 
 impl RerankBody {
-    /// The request in the format of Cohere's version 1, which is that of Jina and vLLM.
+    /// The request in the format of Cohere's version 1, which is that of Jina.
     ///
     /// # Errors
     /// Fails if there are no documents, if one has no text or too much, and if `rank_fields` is empty or names a field twice.
@@ -246,21 +221,9 @@ impl RerankBody {
         } else {
             Returned::Nothing
         };
-        // 0 is vLLM's way to ask for all.
+        // 0 is how some clients ask for all.
         let top_n = self.top_n.filter(|&n| n > 0);
         Ok(RerankRequest { top_n, spans, returned, threshold: self.threshold, ..request })
-    }
-}
-
-impl VoyageRerankBody {
-    /// The request.
-    ///
-    /// # Errors
-    /// Fails if there are no documents.
-    pub fn into_domain(self, _: &BodyLimits) -> Result<RerankRequest, ApiError> {
-        let request = RerankRequest::new(self.query, self.documents, RerankDialect::Voyage)?;
-        let returned = if self.return_documents { Returned::Texts } else { Returned::Nothing };
-        Ok(RerankRequest { top_n: self.top_k.filter(|&n| n > 0), returned, ..request })
     }
 }
 
@@ -277,7 +240,7 @@ impl TeiRerankBody {
 }
 
 /// Texts as chunks, with their indexes as ids.
-pub(super) fn chunks(texts: Vec<String>) -> Vec<Arc<Chunk>> {
+fn chunks(texts: Vec<String>) -> Vec<Arc<Chunk>> {
     let chunk = |(index, text): (usize, String)| Arc::new(Chunk::new(index.to_string(), text));
     texts.into_iter().enumerate().map(chunk).collect()
 }
@@ -343,19 +306,6 @@ impl RerankRequest {
                 let result = |index: usize| TeiResult { index, score: score(index), text: text(index) };
                 return RerankAnswer::Tei(order.into_iter().map(result).collect());
             }
-            RerankDialect::Voyage => {
-                let result = |index: usize| VoyageResult {
-                    index,
-                    relevance_score: score(index),
-                    document: text(index),
-                };
-                return RerankAnswer::Voyage(VoyageRanking {
-                    object: "list",
-                    data: order.into_iter().map(result).collect(),
-                    model: model.to_owned(),
-                    usage: RerankUsage::new(ranked.tokens),
-                });
-            }
             RerankDialect::V1 => "1",
             RerankDialect::V2 => "2",
         };
@@ -401,9 +351,8 @@ impl RerankRequest {
 #[derive(Debug, Clone, Serialize)]
 #[serde(untagged)]
 pub enum RerankAnswer {
-    /// In the format of Cohere, Jina and vLLM.
+    /// In the format of Cohere and Jina.
     Common(Reranked),
-    Voyage(VoyageRanking),
     Tei(Vec<TeiResult>),
 }
 
@@ -437,30 +386,6 @@ struct RerankResult {
     relevant_spans: Option<Vec<SpanAnswer>>,
 }
 
-/// The documents, best first, as Voyage writes them.
-#[derive(Debug, Clone, Serialize, JsonSchema)]
-pub struct VoyageRanking {
-    object: &'static str,
-    /// The results, best first.
-    data: Vec<VoyageResult>,
-    /// The name of the model.
-    model: String,
-    usage: RerankUsage,
-}
-
-/// The rank of a document, as Voyage writes it.
-#[derive(Debug, Clone, Serialize, JsonSchema)]
-struct VoyageResult {
-    /// The index of the document in the request.
-    index: usize,
-    /// The probability that the document contains something that the question asks (docs/verdicts.md). Results are in the order of RC, which
-    /// also looks at the other documents, so a result can have a higher number than the one before it.
-    relevance_score: f64,
-    /// The text of the document that was ranked.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    document: Option<String>,
-}
-
 /// The rank of a text.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct TeiResult {
@@ -475,7 +400,7 @@ pub struct TeiResult {
 
 /// The model's tokens of the question and the documents.
 #[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
-pub(super) struct RerankUsage {
+struct RerankUsage {
     prompt_tokens: usize,
     total_tokens: usize,
 }
@@ -499,7 +424,7 @@ struct BilledUnits {
 }
 
 impl RerankUsage {
-    pub(super) fn new(tokens: usize) -> Self {
+    fn new(tokens: usize) -> Self {
         Self { prompt_tokens: tokens, total_tokens: tokens }
     }
 }

@@ -1,11 +1,7 @@
 //! Requests and answers of `POST /v1/search`.
 
-use std::borrow::Cow;
-
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
-use serde_json::{Value, json};
 use thresher_core::domain::{Budget, ByteRange, CompressRequest, Format, Omissions};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::outcome::Ranked;
@@ -13,7 +9,6 @@ use thresher_core::pipeline::validate::InvalidRequest;
 use thresher_core::pipeline::{Pipeline, PipelineError, assemble};
 use thresher_core::text::outline::Layout;
 use thresher_registry::Hit;
-use thresher_registry::filter::Filter;
 
 use super::chunks::RegisteredAnswer;
 use super::limits::{Body, BodyLimits, ListLimit};
@@ -23,6 +18,9 @@ use crate::error::{ApiError, ErrorCode};
 
 /// The number of results if a search names none.
 const LIMIT_DEFAULT: usize = 10;
+
+/// The number of candidates if a search names none: the model needs about 25 ms for each that is not cached.
+const CANDIDATES_DEFAULT: usize = 100;
 
 /// Body of `POST /v1/search`.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
@@ -38,10 +36,6 @@ pub struct SearchBody {
     #[serde(default)]
     #[schemars(range(min = 1))]
     candidates: Option<usize>,
-    /// A filter of the metadata of the chunks.
-    #[serde(default)]
-    #[schemars(with = "Option<FilterBody>")]
-    filter: Option<Box<RawValue>>,
     /// The score by which the results are ordered.
     #[serde(default, deserialize_with = "choice")]
     #[schemars(with = "Option<Rank>")]
@@ -49,34 +43,6 @@ pub struct SearchBody {
     /// Milliseconds until the answer is due, including the time in the queue.
     #[serde(default)]
     deadline_ms: Option<u64>,
-}
-
-/// The schema of a filter. Filters are parsed by [`Filter`], whose errors name the path of a mistake.
-pub struct FilterBody;
-
-impl JsonSchema for FilterBody {
-    fn schema_name() -> Cow<'static, str> {
-        "Filter".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let filter = generator.subschema_for::<Self>().to_value();
-        let some = |items: Value| json!({"type": "array", "minItems": 1, "items": items});
-        let value = json!({"type": ["string", "number", "boolean"]});
-        let end = json!({"type": ["number", "string"], "description": "A number, or a time in RFC 3339."});
-        json_schema!({
-            "type": "object",
-            "description": "Fields by dotted path, all of which must hold: a value, or tests of it; `and`, `or`, `not` around more filters.",
-            "minProperties": 1,
-            "properties": {"and": some(filter.clone()), "or": some(filter.clone()), "not": filter},
-            "additionalProperties": {"anyOf": [value, {
-                "type": "object",
-                "minProperties": 1,
-                "additionalProperties": false,
-                "properties": {"in": some(value), "exists": {"type": "boolean"}, "gt": end, "gte": end, "lt": end, "lte": end},
-            }]},
-        })
-    }
 }
 
 /// The score by which the results are ordered.
@@ -97,8 +63,6 @@ pub struct SearchRequest {
     pub limit: usize,
     /// The number of chunks that BM25 finds and the model ranks; at least `limit`.
     pub candidates: usize,
-    /// The filter of the metadata of the chunks.
-    pub filter: Option<Filter>,
     pub rank: Rank,
     pub deadline_ms: Option<u64>,
 }
@@ -133,7 +97,6 @@ struct ResultAnswer {
 }
 
 impl Body for SearchBody {
-    /// None: a filter has limits of its own.
     fn lists(_: &BodyLimits) -> Vec<ListLimit> {
         Vec::new()
     }
@@ -143,7 +106,7 @@ impl SearchBody {
     /// Checks the search.
     ///
     /// # Errors
-    /// Fails if the query is blank, a number is out of range or the filter is invalid.
+    /// Fails if the query is blank or if a number is out of range.
     pub fn into_domain(self, limits: &BodyLimits) -> Result<SearchRequest, ApiError> {
         if self.query.trim().is_empty() {
             return Err(ApiError::with_param(ErrorCode::FieldEmpty, "query is empty", "query"));
@@ -157,17 +120,16 @@ impl SearchBody {
             }
         };
         let limit = within("limit", self.limit.unwrap_or(LIMIT_DEFAULT.min(max)))?;
-        let default = limits.candidate_count_default.max(limit);
+        let default = CANDIDATES_DEFAULT.min(max).max(limit);
         let candidates = within("candidates", self.candidates.unwrap_or(default))?;
         if candidates < limit {
             let message =
                 format!("candidates is {candidates}, fewer than the {limit} results that limit asks for");
             return Err(ApiError::with_param(ErrorCode::OutOfRange, message, "candidates"));
         }
-        let filter = self.filter.map(|filter| Filter::from_json(filter.get(), "filter")).transpose()?;
         let Self { query, rank, deadline_ms, .. } = self;
         let candidates = if rank == Rank::Bm25 { limit } else { candidates };
-        Ok(SearchRequest { query, limit, candidates, filter, rank, deadline_ms })
+        Ok(SearchRequest { query, limit, candidates, rank, deadline_ms })
     }
 }
 

@@ -51,9 +51,6 @@ struct ReaderArgs {
     /// Answers that are known, one JSON object per line; new ones are added, so the command goes on where it was stopped.
     #[arg(long, value_name = "FILE", requires = "reader", default_value = "thresher-answers.jsonl")]
     answers: PathBuf,
-    /// Write a plot of F1 over prompt tokens as SVG.
-    #[arg(long, value_name = "FILE.svg", requires = "reader")]
-    plot: Option<PathBuf>,
     /// Fields of the requests as a JSON object, such as {"max_tokens": null, "max_completion_tokens": 500}; null leaves a field out.
     #[arg(long, value_name = "JSON", requires = "reader", default_value = "{}", value_parser = json_object)]
     body: Map<String, Value>,
@@ -124,8 +121,6 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(dir) = &args.model {
         exact.model.dir.clone_from(dir);
     }
-    // The device that is measured computes everything.
-    exact.model.device_fallback = false;
     let pipeline = app::pipeline(&exact)?;
     let codec = config.blocks.codec;
     let methods = Methods::of_pipeline(&pipeline, codec);
@@ -155,9 +150,6 @@ fn ask_reader(config: &Config, args: &Args, options: &ReaderOptions) -> anyhow::
         reports.push(report);
     }
     write_json(args, reports.iter().map(ReaderReport::json).collect())?;
-    if let Some(path) = &args.reader.plot {
-        write(path, &reader::svg(&reports)?)?;
-    }
     Ok(if is_empty { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 

@@ -25,12 +25,6 @@ pub struct Http {
     pub hosts_allowed: Vec<String>,
     /// Origins of web pages that may send requests and read answers (CORS), such as `https://app.example.com`.
     pub origins_allowed: Vec<String>,
-    /// Open connections, at most half of the process's file descriptors. A new connection replaces the longest idle one.
-    #[serde(skip)]
-    pub connection_count_max: usize,
-    /// Open connections of one IPv4 address or one IPv6 /64 network.
-    #[serde(skip)]
-    pub peer_connection_count_max: usize,
     /// Bytes of one request body; a longer body gets a 413.
     pub body_bytes_max: usize,
     /// Bytes of memory for the bodies of all requests while they are read and worked on. Each body counts twice, and one tenant may
@@ -44,12 +38,6 @@ pub struct Http {
     /// arrive at 256 KiB/s or faster.
     #[serde(skip)]
     pub read_ms_max: u64,
-    /// Milliseconds for which a client may read nothing of any answer before its connection is closed.
-    #[serde(skip)]
-    pub write_ms_max: u64,
-    /// Milliseconds for which a connection may have no request in flight before it is closed.
-    #[serde(skip)]
-    pub idle_ms_max: u64,
     /// Milliseconds that requests in flight have to finish after SIGTERM.
     pub drain_ms_max: u64,
 }
@@ -77,9 +65,6 @@ pub struct Model {
     pub device: DeviceChoice,
     /// Bytes of GPU memory that the model may use. 0: no limit.
     pub device_memory_bytes_max: u64,
-    /// Whether the CPU computes what the GPU fails to compute. If not, the request fails.
-    #[serde(skip)]
-    pub device_fallback: bool,
     /// Folder of the decoder whose keys and values are exported, in full. It may be `dir`: then all layers of that model are run and cached, not
     /// only those up to its last chosen head. Empty: those of the model in `dir`, if it is a decoder that runs all its layers.
     pub kv_dir: PathBuf,
@@ -142,16 +127,6 @@ pub struct Admission {
     /// Requests that are worked on at the same time. 0: eight per core, so that requests whose chunks the model has to read do not
     /// delay requests whose chunks are cached.
     pub concurrency_max: usize,
-    /// Requests that wait for a permit; one more gets a 429. While several tenants have keys, one of them takes at most half of
-    /// `queue_max`, of `concurrency_max` and of `stream_count_max`.
-    #[serde(skip)]
-    pub queue_max: usize,
-    /// Answers that arrive over `/v1/attribute/stream` at the same time; one more gets a 429.
-    #[serde(skip)]
-    pub stream_count_max: usize,
-    /// Milliseconds that a streamed answer may take to arrive.
-    #[serde(skip)]
-    pub stream_ms_max: u64,
     /// Milliseconds that a request may take, time in the queue included, if it sets no `deadline_ms`.
     pub deadline_ms_default: u64,
     /// The largest `deadline_ms` that a request may set, in milliseconds.
@@ -166,9 +141,6 @@ pub struct Telemetry {
     pub log: String,
     /// The format of log lines.
     pub log_format: LogFormat,
-    /// Milliseconds from which on a request is logged as a warning, with the time of each stage and without any text; 0: none is.
-    #[serde(skip)]
-    pub slow_ms: u64,
     /// OTLP endpoint for traces over HTTP, such as `http://127.0.0.1:4318/v1/traces`. Empty: no traces.
     pub otlp_endpoint: String,
     /// The share of the traces that begin at the daemon that are exported, from 0 to 1. A request with `traceparent` says itself whether its trace
@@ -197,14 +169,10 @@ impl Default for Http {
             page: true,
             hosts_allowed: Vec::new(),
             origins_allowed: Vec::new(),
-            connection_count_max: 1_024,
-            peer_connection_count_max: 512,
             body_bytes_max: 8 * 1024 * 1024,
             bodies_bytes_max: 256 * 1024 * 1024,
             answers_bytes_max: 256 * 1024 * 1024,
             read_ms_max: 10_000,
-            write_ms_max: 30_000,
-            idle_ms_max: 60_000,
             drain_ms_max: 10_000,
         }
     }
@@ -224,7 +192,6 @@ impl Default for Model {
             workers: 0,
             device: DeviceChoice::default(),
             device_memory_bytes_max: 0,
-            device_fallback: true,
             kv_dir: PathBuf::new(),
         }
     }
@@ -244,14 +211,7 @@ impl Default for BlockSettings {
 
 impl Default for Admission {
     fn default() -> Self {
-        Self {
-            concurrency_max: 0,
-            queue_max: 64,
-            stream_count_max: 64,
-            stream_ms_max: 600_000,
-            deadline_ms_default: 10_000,
-            deadline_ms_max: 120_000,
-        }
+        Self { concurrency_max: 0, deadline_ms_default: 10_000, deadline_ms_max: 120_000 }
     }
 }
 
@@ -260,7 +220,6 @@ impl Default for Telemetry {
         Self {
             log: "info,ort=warn,redis=off,tantivy=error".to_owned(),
             log_format: LogFormat::Auto,
-            slow_ms: 2000,
             otlp_endpoint: String::new(),
             trace_share: 1.0,
         }
@@ -311,6 +270,10 @@ impl BlockSettings {
 }
 
 impl Admission {
+    /// Requests that wait for a permit; one more gets a 429. A few seconds of work: a client that waits longer is better served by another
+    /// daemon. While several tenants have keys, one of them takes at most half.
+    pub const QUEUE_MAX: usize = 64;
+
     /// Requests that are worked on at the same time for each core if `concurrency_max` is 0.
     pub const PER_CORE: usize = 8;
 
@@ -328,11 +291,6 @@ impl Admission {
     /// Returns the longest time that a request may name.
     pub fn deadline_max(&self) -> Duration {
         Duration::from_millis(self.deadline_ms_max)
-    }
-
-    /// Returns the longest time for a streamed answer to arrive.
-    pub fn stream_max(&self) -> Duration {
-        Duration::from_millis(self.stream_ms_max)
     }
 }
 

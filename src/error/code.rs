@@ -30,8 +30,6 @@ macro_rules! error_codes {
 }
 
 error_codes! {
-    /// An event of the answer's stream says that its author failed.
-    AnswerFailed = "answer_failed",
     /// The connection ended, or the framing of the body was invalid, before the whole body had arrived.
     BodyBroken = "body_broken",
     /// The body did not arrive in time.
@@ -64,9 +62,9 @@ error_codes! {
     IdUnknown = "id_unknown",
     /// The daemon failed.
     Internal = "internal",
-    /// The body is not JSON, or an event of a stream cannot be read.
+    /// The body is not JSON.
     InvalidJson = "invalid_json",
-    /// A value cannot be used: an id, a header, metadata, or a field of a filter.
+    /// A value cannot be used: an id, a header, or metadata.
     InvalidValue = "invalid_value",
     /// The request has no key.
     KeyMissing = "key_missing",
@@ -179,8 +177,7 @@ impl ErrorCode {
             Self::ModelMismatch => Row::caller(StatusCode::CONFLICT),
             Self::BodyTooLarge => Row::caller(StatusCode::PAYLOAD_TOO_LARGE),
             Self::ContentTypeUnsupported => Row::caller(StatusCode::UNSUPPORTED_MEDIA_TYPE),
-            Self::AnswerFailed
-            | Self::BudgetImpossible
+            Self::BudgetImpossible
             | Self::Cancelled
             | Self::ChunkUnknown
             | Self::Duplicate

@@ -1,7 +1,5 @@
 //! `POST /v1/attribute`: ties the parts of an answer to the chunks that they came from.
 
-pub mod stream;
-
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -14,7 +12,6 @@ use thresher_core::pipeline::cancel::Cancel;
 use super::registry::{ChunkLookup, check_ids};
 use super::traces::Retrieval;
 use super::{Scope, body, observe};
-use crate::admission::Permit;
 use crate::api::{
     self, AttributeAnswer, AttributeBody, AttributeOptions, BodyLimits, ChunkNumbers, ChunkReference,
 };
@@ -55,11 +52,9 @@ async fn attribute(
     service.ready()?;
     let is_from_registry = matches!(request.chunk_reference, Some(ChunkReference::Registered(_)));
     let retrieval = Retrieval { is_from_registry, ..Retrieval::new("attribute") };
-    let read = AttributeBody::into_domain;
     let scope = service.clone();
     let answer = async move {
-        let permit = service.executor().permit(deadline).await?;
-        let answer = request.run(&service, permit, deadline, read, |service, loaded, cancel| {
+        let answer = request.run(&service, deadline, |service, loaded, cancel| {
             let LoadedRequest { request, options, chunks } = loaded;
             let pipeline = service.ready()?;
             let attributed = pipeline.attribute(&request, cancel)?;
@@ -90,13 +85,6 @@ struct LoadedRequest {
     chunks: Option<ReferencedChunks>,
 }
 
-/// Makes a request of a body and the chunks that it names.
-type IntoRequest = fn(
-    AttributeBody,
-    Option<Vec<Arc<Chunk>>>,
-    &BodyLimits,
-) -> Result<(AttributeRequest, AttributeOptions), ApiError>;
-
 impl ParsedRequest {
     fn parse(json: &[u8], limits: &BodyLimits) -> Result<Self, ApiError> {
         let body: AttributeBody = api::parse(json, limits)?;
@@ -104,24 +92,22 @@ impl ParsedRequest {
         Ok(Self { body, chunk_reference })
     }
 
-    /// Looks up the chunks and runs `work` on the request, with a permit and until a deadline.
+    /// Looks up the chunks and runs `work` on the request, until a deadline.
     async fn run<T: Send + 'static>(
         self,
         service: &Scope,
-        permit: Permit,
         deadline: Instant,
-        into_request: IntoRequest,
         work: impl FnOnce(&Scope, LoadedRequest, &Cancel) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let Self { body, chunk_reference } = self;
         let by_ids = matches!(chunk_reference, Some(ChunkReference::Registered(_)));
         let scope = service.clone();
-        let answer = service.executor().run_with(permit, deadline, move |cancel| {
+        let answer = service.executor().run(deadline, move |cancel| {
             let chunks = chunk_reference
                 .map(|reference| ReferencedChunks::find(&scope, &reference, cancel))
                 .transpose()?;
             let (mut request, options) =
-                into_request(body, chunks.as_ref().map(ReferencedChunks::chunks), &scope.limits())?;
+                body.into_domain(chunks.as_ref().map(ReferencedChunks::chunks), &scope.limits())?;
             let recent = chunks.as_ref().and_then(ReferencedChunks::recent_request);
             request.seen = recent.map(|recent| recent.kept.clone());
             request.markers = recent.map(|recent| recent.markers.clone());

@@ -37,6 +37,18 @@ pub struct ConnectionLimits {
     pub write_max: Duration,
 }
 
+impl ConnectionLimits {
+    /// The limits of the public listener, if the process may open twice as many files. A new connection replaces the longest idle one, so
+    /// that idle clients lock nobody out; one network gets at most half. A connection without a request lives for as long as proxies keep
+    /// theirs, and a client that reads nothing for half a minute is gone.
+    pub const PUBLIC: Self = Self {
+        count_max: 1_024,
+        per_peer_max: 512,
+        idle_max: Duration::from_secs(60),
+        write_max: Duration::from_secs(30),
+    };
+}
+
 /// The connections of one listener. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Connections(Arc<Shared>);

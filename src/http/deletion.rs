@@ -105,9 +105,8 @@ async fn deleted(service: Service, tenant: Tenant) -> Result<TenantDeleted, ApiE
     let most = registry.progress().registered as u64;
     while found.chunks < most {
         let listing = Arc::clone(&state);
-        let listed = run_blocking(move || {
-            Ok(listing.registry()?.list(None, BATCH_COUNT, BATCH_BYTES_MAX, None)?.chunks)
-        });
+        let listed =
+            run_blocking(move || Ok(listing.registry()?.list(None, BATCH_COUNT, BATCH_BYTES_MAX)?.chunks));
         let chunks = listed.await?;
         if chunks.is_empty() {
             break;
@@ -147,7 +146,6 @@ async fn delete(registry: &Registry, chunks: &[Arc<Chunk>]) -> Result<(), ApiErr
 fn clear(state: &TenantState) {
     state.handles().retain(|_| false);
     state.kv_handles().retain(|_| false);
-    state.usage().clear();
     state.savings().clear();
 }
 

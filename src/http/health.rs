@@ -10,9 +10,6 @@ use crate::api::HealthAnswer;
 /// The path of the probe. It needs no key.
 pub const PATH: &str = "/health";
 
-/// The same for gateways, which are pointed to `/headroom`.
-pub const HEADROOM_PATH: &str = "/headroom/health";
-
 /// `GET /health`: 200, or 503 while the model is being loaded and while the daemon is shutting down.
 pub async fn handle(State(service): State<Service>) -> (StatusCode, Json<HealthAnswer>) {
     let (status, word) = match service {

@@ -22,9 +22,7 @@ const KEY: &str = "x-thresher-key";
 pub async fn authenticate(State(service): State<Service>, mut request: Request, next: Next) -> Response {
     let path = request.extensions().get::<MatchedPath>().cloned();
     // The OpenAPI document is the same for all callers, and says that keys are needed. Probes have no key.
-    let is_open = |path: &MatchedPath| {
-        [openapi::PATH, health::PATH, health::HEADROOM_PATH].contains(&route_of(path.as_str()))
-    };
+    let is_open = |path: &MatchedPath| [openapi::PATH, health::PATH].contains(&route_of(path.as_str()));
     if path.as_ref().is_some_and(is_open) {
         return next.run(request).await;
     }
@@ -70,7 +68,7 @@ fn error_response(error: ApiError, path: Option<&str>) -> Response {
     match path.map(route_of) {
         Some("/v1/messages") => error.dialect_response(Dialect::Messages),
         Some("/v1/chat/completions" | "/v1/responses") => error.dialect_response(Dialect::Chat),
-        Some("/rerank" | "/tei/rerank") => error.tei_response(),
+        Some("/rerank") => error.tei_response(),
         _ => error.rerank_response(),
     }
 }

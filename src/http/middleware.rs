@@ -52,7 +52,6 @@ use crate::middleware::shared_key;
 use crate::middleware::untouched;
 use crate::originals::TenantOriginals;
 use crate::savings::counts::Treatment;
-use crate::tenants::usage::UsageCounts;
 
 /// Headers of requests.
 const COMPRESS: &str = "x-thresher-compress";
@@ -142,8 +141,6 @@ async fn pass_on(
     let is_shadow = request.treatment == Some(Treatment::Shadow);
     let outcome = if is_shadow { "shadow" } else { report.outcome };
     observe::middleware(outcome, report.tokens);
-    let (before, after) = report.tokens.unwrap_or_default();
-    service.usage().add(UsageCounts::of_request(before, after));
     // From here on only the sources of citations are needed, and the body until it has been sent. In shadow mode it is compressed now.
     let cited_bytes = if sources.is_some() || is_shadow { request.body.len() } else { 0 };
     let shadowing = is_shadow.then(|| shadow::shadow(&service, Arc::clone(&request)));

@@ -1,7 +1,6 @@
 //! Metrics and log lines of requests: the endpoint, the outcome and the time, never any text of a request.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::error::ResponseCode;
@@ -22,18 +21,12 @@ use crate::savings::counts::{Counts, Exchange, Money, SavedAs, Treatment};
 use crate::savings::ledger;
 use crate::savings::report::Coverage;
 
-/// Milliseconds from which on a request is logged as slow. As for the level of the log, there is one value for the
-/// whole process.
-static SLOW_MS: AtomicU64 = AtomicU64::new(0);
-
-/// Sets the milliseconds from which on a request is logged as slow, with the time of each stage; 0: none is.
-pub fn log_slow(slow_ms: u64) {
-    SLOW_MS.store(slow_ms, Ordering::Relaxed);
-}
+/// From this time on a request is logged as a warning, with the time of each stage and without any text: far longer than one whose chunks
+/// are cached takes.
+const SLOW: Duration = Duration::from_secs(2);
 
 fn is_slow(took: Duration) -> bool {
-    let slow_ms = SLOW_MS.load(Ordering::Relaxed);
-    slow_ms > 0 && took >= Duration::from_millis(slow_ms)
+    took >= SLOW
 }
 
 /// The name of the key that a request was sent with: an extension of the response.
@@ -187,11 +180,6 @@ pub fn model(model: &ModelInfo) {
     gauge!("model_info", "model" => model.name.clone(), "device" => model.device.name.clone()).set(1.0);
 }
 
-/// Metrics of the attribution of a sentence of a stream.
-pub fn sentence(time: Duration) {
-    histogram!("stage_seconds", "stage" => "sentence").record(time);
-}
-
 /// Metrics of the stages that a request went through.
 pub fn stages(timings: &Timings) {
     for (stage, time) in &timings.stages {
@@ -201,33 +189,6 @@ pub fn stages(timings: &Timings) {
         let ms = |(stage, time): &(&str, Duration)| format!("{stage} {:.1}", time.as_secs_f64() * 1e3);
         let stages: Vec<String> = timings.stages.iter().map(ms).collect();
         tracing::Span::current().record("stages", stages.join(", "));
-    }
-}
-
-/// Counts a stream of events from the first byte of its answer. If it is dropped before [`Self::ended`], the client has gone.
-pub struct StreamGuard {
-    started: Instant,
-    code: &'static str,
-}
-
-impl StreamGuard {
-    /// A stream that starts now.
-    pub fn start() -> Self {
-        gauge!("streams_in_flight").increment(1.0);
-        Self { started: Instant::now(), code: "client_gone" }
-    }
-
-    /// The stream ended with `code`: `ok`, or the code of its error.
-    pub fn ended(mut self, code: &'static str) {
-        self.code = code;
-    }
-}
-
-impl Drop for StreamGuard {
-    fn drop(&mut self) {
-        gauge!("streams_in_flight").decrement(1.0);
-        counter!("streams_total", "code" => self.code).increment(1);
-        tracing::info!(code = self.code, ms = self.started.elapsed().as_secs_f64() * 1e3, "stream ended");
     }
 }
 

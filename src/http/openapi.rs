@@ -10,14 +10,12 @@ use axum::response::IntoResponse;
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 
-use self::schemas::{ANY, BODY, CHANGE, ErrorFormat, Schemas, WORK, errors, in_events, in_json, parameter};
+use self::schemas::{ANY, BODY, CHANGE, ErrorFormat, Schemas, WORK, errors, in_json, parameter};
 use super::registry::{DELETE, PAGE_COUNT_DEFAULT, PAGE_COUNT_MAX};
 use crate::api::{
-    AttributeAnswer, AttributeBody, ChangesAnswer, CompressAnswer, CompressBody, DeleteBody, FilterBody,
-    HealthAnswer, MessagesAnswer, MessagesBody, MiddlewareBody, ModelsAnswer, OriginalAnswer, PageAnswer,
-    PartAnswer, ProgressAnswer, RegisterBody, RegisteredAnswer, RerankBody, Reranked, RetrieveBody,
-    ScoreAnswer, ScoreBody, SearchAnswer, SearchBody, TeiRerankBody, TeiResult, UsageAnswer, UsageBody,
-    UsageTaken, VoyageRanking, VoyageRerankBody,
+    AttributeAnswer, AttributeBody, ChangesAnswer, CompressAnswer, CompressBody, DeleteBody, HealthAnswer,
+    MessagesAnswer, MessagesBody, MiddlewareBody, ModelsAnswer, OriginalAnswer, PageAnswer, ProgressAnswer,
+    RegisterBody, RegisteredAnswer, RerankBody, Reranked, SearchAnswer, SearchBody, TeiRerankBody, TeiResult,
 };
 use crate::savings::report::SavingsReport;
 
@@ -79,11 +77,6 @@ pub fn document() -> Value {
 /// Path, method and operation.
 type Entry = (String, &'static str, Value);
 
-const SSE_IN: &str = "Events, each a line that begins with `data:`, and a blank line. The first event is the request: an `AttributeBody` \
-                      without `answer`, `spans`, `receipt` and `format`. The others are the answer as it arrives: `{\"delta\": \"...\"}`, or \
-                      the events of OpenAI's and Anthropic's streams; `[DONE]` ends the answer.";
-const SSE_OUT: &str = "Events: `part` with a `Part`, for each sentence as soon as its end is certain; at the end `done` with `{\"parts\": N, \
-                       \"ended\": true}`, or `error` with an `Error`.";
 const FORWARDED: &str = "The answer of the upstream, unchanged or with citations in the format of the API.";
 
 /// All operations. Each path of [`paths`](super::paths) has one.
@@ -177,30 +170,6 @@ fn headroom(schemas: &mut Schemas) -> Vec<Entry> {
         .errors(errors(schemas, ErrorFormat::Native, &[ANY, BODY, WORK]))
         .at("/headroom/v1/compress", "post"),
         retrieve(schemas, "headroom", "retrieveOriginal", "/headroom/v1/retrieve/{hash}"),
-        Operation::new("headroom", "retrievePosted", "The same, with the hash in the body.")
-            .body(in_json(schemas.request::<RetrieveBody>()))
-            .response("The text.", in_json(schemas.response::<OriginalAnswer>()))
-            .errors(errors(schemas, ErrorFormat::Native, &[ANY, BODY, WORK, &[404]]))
-            .at("/headroom/v1/retrieve", "post"),
-        Operation::new("headroom", "usage", "How much was compressed, for the tenant or in a session.")
-            .parameters(vec![parameter(
-                "query",
-                "session_id",
-                json!({"type": "string", "minLength": 1, "maxLength": 256}),
-                "A session of `POST /headroom/v1/compress`.",
-            )])
-            .response("The counts.", in_json(schemas.response::<UsageAnswer>()))
-            .errors(errors(schemas, ErrorFormat::Native, &[ANY, &[400, 404, 422]]))
-            .at("/headroom/v1/usage", "get"),
-        Operation::new(
-            "headroom",
-            "reportUsage",
-            "Report what a provider counted for a request of a session.",
-        )
-        .body(in_json(schemas.request::<UsageBody>()))
-        .response("What was added.", in_json(schemas.response::<UsageTaken>()))
-        .errors(errors(schemas, ErrorFormat::Native, &[ANY, BODY, &[404, 422]]))
-        .at("/headroom/v1/usage", "post"),
     ]
 }
 
@@ -228,8 +197,6 @@ fn retrieve(schemas: &mut Schemas, tag: &'static str, id: &'static str, path: &s
 fn context(schemas: &mut Schemas) -> Vec<Entry> {
     let (compress, compressed) = (schemas.request::<CompressBody>(), schemas.response::<CompressAnswer>());
     let (attribute, attributed) = (schemas.request::<AttributeBody>(), schemas.response::<AttributeAnswer>());
-    // The description of the events refers to it.
-    schemas.response::<PartAnswer>();
     let mut with_errors = |more: &[u16]| errors(schemas, ErrorFormat::Native, &[ANY, BODY, WORK, more]);
     vec![
         Operation::new("context", "compress", "Keep the parts of chunks that a question needs.")
@@ -247,11 +214,6 @@ fn context(schemas: &mut Schemas) -> Vec<Entry> {
             .response("The sources of each part, and the words that no chunk supports.", in_json(attributed))
             .errors(with_errors(&[404]))
             .at("/v1/attribute", "post"),
-        Operation::new("context", "attributeStream", "Attribute an answer while it arrives.")
-            .body(in_events(SSE_IN))
-            .response("The parts of the answer.", in_events(SSE_OUT))
-            .errors(with_errors(&[404]))
-            .at("/v1/attribute/stream", "post"),
         retrieve(schemas, "context", "retrieve", "/v1/retrieve/{hash}"),
         Operation::new("middleware", "savings", "What the middleware saved for the tenant: docs/savings.md.")
             .response("The counts, money and comparison.", in_json(schemas.response::<SavingsReport>()))
@@ -290,10 +252,6 @@ fn context(schemas: &mut Schemas) -> Vec<Entry> {
 }
 
 fn registry(schemas: &mut Schemas) -> Vec<Entry> {
-    let filter = json!({
-        "in": "query", "name": "filter", "required": false, "description": "A filter of the metadata of the chunks.",
-        "content": in_json(schemas.request::<FilterBody>()),
-    });
     let changes = schemas.response::<ChangesAnswer>();
     let chunk = schemas.response::<RegisteredAnswer>();
     let id = || parameter("path", "id", json!({"type": "string", "minLength": 1}), "The id of the chunk.");
@@ -324,7 +282,6 @@ fn registry(schemas: &mut Schemas) -> Vec<Entry> {
         .parameters(vec![
             parameter("query", "limit", limit, "The most chunks on the page."),
             parameter("query", "after", json!({"type": "string"}), "`next` of the page before."),
-            filter,
         ])
         .response("The page.", in_json(schemas.response::<PageAnswer>()))
         .errors(errors(schemas, ErrorFormat::Native, &[ANY, WORK, &[400, 422]]))
@@ -381,8 +338,6 @@ fn rerank(schemas: &mut Schemas) -> Vec<Entry> {
     const EXAMPLE: &str = r#"{"model": "any", "query": "Who discovered penicillin?", "documents": ["It is a mould.", "Fleming did."]}"#;
     const TEI: &str =
         r#"{"query": "Who discovered penicillin?", "texts": ["It is a mould.", "Fleming did."]}"#;
-    const PAIRS: &str =
-        r#"{"text_1": "Who discovered penicillin?", "text_2": ["It is a mould.", "Fleming did."]}"#;
     let headers = json!({"x-thresher-related": {
         "description": "Whether any document is related to the question. Left out by models that do not tell (decoders).",
         "schema": {"type": "string", "enum": ["true", "false"]},
@@ -406,12 +361,6 @@ fn rerank(schemas: &mut Schemas) -> Vec<Entry> {
         example: documents,
         errors: ErrorFormat::Rerank,
     };
-    let voyage = Format {
-        body: in_json(schemas.request::<VoyageRerankBody>()),
-        answer: in_json(schemas.response::<VoyageRanking>()),
-        example: documents,
-        errors: ErrorFormat::Rerank,
-    };
     let tei = Format {
         body: in_json(schemas.request::<TeiRerankBody>()),
         answer: in_json(schemas.response::<Vec<TeiResult>>()),
@@ -421,18 +370,11 @@ fn rerank(schemas: &mut Schemas) -> Vec<Entry> {
     const OF_COHERE: &str = "Rank documents, in the format of Cohere's v1 and Jina.";
     const OF_COHERE_2: &str = "Rank documents, in the format of Cohere's v2.";
     const OF_TEI: &str = "Rank documents, in the format of Text Embeddings Inference.";
-    const OF_VOYAGE: &str = "Rank documents, in the format of Voyage.";
-    const OF_VLLM: &str = "Rank documents, in the format of vLLM.";
     let mut all = Vec::new();
     for (id, path, summary, format) in [
         ("rerankV1", "/v1/rerank", OF_COHERE, &cohere),
         ("rerankV2", "/v2/rerank", OF_COHERE_2, &cohere),
         ("rerankTei", "/rerank", OF_TEI, &tei),
-        ("rerankTeiPrefixed", "/tei/rerank", OF_TEI, &tei),
-        ("rerankVoyage", "/voyage/v1/rerank", OF_VOYAGE, &voyage),
-        ("rerankVllm", "/vllm/rerank", OF_VLLM, &cohere),
-        ("rerankVllmV1", "/vllm/v1/rerank", OF_VLLM, &cohere),
-        ("rerankVllmV2", "/vllm/v2/rerank", OF_VLLM, &cohere),
     ] {
         let (_, _, mut operation) = Operation::new("rerank", id, summary)
             .body(format.body.clone())
@@ -443,15 +385,6 @@ fn rerank(schemas: &mut Schemas) -> Vec<Entry> {
         operation["responses"]["200"]["headers"] = headers.clone();
         all.push((path.to_owned(), "post", operation));
     }
-    let mut scores = |id, path| {
-        Operation::new("rerank", id, "Score texts, in the format of vLLM.")
-            .body(in_json(schemas.request::<ScoreBody>()))
-            .examples(&[("texts", PAIRS)])
-            .response("The scores, in the order of the request.", in_json(schemas.response::<ScoreAnswer>()))
-            .errors(errors(schemas, ErrorFormat::Rerank, &[ANY, BODY, WORK]))
-            .at(path, "post")
-    };
-    all.extend([scores("score", "/vllm/score"), scores("scoreV1", "/vllm/v1/score")]);
     all
 }
 
@@ -548,18 +481,13 @@ fn daemon(schemas: &mut Schemas) -> Vec<Entry> {
         .at(PATH, "get");
     described.2["security"] = json!([]);
     let health = in_json(schemas.response::<HealthAnswer>());
-    let mut probed = |id, path| {
-        let mut probed =
-            Operation::new("daemon", id, "Whether the daemon answers requests. It needs no key.")
-                .response("It does.", health.clone())
-                .errors(errors(schemas, ErrorFormat::Native, &[&[500]]))
-                .at(path, "get");
-        probed.2["security"] = json!([]);
-        probed.2["responses"]["503"] = json!({"description": "The model is being loaded, or the daemon is shutting down.", "content": health});
-        probed
-    };
-    let probes =
-        [probed("health", super::health::PATH), probed("healthHeadroom", super::health::HEADROOM_PATH)];
+    let mut probe =
+        Operation::new("daemon", "health", "Whether the daemon answers requests. It needs no key.")
+            .response("It does.", health.clone())
+            .errors(errors(schemas, ErrorFormat::Native, &[&[500]]))
+            .at(super::health::PATH, "get");
+    probe.2["security"] = json!([]);
+    probe.2["responses"]["503"] = json!({"description": "The model is being loaded, or the daemon is shutting down.", "content": health});
     let mut all = vec![
         #[cfg(feature = "mcp")]
         mcp(schemas),
@@ -569,6 +497,6 @@ fn daemon(schemas: &mut Schemas) -> Vec<Entry> {
             .at("/v1/models", "get"),
         described,
     ];
-    all.extend(probes);
+    all.push(probe);
     all
 }

@@ -4,21 +4,20 @@
 use std::time::Instant;
 
 use axum::Json;
-use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery};
-use axum::http::HeaderMap;
 use thresher_core::domain::{Chunk, CompressRequest, Format, KeptSpan};
 use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
-use super::usage::SessionUsage;
-use super::{Scope, body, query};
-use crate::api::{self, OriginalAnswer, RelevantAnswer, RetrieveBody};
+use super::{Scope, query};
+#[cfg(feature = "mcp")]
+use crate::api::{self, RetrieveBody};
+use crate::api::{OriginalAnswer, RelevantAnswer};
 use crate::error::{ApiError, ErrorCode};
 use crate::executor::run_blocking;
 use crate::middleware::marks::Hash;
 use crate::middleware::rewrite::SentTurn;
-use crate::middleware::session::{Key, ReturnedEntries, SessionKeys, SessionStore};
+use crate::middleware::session::{Entry as ReturnedEntry, Key, SessionStore};
 use crate::originals::{ENTRY_BYTES, OriginalError, TenantOriginals};
 
 /// The store of sent turns, within the store of originals. Where a turn cannot be read or stored, the daemon goes on: the turn is then sent
@@ -88,39 +87,19 @@ impl SessionStore for StoredSessions {
 }
 
 impl StoredSessions {
-    /// What was compressed in a session; `None` if it is unknown or has expired.
-    pub fn usage(&self, keys: &SessionKeys) -> Option<SessionUsage> {
-        SessionUsage::read(&self.get(&keys.usage)?, self.0.session_expire_s())
-    }
-
-    /// Stores texts, and what a session has returned with its usage, which `change` makes of the usage before.
+    /// Stores texts, and what a session has returned as far as nothing was stored of the same message.
     ///
     /// # Errors
     /// `storage_failed`. Nothing is stored then, so no text may be shortened.
-    pub fn store(
-        &self,
-        texts: Vec<StoredText>,
-        session: Option<(SessionKeys, ReturnedEntries)>,
-        change: impl FnOnce(Option<SessionUsage>) -> SessionUsage,
-    ) -> Result<(), ApiError> {
-        let (keys, returned) = session.unzip();
-        let ReturnedEntries { entries, replace } = returned.unwrap_or_default();
-        let texts = texts.iter().map(|StoredText { hash, text }| (hash.bytes(), text.as_bytes()));
-        let mut texts: Vec<(&[u8], &[u8])> = texts.collect();
-        let mut returned: Vec<(&[u8], &[u8])> =
-            entries.iter().map(|(key, value)| (&key[..], &value[..])).collect();
-        if replace {
-            texts.append(&mut returned);
+    pub fn store(&self, texts: &[StoredText], returned: &[ReturnedEntry]) -> Result<(), ApiError> {
+        if texts.is_empty() && returned.is_empty() {
+            return Ok(());
         }
-        let expire_s = self.0.session_expire_s();
-        let stored = match keys {
-            None if texts.is_empty() => Ok(()),
-            None => self.0.put(&texts),
-            Some(keys) => self.0.put_and_change(&texts, &returned, &keys.usage, |before| {
-                change(before.and_then(|before| SessionUsage::read(before, expire_s))).written()
-            }),
-        };
-        stored.map_err(|error| store_error(&error))
+        let texts: Vec<(&[u8], &[u8])> =
+            texts.iter().map(|StoredText { hash, text }| (hash.bytes(), text.as_bytes())).collect();
+        let returned: Vec<(&[u8], &[u8])> =
+            returned.iter().map(|(key, value)| (&key[..], &value[..])).collect();
+        self.0.put_and_add(&texts, &returned).map_err(|error| store_error(&error))
     }
 }
 
@@ -141,28 +120,11 @@ pub async fn retrieve(
     original(service, name, query).await.map(Json)
 }
 
-/// `POST /headroom/v1/retrieve`: the same, with hash and query in the body.
-pub async fn retrieve_posted(
-    service: Scope,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Json<OriginalAnswer>, ApiError> {
-    let limits = service.limits();
-    let parse = move |body: &[u8]| api::parse::<RetrieveBody>(body, &limits);
-    let request = body::parsed(&service, &headers, body, parse).await?;
-    named(service, request).await.map(Json)
-}
-
-/// The response to a body of `POST /headroom/v1/retrieve`: for the MCP tool.
+/// The response to a body with a hash and perhaps a query: for the MCP tool.
 #[cfg(feature = "mcp")]
 pub async fn answer(service: Scope, body: Vec<u8>) -> Result<OriginalAnswer, ApiError> {
     let limits = service.limits();
     let request = run_blocking(move || api::parse::<RetrieveBody>(&body, &limits)).await?;
-    named(service, request).await
-}
-
-/// The text that a body names.
-async fn named(service: Scope, request: RetrieveBody) -> Result<OriginalAnswer, ApiError> {
     // Models copy the hash as the mark has it.
     let hash =
         request.hash.rsplit("hash=").next().unwrap_or_default().trim_end_matches(']').trim().to_owned();

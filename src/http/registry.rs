@@ -12,7 +12,6 @@ use axum::http::request::Parts;
 use thresher_core::domain::{Chunk, Granularity};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
-use thresher_registry::filter::Filter;
 use thresher_registry::{Change, Outcome, Registry};
 
 use super::traces::{self, Retrieval};
@@ -130,7 +129,7 @@ pub async fn get_one(service: Scope, ChunkId(id): ChunkId) -> Result<Json<Regist
 /// `GET /v1/chunks`: a page of the chunks in the order of their ids. A page ends with the chunk that makes it as long as a body may be
 /// (`http.body_bytes_max`).
 pub async fn list(service: Scope, RawQuery(query): RawQuery) -> Result<Json<PageAnswer>, ApiError> {
-    let [limit, after, filter] = query::parameters(query.as_deref(), ["limit", "after", "filter"])?;
+    let [limit, after] = query::parameters(query.as_deref(), ["limit", "after"])?;
     let limit = match limit.as_deref().map(|limit| (limit, limit.parse())) {
         None => PAGE_COUNT_DEFAULT,
         Some((_, Ok(limit @ 1..=PAGE_COUNT_MAX))) => limit,
@@ -141,11 +140,7 @@ pub async fn list(service: Scope, RawQuery(query): RawQuery) -> Result<Json<Page
     let scope = service.clone();
     let page = service.executor().run(deadline, move |cancel| {
         cancel.check()?;
-        let filter = match &filter {
-            None => None,
-            Some(json) => Some(Filter::from_json(json, "filter")?),
-        };
-        Ok(scope.registry()?.list(after.as_deref(), limit, bytes_max, filter.as_ref())?)
+        Ok(scope.registry()?.list(after.as_deref(), limit, bytes_max)?)
     });
     let page = page.await?;
     Ok(Json(PageAnswer::new(&page.chunks, page.next)))
@@ -223,10 +218,10 @@ async fn found(service: Scope, request: SearchRequest, arrived: Instant) -> Resu
         let vector = clock.stage("question", || {
             pipeline.map_or(Ok(Vec::new()), |pipeline| pipeline.mean_vector_of(&request.query))
         })?;
-        let (query, filter) = (&request.query, request.filter.as_ref());
+        let (query, count) = (&request.query, request.candidates);
         let hits = clock.stage("search", || match &*vector {
-            [] => registry.search(query, filter, request.candidates, bytes_max),
-            vector => registry.search_by_meaning(query, vector, filter, request.candidates, bytes_max),
+            [] => registry.search(query, count, bytes_max),
+            vector => registry.search_by_meaning(query, vector, count, bytes_max),
         })?;
         let ranked = match request.rank {
             Rank::Rc if !hits.is_empty() => {

@@ -28,7 +28,6 @@ use crate::originals::{Originals, TenantOriginals};
 use crate::receipt::{KeyError, SigningKey};
 use crate::savings::ledger::Ledger;
 use crate::tenants::ttl_store::{RecentRequest, TtlStore};
-use crate::tenants::usage::UsageTotals;
 use crate::tenants::{NoRegistry, TenantState, Tenants};
 
 /// The state that handlers share.
@@ -215,11 +214,6 @@ impl Scope {
     /// The exports of keys and values of the tenant.
     pub fn kv_handles(&self) -> &TtlStore<KvExportFile> {
         self.tenant_state.kv_handles()
-    }
-
-    /// What was compressed for the tenant since the daemon started.
-    pub fn usage(&self) -> &UsageTotals {
-        self.tenant_state.usage()
     }
 
     /// What the middleware saved for the tenant since the daemon started.

@@ -42,8 +42,6 @@ pub struct Policy {
     pub tools: Vec<String>,
     /// Names of further tools whose results are not compressed unless `tools` names them.
     pub tools_untouched: Vec<String>,
-    /// Kinds of text that are not compressed in results of tools.
-    pub kinds_untouched: Vec<TextKind>,
     /// The delimiters before and after a context inside a message; `None`: no context is looked for.
     pub delimiters: Option<(String, String)>,
     /// Whether documents and search results are not compressed, because the upstream cites positions in them.
@@ -540,7 +538,7 @@ impl PassageFinder<'_> {
             }
         };
         let is_result = matches!(part.kind, PartKind::ToolResult { .. });
-        if is_result && self.policy.kinds_untouched.iter().any(|kind| kind.is_of(&text)) {
+        if is_result && TextKind::ALL.iter().any(|kind| kind.is_of(&text)) {
             return Ok(());
         }
         if self.passage_count == self.policy.bounds.piece_count_max {

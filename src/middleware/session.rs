@@ -34,17 +34,6 @@ pub trait SessionStore {
 pub struct SessionKeys {
     /// What the keys of its messages are made of.
     messages: Key,
-    /// How much was compressed, and when the session was last used.
-    pub usage: Key,
-}
-
-/// What a session has returned, to be stored.
-#[derive(Debug, Default)]
-pub struct ReturnedEntries {
-    /// The shortened texts of each message with text; none for a message that came back whole.
-    pub entries: Vec<Entry>,
-    /// Whether they take the place of entries that are stored: those of a session that has expired.
-    pub replace: bool,
 }
 
 /// A text of a message that was returned shortened.
@@ -65,7 +54,6 @@ pub struct Session {
     pub returned_count: usize,
     /// The texts that come back as they were returned before, shortened.
     pub replayed: Vec<Shortened>,
-    is_new: bool,
 }
 
 /// A message with text.
@@ -81,11 +69,7 @@ struct Link {
 impl SessionKeys {
     /// Returns the keys of the session with this id.
     pub fn derive(id: &str) -> Self {
-        let key = |context: &str| blake3::derive_key(context, id.as_bytes());
-        Self {
-            messages: key("thresher 2026 session messages 1"),
-            usage: key("thresher 2026 session usage 1"),
-        }
+        Self { messages: blake3::derive_key("thresher 2026 session messages 1", id.as_bytes()) }
     }
 
     /// Returns the key of the shortened texts of a message.
@@ -98,15 +82,10 @@ impl SessionKeys {
 }
 
 impl Session {
-    /// Starts a session of which nothing was returned, or which has expired.
-    pub fn start(keys: SessionKeys, conversation: &Conversation) -> Self {
-        Self { keys, chain: chain(conversation), returned_count: 0, replayed: Vec::new(), is_new: true }
-    }
-
-    /// Goes on with a session of which the store knows what was returned. Every message that was returned in the same conversation comes back
+    /// Goes on with a session, or starts it if the store knows nothing of it. Every message that was returned in the same conversation comes back
     /// as it was, whatever else was returned since. A message that the store no longer knows is new.
     pub fn resume(keys: SessionKeys, conversation: &Conversation, store: &dyn SessionStore) -> Self {
-        let mut session = Self { is_new: false, ..Self::start(keys, conversation) };
+        let mut session = Self { keys, chain: chain(conversation), returned_count: 0, replayed: Vec::new() };
         for link in &mut session.chain {
             let texts: Option<Vec<ReturnedText>> = read(store, &keys.message(&link.hash));
             let texts = texts.and_then(|texts| shortened(&conversation.messages[link.index], texts));
@@ -129,14 +108,14 @@ impl Session {
         found.map_or(index < self.returned_count, |at| self.chain[at].is_returned)
     }
 
-    /// Returns what to store once the conversation is returned with these texts shortened, in addition to those that are replayed. Messages from
-    /// `protected_from` on were not to be shortened yet: they are not remembered, so that a later turn may shorten them.
+    /// Returns what to store once the conversation is returned with these texts shortened, in addition to those that are replayed: the
+    /// shortened texts of each message with text, none for a message that came back unchanged. Messages from `protected_from` on were not to be shortened yet: they are not remembered, so that a later turn may shorten them.
     pub fn entries(
         self,
         conversation: &Conversation,
         new: &[Shortened],
         protected_from: usize,
-    ) -> ReturnedEntries {
+    ) -> Vec<Entry> {
         let new: HashMap<usize, &Shortened> = new.iter().map(|text| (text.at.start, text)).collect();
         let links = self.chain.iter().filter(|link| !link.is_returned && link.index < protected_from);
         let entry = |link: &Link| {
@@ -148,7 +127,7 @@ impl Session {
             let texts: Vec<ReturnedText> = parts.filter_map(text_of).collect();
             (self.keys.message(&link.hash), serde_json::to_vec(&texts).expect("it is JSON"))
         };
-        ReturnedEntries { entries: links.map(entry).collect(), replace: self.is_new }
+        links.map(entry).collect()
     }
 }
 
@@ -197,8 +176,8 @@ mod tests {
     }
 
     impl Stored {
-        fn put(&mut self, returned: ReturnedEntries) {
-            for (key, value) in returned.entries {
+        fn put(&mut self, returned: Vec<Entry>) {
+            for (key, value) in returned {
                 self.0.entry(key).or_insert(value);
             }
         }
@@ -282,9 +261,7 @@ mod tests {
         store.put(resume(&store).entries(&conversation, &[], 1));
         let next = resume(&store);
         assert_eq!((next.returned_count, next.has_returned(0), next.has_returned(1)), (1, true, false));
-        assert!(!next.entries(&conversation, &[], 2).replace);
-        let expired = Session::start(SessionKeys::derive("s"), &conversation);
-        assert!(expired.entries(&conversation, &[], 2).replace, "what was returned long ago is forgotten");
+        assert_eq!(next.entries(&conversation, &[], 2).len(), 1);
     }
 
     #[test]

@@ -8,7 +8,6 @@ use thresher_core::domain::Budget;
 
 use super::find::{Bounds, Policy};
 use super::paths;
-use super::untouched::TextKind;
 
 /// `[middleware]`: the OpenAI- and Anthropic-compatible proxy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -28,9 +27,6 @@ pub struct MiddlewareSettings {
     pub tools: Vec<String>,
     /// Names of tools whose results stay whole, beside those that list, search, read and change files. A tool that `tools` names is compressed.
     pub tools_untouched: Vec<String>,
-    /// Kinds of text that are not compressed in results of tools.
-    #[serde(skip)]
-    pub kinds_untouched: Vec<TextKind>,
     /// Whether shortened results of tools end with a mark that names the hash of the original, for models that have the MCP tool `retrieve`.
     pub retrievable: bool,
     /// Tokens of the texts and tools of a request after compression; a request with more is refused. 0: no limit.
@@ -57,9 +53,6 @@ pub struct MiddlewareSettings {
     /// Requests to upstreams that are in flight at the same time, shared fairly between tenants; one more gets a 429.
     #[serde(skip)]
     pub request_count_max: usize,
-    /// Milliseconds to connect to an upstream.
-    #[serde(skip)]
-    pub connect_ms_max: u64,
     /// Milliseconds that an upstream may take to begin its answer, or pause within it.
     #[serde(skip)]
     pub silence_ms_max: u64,
@@ -165,7 +158,6 @@ impl Default for MiddlewareSettings {
             shadow: false,
             tools: Vec::new(),
             tools_untouched: Vec::new(),
-            kinds_untouched: TextKind::ALL.into(),
             retrievable: false,
             input_tokens_max: 0,
             context_tags: vec!["<context>".to_owned(), "</context>".to_owned()],
@@ -177,7 +169,6 @@ impl Default for MiddlewareSettings {
             piece_count_max: Bounds::default().piece_count_max,
             body_bytes_max: 33_554_432,
             request_count_max: 1_024,
-            connect_ms_max: 5_000,
             silence_ms_max: 600_000,
         }
     }
@@ -215,7 +206,6 @@ impl MiddlewareSettings {
         Policy {
             tools: self.tools.clone(),
             tools_untouched: self.tools_untouched.clone(),
-            kinds_untouched: self.kinds_untouched.clone(),
             delimiters: self.delimiters(),
             keeps_documents,
             result_tokens_min: self.result_tokens_min,

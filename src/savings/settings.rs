@@ -6,14 +6,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// `[savings]`: how savings are counted.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SavingsSettings {
     /// What providers charge for tokens. A model without a price is counted in tokens only.
     pub prices: Vec<Price>,
-    /// Models that are counted apart for each tenant; further models are counted together as `other`.
-    #[serde(skip)]
-    pub model_count_max: usize,
 }
 
 /// What a provider charges for a million tokens of some models.
@@ -32,12 +29,6 @@ pub struct Price {
     pub cached_write: f64,
     /// A million tokens of answers.
     pub output: f64,
-}
-
-impl Default for SavingsSettings {
-    fn default() -> Self {
-        Self { prices: Vec::new(), model_count_max: 64 }
-    }
 }
 
 impl SavingsSettings {

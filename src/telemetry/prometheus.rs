@@ -10,7 +10,6 @@ const SECONDS_BUCKETS: [f64; 14] =
 
 /// What each counter counts, by its name.
 const COUNTERS: &[(&str, &str)] = &[
-    ("model_fallbacks_total", "Calls that the GPU failed and that the CPU took over"),
     ("requests_total", "Requests answered, by endpoint and error code (ok: no error)"),
     (
         "tokens_in_total",
@@ -22,7 +21,6 @@ const COUNTERS: &[(&str, &str)] = &[
     ),
     ("registry_changes_total", "Changes of registered chunks, by kind"),
     ("registry_warmed_total", "Registered chunks read ahead, by outcome"),
-    ("streams_total", "Event streams that ended, by error code (ok: no error)"),
     ("shared_requests_total", "Blocks and commands sent to the shared tier, by operation and outcome"),
     ("key_requests_total", "Requests by the name of their API key and by error code (ok: no error)"),
     ("key_tokens_total", "Tokens of the model charged to an API key"),
@@ -97,7 +95,6 @@ const COUNTERS: &[(&str, &str)] = &[
 const GAUGES: &[(&str, Unit, &str)] = &[
     ("registry_chunks", Unit::Count, "Registered chunks, by the state of their read-ahead"),
     ("requests_in_flight", Unit::Count, "Requests that are being answered or wait for a permit"),
-    ("streams_in_flight", Unit::Count, "Streamed answers that are arriving"),
     ("requests_waiting", Unit::Count, "Requests that wait for a permit"),
     ("shared_queue_bytes", Unit::Bytes, "Bytes of blocks that wait to be written to the shared tier"),
     (

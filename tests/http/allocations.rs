@@ -8,7 +8,7 @@ use std::cell::Cell;
 
 use thresher::api::{
     self, AttributeBody, Body, BodyLimits, CompressBody, DeleteBody, MiddlewareBody, RegisterBody,
-    RerankBody, ScoreBody, SearchBody, TeiRerankBody, VoyageRerankBody,
+    RerankBody, SearchBody, TeiRerankBody,
 };
 use thresher::error::{ApiError, ErrorCode};
 use thresher::middleware::json::Located;
@@ -205,8 +205,6 @@ fn a_list_is_refused_before_all_of_it_is_in_memory() {
     check_lists::<RerankBody>("rerank", query, &any, &[("documents", many)]);
     check_lists::<RerankBody>("rerank", query, &texts, &[("rank_fields", "too_many")]);
     check_lists::<TeiRerankBody>("rerank", query, &texts, &[("texts", many)]);
-    check_lists::<VoyageRerankBody>("rerank", query, &texts, &[("documents", many)]);
-    check_lists::<ScoreBody>("score", "", &texts, &[("text_1", many), ("text_2", many)]);
     check_lists::<RegisterBody>("register", "", &any, &[("chunks", many)]);
     check_lists::<DeleteBody>("delete", "", &texts, &[("ids", many)]);
     check_lists::<MiddlewareBody>("middleware", "", &chunks, &[("chunks", many)]);
@@ -244,11 +242,6 @@ fn rank_fields_do_not_multiply_a_document() {
 
 #[test]
 fn nested_values_are_refused_before_all_of_them_are_in_memory() {
-    let search =
-        |body: &[u8], limits: &BodyLimits| api::parse::<SearchBody>(body, limits)?.into_domain(limits);
-    let filter = |item: &str| filled("{\"query\":\"q\",\"filter\":{\"a\":{\"in\":[", item, "]}}}");
-    check("a filter", &filter("1"), "wrong_type filter", search);
-    check("a filter of lists", &filter("[]"), "wrong_type filter", search);
     let rerank = |body: &[u8], limits: &BodyLimits| {
         let request = api::parse::<RerankBody>(body, limits)?.into_v1(limits)?;
         // The request is valid. This error only ends the measurement.
@@ -284,13 +277,6 @@ fn nested_values_are_refused_before_all_of_them_are_in_memory() {
     };
     check("its values", &filled("[", "1", "]"), "internal", values);
     check("its keys", &filled("{\"a\":[", "[]", "]}"), "internal", values);
-    let event = |data: &[u8], _: &BodyLimits| {
-        let arrived = api::arrival(std::str::from_utf8(data).expect("text"))?;
-        Err::<(), _>(ApiError::new(TAKEN, format!("{arrived:?}")))
-    };
-    let choice = "{\"index\":1,\"delta\":{}}";
-    check("an event's choices", &filled("{\"choices\":[", choice, "]}"), "internal", event);
-    check("an event's fields", &filled("{\"delta\":\"x\",\"more\":[", "[]", "]}"), "internal", event);
     let tree = |body: &[u8], limits: &BodyLimits| limits.check_tree(body, Some("messages"));
     let field = |body: &[u8], limits: &BodyLimits| {
         let body = Located::parse(std::str::from_utf8(body).expect("text")).expect("JSON");

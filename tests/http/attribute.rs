@@ -1,23 +1,9 @@
-//! Attribution over HTTP: responses and refusals, answers to an earlier compression, and answers that arrive
-//! in a stream.
-
-use std::sync::Arc;
-use std::time::Duration;
+//! Attribution over HTTP: responses and refusals, and answers to an earlier compression.
 
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
-use crate::support::wait::eventually;
-use crate::support::wire::{self, Framing, ask, post};
-use thresher::admission::Sharer;
-use thresher_core::domain::Tenant;
-use thresher_core::kv::store::KvStore;
-
-use crate::{
-    BODY_BYTES_MAX, Daemon, STREAM_COUNT_MAX, check_error, daemon, pipeline_of, registry_settings, scripted,
-    serve, service,
-};
+use crate::support::wire::post;
+use crate::{Daemon, check_error, daemon, scripted};
 
 const ANSWER: &str = "The tide is at noon. The moon is far.";
 
@@ -178,7 +164,7 @@ async fn invalid_attribution_requests_are_refused() {
             "more than 4 values",
         ),
         ("too many sources", with(json!({"sources_max": 101})), "422 out_of_range sources_max", "100"),
-        ("an unknown format", with(json!({"format": "bibtex"})), "400 unknown_value format", "openai_chat"),
+        ("an unknown format", with(json!({"format": "bibtex"})), "400 unknown_value format", "markers"),
         (
             "an unknown granularity",
             with(json!({"granularity": "page"})),
@@ -240,208 +226,6 @@ async fn an_answer_to_a_compressed_context_cites_the_original_chunks() {
             "{answer} {compressed}"
         );
     }
-}
-
-fn events(first: &Value, pieces: &[&str]) -> String {
-    let pieces = pieces.iter().map(|piece| format!("data: {}\n\n", json!({"delta": piece})));
-    std::iter::once(format!("data: {first}\n\n")).chain(pieces).collect()
-}
-
-/// The name and data of each event of a response.
-fn sent_events(response: &wire::Response) -> Vec<(String, Value)> {
-    // The body has HTTP chunk framing. Each line of an event lies within one HTTP chunk.
-    let lines: Vec<&str> = response.body.lines().collect();
-    let mut found = Vec::new();
-    for pair in lines.windows(2) {
-        if let (Some(name), Some(data)) = (pair[0].strip_prefix("event: "), pair[1].strip_prefix("data: ")) {
-            found.push((name.to_owned(), serde_json::from_str(data).expect("JSON")));
-        }
-    }
-    found
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_streamed_answer_has_the_same_parts_as_the_whole_answer() {
-    let daemon = daemon(Some(scripted()), 2, 2).await;
-    let answer = "The tide is at noon. The moon is far. Water is wet, is it not? And Dr. Who knows nothing of it at all.\n- one\n- two";
-    let mut request = good();
-    request["answer"] = json!(answer);
-    let whole = attributed(&daemon, request.to_string()).await;
-    request.as_object_mut().expect("fields").remove("answer");
-    for size in [1, 7, 50, 1_000] {
-        let pieces: Vec<String> =
-            answer.chars().collect::<Vec<_>>().chunks(size).map(String::from_iter).collect();
-        let pieces: Vec<&str> = pieces.iter().map(|piece| &**piece).collect();
-        for ending in ["", "data: [DONE]\n\n"] {
-            let body = events(&request, &pieces) + ending;
-            let response =
-                ask(daemon.http, "POST", "/v1/attribute/stream", body.as_bytes(), Framing::Chunked).await;
-            assert_eq!(response.status, 200, "{}", response.body);
-            let mut events = sent_events(&response);
-            let (last, data) = events.pop().expect("a last event");
-            assert_eq!((&*last, data), ("done", json!({"parts": events.len(), "ended": !ending.is_empty()})));
-            let parts: Vec<Value> = events
-                .into_iter()
-                .map(|(name, part)| (name == "part").then_some(part).expect("a part"))
-                .collect();
-            assert_eq!(json!(parts), whole["parts"], "pieces of {size} characters");
-        }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn invalid_streams_are_refused() {
-    let daemon = daemon(Some(scripted()), 2, 2).await;
-    let mut request = good();
-    request.as_object_mut().expect("fields").remove("answer");
-    let first = |fields: Value| {
-        let mut request = request.clone();
-        fields.as_object().expect("fields").iter().for_each(|(name, value)| request[name] = value.clone());
-        events(&request, &["x"])
-    };
-    let stream = async |body: String| {
-        ask(daemon.http, "POST", "/v1/attribute/stream", body.as_bytes(), Framing::ContentLength).await
-    };
-    for (case, body, error, message) in [
-        ("an empty body", String::new(), "400 invalid_json -", "the first is the request"),
-        ("not JSON", "data: x\n\n".to_owned(), "400 invalid_json -", "expected value"),
-        ("an answer", first(json!({"answer": "x"})), "422 fields_conflict answer", "events that follow"),
-        ("spans", first(json!({"spans": []})), "422 fields_conflict spans", "still to come"),
-        ("a dialect", first(json!({"format": "markers"})), "422 fields_conflict format", "native"),
-        ("a receipt", first(json!({"receipt": true})), "422 fields_conflict receipt", "whole answers"),
-        ("no chunks", first(json!({"chunks": []})), "422 field_empty chunks", "at least one"),
-        (
-            "the granularity of spans",
-            first(json!({"granularity": "span"})),
-            "422 fields_conflict granularity",
-            "no spans",
-        ),
-        (
-            "an unknown compression",
-            events(&json!({"compress_id": "cmp_1"}), &["x"]),
-            "404 id_unknown compress_id",
-            "it expired after",
-        ),
-    ] {
-        check_error(case, &stream(body).await, error, message);
-    }
-    // A later error is an event, behind the parts before it.
-    let sentence = "The tide is at noon. ".repeat(6);
-    let broken = events(&request, &[&sentence]) + "data: {\n\n";
-    let sent = sent_events(&stream(broken).await);
-    assert!(sent.len() > 1, "{sent:?}");
-    assert_eq!(
-        sent.last().map(|(name, data)| (&**name, &data["error"]["code"])),
-        Some(("error", &json!("invalid_json")))
-    );
-    for unknown in [r#"{"detla": "x"}"#, r#"{"delta": 5}"#, "[1]", "\"x\""] {
-        let sent = sent_events(&stream(events(&request, &[]) + "data: " + unknown + "\n\n").await);
-        assert_eq!(sent[0].1["error"]["code"], json!("invalid_json"), "{unknown}");
-    }
-    let long = events(&request, &[&"x ".repeat(300), &"y ".repeat(300)]);
-    let sent = sent_events(&stream(long).await);
-    assert_eq!(sent.last().map(|(_, data)| data["error"]["code"].clone()), Some(json!("too_long")));
-    // The error is in the status or in an event, depending on how the body arrives.
-    let huge = stream(events(&request, &[&"x".repeat(BODY_BYTES_MAX)])).await;
-    assert!(huge.body.contains("body_too_large"), "{}", huge.body);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_number_of_streams_is_limited_and_open_streams_continue_while_the_daemon_drains() {
-    let daemon = daemon(Some(scripted()), 2, 2).await;
-    let mut request = good();
-    request.as_object_mut().expect("fields").remove("answer");
-    let (first, rest) = (events(&request, &[]), events(&json!({"delta": "The tide is at noon."}), &[]));
-    let head = format!(
-        "POST /v1/attribute/stream HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
-        first.len() + rest.len()
-    );
-    let mut arriving = Vec::new();
-    for _ in 0..STREAM_COUNT_MAX {
-        let mut stream = TcpStream::connect(daemon.http).await.expect("the daemon listens");
-        stream.write_all(format!("{head}{first}").as_bytes()).await.expect("the daemon reads");
-        let mut status = [0; 12];
-        stream.read_exact(&mut status).await.expect("a response before the end of the request");
-        assert_eq!(status, *b"HTTP/1.1 200");
-        arriving.push(stream);
-    }
-    let more = post(daemon.http, "/v1/attribute/stream", &first).await;
-    check_error("a stream beyond the limit", &more, "429 overloaded -", "too many streams");
-    drop(arriving.pop());
-    let room = async || post(daemon.http, "/v1/attribute/stream", &first).await.status == 200;
-    eventually("the place of the stream that was dropped is free", room).await;
-    daemon.service.admission.drain();
-    let late = post(daemon.http, "/v1/attribute/stream", &first).await;
-    check_error("while draining", &late, "503 draining -", "shutting down");
-    for mut stream in arriving {
-        stream.write_all(rest.as_bytes()).await.expect("the daemon reads");
-        let mut rest_of_response = String::new();
-        stream.read_to_string(&mut rest_of_response).await.expect("the rest of the response");
-        let ends_well = rest_of_response.contains("event: part") && rest_of_response.contains("event: done");
-        assert!(ends_well, "{rest_of_response}");
-    }
-}
-
-/// A daemon that ends a stream without text after `silence_max`, and any stream after `stream_max`.
-async fn limited(silence_max: Duration, stream_max: Duration) -> Daemon {
-    let (mut service, tenants) = service(None, 2, 2, &registry_settings());
-    let admission = &mut Arc::make_mut(&mut service.settings).admission;
-    admission.deadline_ms_max = silence_max.as_millis() as u64;
-    admission.stream_ms_max = stream_max.as_millis() as u64;
-    tenants.set_pipeline(Arc::new(pipeline_of(scripted(), KvStore::without_tiers())));
-    serve((service, tenants)).await
-}
-
-/// Opens a stream and sends its first event. The body that it declares is longer than anything that follows.
-async fn open_stream(daemon: &Daemon) -> TcpStream {
-    let mut request = good();
-    request.as_object_mut().expect("fields").remove("answer");
-    let head = "POST /v1/attribute/stream HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: 100000\r\n\r\n";
-    let mut stream = TcpStream::connect(daemon.http).await.expect("the daemon listens");
-    stream.write_all(format!("{head}{}", events(&request, &[])).as_bytes()).await.expect("the daemon reads");
-    stream
-}
-
-/// Each daemon has one short limit and one that no test reaches, so that a slow machine cannot change which
-/// of them ends the stream.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_stream_without_text_or_without_an_end_is_ended() {
-    let (short, long) = (Duration::from_millis(300), Duration::from_secs(600));
-    for (name, event, silence_max, stream_max, code) in [
-        ("no event follows", "", short, long, "body_timeout"),
-        ("events without text follow", "data: {\"type\": \"ping\"}\n\n", short, long, "body_timeout"),
-        ("text follows without end", "data: {\"delta\": \"x \"}\n\n", long, short, "deadline_exceeded"),
-    ] {
-        let daemon = limited(silence_max, stream_max).await;
-        let (mut from, mut to) = open_stream(&daemon).await.into_split();
-        let sending = tokio::spawn(async move {
-            while !event.is_empty() && to.write_all(event.as_bytes()).await.is_ok() {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-            to
-        });
-        let mut response = String::new();
-        let _ = from.read_to_string(&mut response).await;
-        assert!(response.contains(code), "{name}: {response}");
-        sending.abort();
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_stream_whose_client_disconnects_gives_its_place_back() {
-    let long = Duration::from_secs(600);
-    let daemon = limited(long, long).await;
-    for _ in 0..2 * STREAM_COUNT_MAX {
-        drop(open_stream(&daemon).await);
-    }
-    let tenant = Tenant::default();
-    let sharer = Sharer { tenant: &tenant, has_rivals: false };
-    eventually("all places are free", async || {
-        let streams: Vec<_> =
-            (0..STREAM_COUNT_MAX).map(|_| daemon.service.admission.stream(sharer)).collect();
-        streams.iter().all(Result::is_ok)
-    })
-    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::wire::{ask_with, get, post};
+use crate::support::wire::{ask_with, post};
 use crate::{check_error, daemon, good, scripted};
 
 /// A list of `count` equal items.
@@ -37,8 +37,6 @@ async fn a_list_is_refused_at_the_first_element_beyond_its_limit() {
         ("/v2/rerank", r#""query":"q""#, "documents", "{}", 9, "too_many", "limits.chunk_count_max"),
         ("/rerank", r#""query":"q""#, "texts", "\"a\"", 9, "too_many", "limits.chunk_count_max"),
         ("/v1/rerank", r#""query":"q""#, "rank_fields", "\"a\"", 65, "too_many", "64"),
-        ("/vllm/v1/score", r#""model":"m""#, "text_1", "\"a\"", 9, "too_many", "limits.chunk_count_max"),
-        ("/vllm/v1/score", r#""model":"m""#, "text_2", "\"a\"", 9, "too_many", "limits.chunk_count_max"),
     ] {
         let list = many(item, count);
         let body = format!("{{{head},\"{field}\":{} and no more JSON", list.trim_end_matches(']'));
@@ -49,14 +47,6 @@ async fn a_list_is_refused_at_the_first_element_beyond_its_limit() {
     let ids = format!("{{\"ids\":{}", many("\"a\"", 16));
     let response = post(daemon.http, "/v1/chunks/delete", ids).await;
     check_error("ids", &response, "422 too_many ids", "the limit is");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_first_event_of_a_stream_is_bounded_too() {
-    let daemon = daemon(Some(scripted()), 2, 2).await;
-    let event = format!("data: {{\"chunks\":{}}}\n\n", many("\"a\"", 9));
-    let response = post(daemon.http, "/v1/attribute/stream", event).await;
-    check_error("chunks", &response, "422 too_many chunks", "limits.chunk_count_max");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -98,20 +88,6 @@ async fn documents_are_returned_byte_for_byte() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn deep_filters_and_repeated_fields_are_refused() {
-    let daemon = daemon(Some(scripted()), 2, 2).await;
-    let deep = format!("{}1{}", "{\"not\":".repeat(200), "}".repeat(200));
-    let twice = r#"{"tenant":"a","tenant":"b"}"#;
-    for (case, filter, message) in [("deep", &*deep, "inside each other"), ("twice", twice, "twice")] {
-        let body = format!(r#"{{"query":"q","filter":{filter}}}"#);
-        let response = post(daemon.http, "/v1/search", body).await;
-        check_error(case, &response, "400 wrong_type filter", message);
-    }
-    let response = get(daemon.http, "/v1/chunks?filter=%7B%22a%22:1,%22a%22:2%7D").await;
-    check_error("in a query", &response, "400 wrong_type filter", "twice");
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn an_error_quotes_only_the_beginning_of_a_long_value() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
     let long = "x".repeat(3_500);
@@ -140,7 +116,6 @@ async fn an_error_quotes_only_the_beginning_of_a_long_value() {
         ("/v1/rerank", json!({"query": "q", "documents": [{}], "rank_fields": [long]}), {
             "400 missing_field documents[0]".to_owned()
         }),
-        ("/v1/search", json!({"query": "q", "filter": {&long: {"like": 1}}}), "400 wrong_type".to_owned()),
     ] {
         let response = post(daemon.http, path, body.to_string()).await;
         let found = response.json();

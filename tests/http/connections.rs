@@ -250,8 +250,7 @@ async fn responses_share_a_memory_limit() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answered_request_holds_no_memory() {
     let daemon = daemon(Some(scripted()), 4, 4).await;
-    for path in ["/v1/compress", "/v1/rerank", "/v1/attribute", "/v1/chunks", "/v1/search", "/vllm/v1/score"]
-    {
+    for path in ["/v1/compress", "/v1/rerank", "/v1/attribute", "/v1/chunks", "/v1/search"] {
         for framing in [Framing::ContentLength, Framing::Chunked] {
             let mut stream = send(daemon.http, "POST", path, good().to_string().as_bytes(), framing).await;
             closed(&mut stream).await;

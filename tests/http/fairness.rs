@@ -1,4 +1,4 @@
-//! Fairness between tenants: each leaves permits, places in the queue, streams, requests to upstreams and
+//! Fairness between tenants: each leaves permits, places in the queue, requests to upstreams and
 //! memory to the others. And the time after which a refused request should be repeated.
 
 use std::sync::Arc;
@@ -8,15 +8,14 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use thresher::http::Middleware;
 use thresher::middleware::settings::{MiddlewareSettings, UpstreamSettings};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
 use crate::keys::{Keyed, entry};
 use crate::support::wait::eventually;
 use crate::support::wire::{self, Response, post};
 use crate::{
-    BODIES_BYTES_MAX, Gate, STREAM_COUNT_MAX, assert_good, check_error, daemon, double, good,
-    registry_settings, scripted, with,
+    BODIES_BYTES_MAX, Gate, assert_good, check_error, daemon, double, good, registry_settings, scripted, with,
 };
 
 fn two_tenants() -> String {
@@ -38,45 +37,6 @@ fn gated() -> (Arc<Gate>, Arc<dyn thresher_core::model::ModelRuntime>) {
 fn retry_after_s(refused: &Response) -> u64 {
     let value = refused.header("retry-after").unwrap_or_else(|| panic!("no Retry-After: {refused:?}"));
     value.parse().expect("whole seconds")
-}
-
-/// Opens a stream whose answer never continues. Returns the connection and the head of the daemon's response.
-async fn idle_stream(keyed: &Keyed, key: &str) -> (TcpStream, String) {
-    let mut stream = TcpStream::connect(keyed.daemon.http).await.expect("the daemon listens");
-    let first = format!("data: {}\n\n", json!({"chunks": ["The tide is at noon."]}));
-    let head = format!(
-        "POST /v1/attribute/stream HTTP/1.1\r\nhost: localhost\r\ncontent-type: text/event-stream\r\nauthorization: Bearer thr_{key}\r\ncontent-length: 4000\r\n\r\n"
-    );
-    stream.write_all(format!("{head}{first}").as_bytes()).await.expect("the daemon reads");
-    let mut response = Vec::new();
-    while !response.windows(4).any(|end| end == b"\r\n\r\n") {
-        let mut piece = [0; 1024];
-        let read = stream.read(&mut piece).await.expect("an answer");
-        assert!(read > 0, "the daemon closed the connection");
-        response.extend(&piece[..read]);
-    }
-    (stream, String::from_utf8_lossy(&response).into_owned())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn idle_streams_of_one_tenant_leave_streams_for_another() {
-    let keyed = Keyed::start(&two_tenants(), scripted(), &registry_settings()).await;
-    let mut held = Vec::new();
-    let refused = loop {
-        let (stream, head) = idle_stream(&keyed, "b").await;
-        if !head.starts_with("HTTP/1.1 200") {
-            break head;
-        }
-        held.push(stream);
-        assert!(held.len() <= STREAM_COUNT_MAX, "more streams than the limit");
-    };
-    assert_eq!(held.len(), STREAM_COUNT_MAX / 2, "a tenant with rivals may have half of the streams");
-    assert!(refused.starts_with("HTTP/1.1 429") && refused.contains("retry-after: "), "{refused}");
-    let whole = [json!({"chunks": ["The tide is at noon."]}), json!({"delta": "The tide is at noon."})];
-    let body: String = whole.iter().map(|event| format!("data: {event}\n\n")).collect();
-    let answer = keyed.ask("a", ("POST", "/v1/attribute/stream"), body).await;
-    assert_eq!(answer.status, 200, "{}", answer.body);
-    assert!(answer.body.contains("event: done"), "{}", answer.body);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,4 +1,4 @@
-//! `POST /v1/compress` with messages, as gateways call it: sessions, frozen prefixes, usage, and the requests of Portkey and Kong as their
+//! `POST /v1/compress` with messages, as gateways call it: sessions, frozen prefixes, and the requests of Portkey and Kong as their
 //! documentation describes them. `tests/litellm` tests LiteLLM with its own code.
 
 use serde::Deserialize;
@@ -121,45 +121,7 @@ async fn frozen_messages_come_back_as_they_were_sent() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn usage_is_counted_by_tenant_and_session() {
-    let daemon = daemon(Some(scripted()), 2, 2).await;
-    let usage = async |query: &str| get(daemon.http, &format!("/headroom/v1/usage{query}")).await;
-    let nothing = json!({"input_tokens": 0, "output_tokens": 0, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 0});
-    let fresh = usage("").await.json();
-    assert_eq!(
-        (&fresh["requests"], &fresh["provider"], &fresh["session"]),
-        (&json!(0), &nothing, &Value::Null)
-    );
-    let answers = [
-        compress(&daemon, &asked(), json!({"session_id": "s"})).await.json(),
-        compress(&daemon, &asked(), json!({"session_id": "s"})).await.json(),
-        compress(&daemon, &asked(), json!({})).await.json(),
-    ];
-    let sum = |name: &str, answers: &[Value]| -> u64 {
-        answers.iter().map(|answer| answer[name].as_u64().expect("a count")).sum()
-    };
-    let session = usage("?session_id=s").await.json();
-    for (found, answers) in [(&session, &answers[..]), (&session["session"], &answers[..2])] {
-        let names = ["tokens_before", "tokens_after", "tokens_saved"];
-        let found = (found["requests"].as_u64(), names.map(|name| found[name].as_u64()));
-        assert_eq!(found, (Some(answers.len() as u64), names.map(|name| Some(sum(name, answers)))));
-    }
-    assert!(session["tokens_saved"].as_u64() > Some(0));
-    assert_eq!((&session["session"]["id"], &session["session"]["message_count"]), (&json!("s"), &json!(2)));
-    let anthropic = json!({"input_tokens": 5, "output_tokens": 7, "cache_read_input_tokens": 100});
-    let report = async |body: Value| post(daemon.http, "/headroom/v1/usage", body.to_string()).await;
-    let taken = report(json!({"session_id": "s", "usage": anthropic})).await.json();
-    assert_eq!(taken, json!({"session_id": "s", "frozen_message_count": 2, "applied": true}));
-    let openai = json!({"id": "x", "usage": {"prompt_tokens": 200, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 150}}});
-    assert_eq!(report(json!({"session_id": "s", "usage": openai})).await.status, 200);
-    let expect = json!({"input_tokens": 305, "output_tokens": 8, "cache_read_input_tokens": 250, "cache_creation_input_tokens": 0});
-    let session = usage("?session_id=s").await.json();
-    assert_eq!((&session["provider"], &session["session"]["provider"]), (&expect, &expect));
-    assert_eq!(session["session"]["requests"], 2, "a report is no request");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn wrong_sessions_counts_and_usages_are_refused_with_their_place() {
+async fn wrong_sessions_and_counts_are_refused_with_their_place() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
     let check = async |config: Value, expect: &str, message: &str| {
         let response = compress(&daemon, &asked(), config.clone()).await;
@@ -174,25 +136,6 @@ async fn wrong_sessions_counts_and_usages_are_refused_with_their_place() {
     let ratio = "config.target_ratio";
     check(json!({"target_ratio": 0}), &format!("422 out_of_range {ratio}"), ratio).await;
     check(json!("ccr"), "400 wrong_type config", "an object").await;
-    let unknown = get(daemon.http, "/headroom/v1/usage?session_id=none").await;
-    check_error("unknown", &unknown, "404 id_unknown session_id", "was last used");
-    let blank = get(daemon.http, "/headroom/v1/usage?session_id=%20").await;
-    check_error("blank", &blank, "422 invalid_value session_id", "");
-    assert_eq!(get(daemon.http, "/headroom/v1/usage?session=s").await.status, 400);
-    let report = async |body: Value, expect: &str| {
-        let response = post(daemon.http, "/headroom/v1/usage", body.to_string()).await;
-        check_error(&body.to_string(), &response, expect, "");
-    };
-    report(json!({"session_id": "none", "usage": {"input_tokens": 1}}), "404 id_unknown session_id").await;
-    report(json!({"session_id": "none", "usage": {}}), "422 field_empty usage").await;
-    report(json!({"session_id": "none"}), "400 missing_field usage").await;
-    report(
-        json!({"session_id": "none", "usage": {"input_tokens": "1"}}),
-        "422 out_of_range usage.input_tokens",
-    )
-    .await;
-    let retrieve = post(daemon.http, "/headroom/v1/retrieve", r#"{"hash": "00"}"#).await;
-    check_error("an unknown hash", &retrieve, "404 id_unknown hash", "");
 }
 
 /// Portkey's guardrail sends its settings as `config`, and joins the address of the proxy with the path.
@@ -272,15 +215,11 @@ async fn a_slash_may_follow_every_path_and_health_needs_no_key() {
     for path in [format!("/headroom/v1/retrieve/{hash}"), format!("/headroom/v1/retrieve/{hash}/")] {
         assert_eq!(get(daemon.http, &path).await.json()["original_content"], original, "{path}");
     }
-    for path in ["/headroom/v1/retrieve", "/headroom/v1/retrieve/"] {
-        let answer = post(daemon.http, path, json!({"hash": hash}).to_string()).await;
-        assert_eq!(answer.json()["original_content"], original, "{path}");
-    }
     for path in ["/health", "/health/"] {
         let health = get(daemon.http, path).await;
         assert_eq!((health.status, &health.json()["status"]), (200, &json!("ok")), "{path}");
     }
-    for path in ["/v1/models/", "/headroom/v1/usage/", "/openapi.json/"] {
+    for path in ["/v1/models/", "/openapi.json/"] {
         assert_eq!(get(daemon.http, path).await.status, 200, "{path}");
     }
     assert_eq!(get(daemon.http, "/headroom/v1/compress//").await.status, 404);

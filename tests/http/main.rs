@@ -62,9 +62,7 @@ use tokio::net::TcpListener;
 use self::support::wait::eventually;
 use self::support::wire::{self, Framing, ask, get, post, send};
 
-const STREAM_COUNT_MAX: usize = 4;
 const TENANT_COUNT_MAX: usize = 3;
-const STREAM_MS_MAX: u64 = 60_000;
 const BODY_BYTES_MAX: usize = 4096;
 const BODIES_BYTES_MAX: usize = 16 << 20;
 const DEADLINE_MS_MAX: u64 = 600_000;
@@ -155,9 +153,6 @@ fn service_of(
         },
         admission: config::Admission {
             concurrency_max: concurrency,
-            queue_max: queue,
-            stream_count_max: STREAM_COUNT_MAX,
-            stream_ms_max: STREAM_MS_MAX,
             deadline_ms_default: DEADLINE_MS_MAX,
             deadline_ms_max: DEADLINE_MS_MAX,
         },
@@ -171,9 +166,7 @@ fn service_of(
     };
     let mut service = app::service(&config, access, tenants.clone()).expect("no upstream");
     // A concurrency of 0 lets nothing work here; in the settings it means "as many as the machine takes".
-    let stream_count_max = STREAM_COUNT_MAX;
-    service.admission =
-        Admission::new(Bounds { concurrency_max: concurrency, queue_max: queue, stream_count_max });
+    service.admission = Admission::new(Bounds { concurrency_max: concurrency, queue_max: queue });
     (service, tenants)
 }
 
@@ -239,7 +232,6 @@ fn registry_settings() -> RegistrySettings {
         chunk_count_max: 20,
         batch_count_max: 15,
         metadata_bytes_max: 64,
-        candidate_count_default: 5,
         candidate_count_max: 10,
         prefilter_above: 10,
         prefilter_to: 2,

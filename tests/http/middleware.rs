@@ -498,9 +498,6 @@ async fn conversations_are_validated_and_their_originals_can_be_retrieved() {
     assert!(found["relevant"][0]["text"].as_str().is_some_and(|text| text.contains("tide")), "{found}");
     let blank = get(daemon.http, &format!("/v1/retrieve/{hash}?query=%20")).await;
     crate::check_error("blank", &blank, "422 field_empty query", "leave it out");
-    let blank = json!({"hash": hash, "query": ""}).to_string();
-    let blank = post(daemon.http, "/headroom/v1/retrieve", blank).await;
-    crate::check_error("empty", &blank, "422 field_empty query", "leave it out");
     for unknown in ["0".repeat(24), "x".to_owned(), "é".repeat(12), "%FF".to_owned()] {
         let response = get(daemon.http, &format!("/v1/retrieve/{unknown}")).await;
         assert_eq!(

@@ -156,20 +156,12 @@ async fn a_body_without_a_json_content_type_is_refused() {
     let paths = [
         "/v1/compress",
         "/v1/attribute",
-        "/v1/attribute/stream",
         "/v1/chunks",
         "/v1/chunks/delete",
         "/v1/search",
         "/v1/rerank",
         "/v2/rerank",
         "/rerank",
-        "/tei/rerank",
-        "/voyage/v1/rerank",
-        "/vllm/rerank",
-        "/vllm/v1/rerank",
-        "/vllm/v2/rerank",
-        "/vllm/score",
-        "/vllm/v1/score",
         "/mcp",
     ];
     for path in paths {

@@ -104,7 +104,7 @@ async fn the_valid_chunks_of_a_batch_are_registered_and_the_others_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn metadata_that_filters_cannot_read_is_refused() {
+async fn metadata_that_cannot_be_read_is_refused() {
     let settings = RegistrySettings { metadata_bytes_max: 1_000, ..registry_settings() };
     let daemon = serve(service(None, 1, 0, &settings)).await;
     let deep = |levels: usize| format!("{}1{}", "{\"a\":".repeat(levels), "}".repeat(levels));
@@ -215,16 +215,12 @@ async fn chunks_can_be_fetched_listed_and_deleted() {
     assert_eq!((&page["chunks"][0], &page["next"]), (&tides()[0], &json!("b")));
     let page = get(daemon.http, "/v1/chunks?limit=2&after=b").await.json();
     assert_eq!((&page["chunks"][0]["id"], &page["next"]), (&json!("c"), &json!("delete")));
-    let filtered = get(daemon.http, "/v1/chunks?filter=%7B%22lang%22%3A%22en%22%7D").await.json();
-    assert_eq!(filtered["chunks"].as_array().expect("chunks").len(), 2);
     for (query, error) in [
         ("limit=0", "422 out_of_range limit"),
         ("limit=1001", "422 out_of_range limit"),
         ("limit=many", "422 out_of_range limit"),
         ("page=2", "400 wrong_type page"),
-        ("filter=%7B", "400 wrong_type filter"),
-        ("filter=%7B%22a%22%3Anull%7D", "400 wrong_type filter.a"),
-        ("filter=%7B%22lnag%22%3A1%7D", "422 invalid_value filter.lnag"),
+        ("filter=%7B%7D", "400 wrong_type filter"),
     ] {
         check_error(query, &get(daemon.http, &format!("/v1/chunks?{query}")).await, error, "");
     }
@@ -320,10 +316,7 @@ async fn a_search_ranks_by_bm25_or_by_rc() {
         let results = answer["results"].as_array().unwrap_or_else(|| panic!("{answer}"));
         results.iter().map(|result| result["id"].as_str().expect("an id").to_owned()).collect()
     };
-    assert!(
-        ids(&search(json!({"query": "tide", "filter": {"x": 1}})).await.json()).is_empty(),
-        "the registry is empty"
-    );
+    assert!(ids(&search(json!({"query": "tide"})).await.json()).is_empty(), "the registry is empty");
     register(&daemon, tides()).await;
     let answer = search(json!({"query": "tide", "rank": "bm25"})).await.json();
     assert_eq!((ids(&answer), &answer["rank"]), (vec!["c".to_owned(), "a".to_owned()], &json!("bm25")));
@@ -340,8 +333,6 @@ async fn a_search_ranks_by_bm25_or_by_rc() {
     assert!(best.windows(2).all(|pair| pair[0] >= pair[1]), "{best:?}");
     let one = search(json!({"query": "tide moon", "limit": 1, "candidates": 3})).await.json();
     assert_eq!((&one["results"][0], &one["candidates"]), (&answer["results"][0], &json!(3)));
-    let filtered = search(json!({"query": "tide moon", "filter": {"year": {"gte": 2021}}})).await.json();
-    assert_eq!(ids(&filtered), ["b"]);
     for (body, error, message) in [
         (json!({"query": " "}), "422 field_empty query", "empty"),
         (json!({"query": "x", "limit": 0}), "422 out_of_range limit", "from 1 to 10"),
@@ -353,13 +344,7 @@ async fn a_search_ranks_by_bm25_or_by_rc() {
             "fewer than the 4 results",
         ),
         (json!({"query": "x", "rank": "best"}), "400 unknown_value rank", "`rc`"),
-        (json!({"query": "x", "filter": 5}), "400 wrong_type filter", "an object"),
-        (
-            json!({"query": "x", "filter": {"year": {"near": 5}}}),
-            "400 wrong_type filter.year.near",
-            "\"near\"",
-        ),
-        (json!({"query": "x", "filter": {"yaer": 5}}), "422 invalid_value filter.yaer", "\"yaer\""),
+        (json!({"query": "x", "filter": {"year": 5}}), "400 unknown_field filter", "filter"),
         (json!({"query": "x", "deadline_ms": 0}), "504 deadline_exceeded -", "deadline"),
     ] {
         check_error(&body.to_string(), &search(body.clone()).await, error, message);

@@ -32,9 +32,9 @@ fn order(results: &Value) -> Vec<u64> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_endpoints_of_cohere_jina_and_vllm_give_the_same_results() {
+async fn the_endpoints_of_cohere_and_jina_give_the_same_results() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
-    for path in ["/v1/rerank", "/vllm/rerank", "/vllm/v1/rerank", "/vllm/v2/rerank", "/v2/rerank"] {
+    for path in ["/v1/rerank", "/v2/rerank"] {
         let ignored = json!({"model": "rerank-v3.5", "max_tokens_per_doc": 10, "truncate_prompt_tokens": 5, "priority": 3});
         let answer = ask(&daemon, path, request(ignored)).await;
         let results = &answer["results"];
@@ -50,14 +50,14 @@ async fn the_endpoints_of_cohere_jina_and_vllm_give_the_same_results() {
     }
     let top = |n: usize| ask(&daemon, "/v1/rerank", request(json!({"top_n": n, "return_documents": false})));
     assert_eq!(order(&top(1).await["results"]), [1]);
-    assert_eq!(order(&top(0).await["results"]).len(), 3, "vLLM's top_n of 0 means all");
+    assert_eq!(order(&top(0).await["results"]).len(), 3, "a top_n of 0 means all");
     assert_eq!(top(1).await["results"][0]["document"], Value::Null);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn documents_below_the_threshold_are_left_out() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
-    for path in ["/v1/rerank", "/v2/rerank", "/vllm/rerank"] {
+    for path in ["/v1/rerank", "/v2/rerank"] {
         let all = ask(&daemon, path, request(json!({"threshold": 0}))).await["results"].clone();
         assert_eq!(all.as_array().map(Vec::len), Some(3), "{all}");
         let second = all[1]["relevance_score"].as_f64().expect("a score");
@@ -77,12 +77,8 @@ async fn a_header_says_whether_any_document_is_related() {
     let texts = |query: &str| json!({"query": query, "texts": TEXTS}).to_string();
     for (query, related) in [("When is the tide?", "true"), ("zzz?", "false")] {
         let documents = request(json!({"query": query}));
-        let bodies = [
-            ("/v1/rerank", documents.clone()),
-            ("/vllm/rerank", documents.clone()),
-            ("/v2/rerank", documents),
-            ("/rerank", texts(query)),
-        ];
+        let bodies =
+            [("/v1/rerank", documents.clone()), ("/v2/rerank", documents), ("/rerank", texts(query))];
         for (path, body) in bodies {
             let response = post(daemon.http, path, body).await;
             assert_eq!(response.status, 200, "{path}: {}", response.body);
@@ -165,16 +161,10 @@ async fn every_error_of_the_endpoint_of_text_embeddings_inference_has_a_type() {
         (r#"{"query": "x", "texts": [5]}"#, 400, "texts[0] is the integer `5`"),
         ("x", 400, "expected value"),
     ] {
-        for path in ["/rerank", "/tei/rerank"] {
-            let refused = post(daemon.http, path, body.to_owned()).await;
-            let error = refused.json();
-            assert_eq!(
-                (refused.status, &error["error_type"]),
-                (status, &json!("Validation")),
-                "{body}: {error}"
-            );
-            assert!(error["error"].as_str().is_some_and(|error| error.contains(message)), "{body}: {error}");
-        }
+        let refused = post(daemon.http, "/rerank", body.to_owned()).await;
+        let error = refused.json();
+        assert_eq!((refused.status, &error["error_type"]), (status, &json!("Validation")), "{body}: {error}");
+        assert!(error["error"].as_str().is_some_and(|error| error.contains(message)), "{body}: {error}");
     }
     let untyped = ask_with(daemon.http, ("POST", "/rerank"), &["content-type: text/plain"], "{}").await;
     assert_eq!(
@@ -183,7 +173,7 @@ async fn every_error_of_the_endpoint_of_text_embeddings_inference_has_a_type() {
         "{}",
         untyped.body
     );
-    let refused = get(daemon.http, "/tei/rerank").await;
+    let refused = get(daemon.http, "/rerank").await;
     assert_eq!((refused.status, &refused.json()["error_type"]), (405, &json!("Validation")));
     let broken = crate::daemon(Some(double(|_| panic!("a bug"))), 1, 1).await;
     let failed = post(broken.http, "/rerank", json!({"query": "x", "texts": TEXTS}).to_string()).await;
@@ -196,52 +186,6 @@ async fn every_error_of_the_endpoint_of_text_embeddings_inference_has_a_type() {
         "{}",
         refused.body
     );
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_endpoint_of_voyage_is_compatible() {
-    let daemon = daemon(Some(scripted()), 2, 2).await;
-    let path = "/voyage/v1/rerank";
-    for fields in [json!({"model": "rerank-2.5", "top_k": null, "truncation": true}), json!({"top_k": 0})] {
-        let answer = ask(&daemon, path, request(fields.clone())).await;
-        assert_eq!(
-            (&answer["object"], order(&answer["data"])),
-            (&json!("list"), vec![1, 0, 2]),
-            "{fields}: {answer}"
-        );
-        assert_eq!(answer["data"][0]["document"], Value::Null, "{fields}");
-        assert!(answer["data"][0]["relevance_score"].as_f64().is_some_and(|score| score > 0.0), "{fields}");
-        assert!(answer["usage"]["total_tokens"].as_u64() > Some(10), "{fields}: {answer}");
-    }
-    let one = ask(&daemon, path, request(json!({"top_k": 1, "return_documents": true}))).await;
-    assert_eq!(one["data"].as_array().map(Vec::len), Some(1), "{one}");
-    assert_eq!(one["data"][0]["document"], TEXTS[1], "a document is a string, as Voyage writes it");
-    // No format is told by a field.
-    let jina = ask(&daemon, "/v1/rerank", request(json!({"top_k": 1}))).await;
-    assert_eq!(order(&jina["results"]).len(), 3, "{jina}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn scores_of_pairs_and_of_lists_are_in_the_order_of_the_request() {
-    let daemon = daemon(Some(scripted()), 2, 2).await;
-    let of = |one: Value, two: Value| {
-        ask(&daemon, "/vllm/v1/score", json!({"model": "x", "text_1": one, "text_2": two}).to_string())
-    };
-    let scores = |answer: &Value| -> Vec<f64> {
-        answer["data"]
-            .as_array()
-            .expect("data")
-            .iter()
-            .map(|one| one["score"].as_f64().expect("a score"))
-            .collect()
-    };
-    let list = of(json!("When is the tide?"), json!(TEXTS)).await;
-    let found = scores(&list);
-    assert!(found.len() == 3 && found[1] > found[0] && found[1] > found[2], "{found:?}");
-    assert_eq!((&list["object"], &list["data"][2]["index"]), (&json!("list"), &json!(2)));
-    let pairs = of(json!(["tide", "moon"]), json!(["The tide is at noon.", "Water is wet."])).await;
-    assert_eq!(scores(&pairs).len(), 2);
-    assert_eq!(scores(&of(json!("tide"), json!("The tide is at noon.")).await).len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -327,20 +271,6 @@ async fn invalid_rerank_requests_are_refused() {
             request(json!({"documents": ["x", "y".repeat(1501)]})),
             "422 too_long documents[1]",
             "1500",
-        ),
-        (
-            "lists of different lengths",
-            "/vllm/score",
-            json!({"text_1": ["a", "b"], "text_2": ["c"]}).to_string(),
-            "422 fields_conflict text_1",
-            "as many",
-        ),
-        (
-            "an empty second list",
-            "/vllm/score",
-            json!({"text_1": "a", "text_2": []}).to_string(),
-            "422 field_empty text_2",
-            "at least one",
         ),
     ] {
         let response: wire::Response = post(daemon.http, path, body).await;

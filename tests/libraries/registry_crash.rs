@@ -48,9 +48,9 @@ fn after(rounds: usize) -> Vec<String> {
 fn rounds(registry: &Registry) -> usize {
     let registered = registry.progress().registered;
     let rounds = registered.saturating_sub(2) / 5;
-    let page = registry.list(None, registered + 1, usize::MAX, None).expect("readable");
+    let page = registry.list(None, registered + 1, usize::MAX).expect("readable");
     assert_eq!(page.chunks.iter().map(|chunk| chunk.id.clone()).collect::<Vec<_>>(), after(rounds));
-    let found = registry.search("round", None, registered + 1, usize::MAX).expect("an index");
+    let found = registry.search("round", registered + 1, usize::MAX).expect("an index");
     assert_eq!(found.len(), registered);
     if let Some(last) = rounds.checked_sub(1) {
         let changed = registry.get(&["last"]).expect("readable").remove(0).expect("listed");

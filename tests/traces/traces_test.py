@@ -367,7 +367,6 @@ class Traces(unittest.TestCase):
             ("compress", "retrieval", "/v1/compress", {"query": QUESTION, "chunks": [chunk, other]}, None),
             ("compress", "retrieval registry", "/v1/compress", {"query": QUESTION, "chunk_ids": ["a", "b"]}, None),
             ("rerank", "retrieval", "/v1/rerank", {"query": QUESTION, "documents": [FACT, FILLER], "top_n": 1}, 1),
-            ("score", "retrieval", "/vllm/v1/score", {"text_1": QUESTION, "text_2": [FACT, FILLER]}, None),
             ("search", "retrieval registry", "/v1/search", {"query": QUESTION, "limit": 3}, 3),
             ("attribute", "attribute", "/v1/attribute", {"answer": FACT, "chunks": [chunk, other]}, None),
         ]

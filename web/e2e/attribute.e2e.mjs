@@ -42,22 +42,8 @@ pageTest(state, "a source lights up the sentence that cites it", async (page, { 
   await until(() => page.locator(".part.active").getAttribute("data-part"), (part) => part === "1", "the second sentence is active");
 });
 
-pageTest(state, "an answer that arrives has the same verdicts as the whole answer", async (page, { api }) => {
-  await openExample(page, api, "attribute", "Two documents");
-  const whole = await states(page);
-  await page.getByLabel("As it arrives").check();
-  await until(() => states(page), (found) => found.length === whole.length, "all parts");
-  assert.deepEqual(await states(page), whole);
-  await page.getByRole("button", { name: "Replay" }).click();
-  // How many sentences are seen while they arrive depends on the speed of the machine.
-  await page.getByRole("button", { name: "Replay" }).waitFor();
-  await until(() => page.locator(".part.arriving").count(), (count) => count === 0, "the answer is complete");
-  assert.deepEqual(await states(page), whole);
-});
-
 pageTest(state, "an answer is attributed while it is typed", async (page, { api }) => {
   await openExample(page, api, "attribute", "Two documents");
-  await page.getByLabel("As it arrives").check();
   const answer = page.getByLabel("Answer of the language model");
   await answer.fill("");
   await page.getByText("paste an answer").waitFor();
@@ -85,9 +71,6 @@ pageTest(
     await page.getByRole("alert").waitFor();
     assert.match(await page.getByRole("alert").innerText(), /too_long/);
     assert.equal(await page.locator(".old .part").count(), parts);
-    await page.getByLabel("As it arrives").check();
-    await page.getByRole("alert").waitFor();
-    assert.match(await page.getByRole("alert").innerText(), /too_long/);
   },
   { expected: /422/ },
 );

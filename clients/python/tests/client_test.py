@@ -6,8 +6,7 @@ import asyncio
 import dataclasses
 import time
 import unittest
-from contextlib import ExitStack
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,7 +20,6 @@ from thresher_client import (
     ConnectionFailedError,
     NotFoundError,
     OverloadedError,
-    Part,
     RequestInvalidError,
     Retries,
     TimedOutError,
@@ -38,7 +36,7 @@ CHUNKS = [
     ),
     Chunk("The tower is 324 metres high."),
 ]
-ANSWER = ["Alexander Fleming disc", "overed penicillin in 1928.", " The tower is 330 metres high,", " and it was painted green."]
+ANSWER = "Alexander Fleming discovered penicillin in 1928. The tower is 330 metres high, and it was painted green."
 
 # Far longer than a busy machine needs, for what must happen in the end.
 WAIT_S = 60.0
@@ -50,14 +48,6 @@ def setUpModule() -> None:
     global daemon
     daemon = Daemon()
     unittest.addModuleCleanup(daemon.stop)
-
-
-def summary(parts: Any) -> list[tuple[str, str | None, list[str], list[str]]]:
-    """Text, verdict, cited chunks and conflicts of each part."""
-    return [
-        (part.text, part.verdict, [one.chunk for one in part.sources if one.cited], [one.source.text for one in part.conflicts])
-        for part in parts
-    ]
 
 
 class Blocking(unittest.TestCase):
@@ -141,16 +131,16 @@ class Blocking(unittest.TestCase):
     def test_attribute(self) -> None:
         compressed = self.client.compress(QUESTION, CHUNKS, budget={"ratio": 0.99})
         for named in list[dict[str, Any]]([{"chunks": CHUNKS}, {"compress_id": compressed.id}]):
-            found = self.client.attribute("".join(ANSWER), **named, format="markers")
+            found = self.client.attribute(ANSWER, **named, format="markers")
             self.assertEqual([part.verdict == "supported" for part in found.parts], [True, False])
             self.assertEqual(found.parts[0].sources[0].chunk, "fleming")
             self.assertIn("green", [lack.text for lack in found.parts[1].unsupported])
             self.assertIn("[", found.formatted["text"])
-        spans = self.client.attribute("".join(ANSWER), CHUNKS, spans=[(0, 17)])
+        spans = self.client.attribute(ANSWER, CHUNKS, spans=[(0, 17)])
         self.assertEqual([part.text for part in spans.parts], ["Alexander Fleming"])
 
     def test_verdicts_and_what_the_chunks_say_instead(self) -> None:
-        found = self.client.attribute("".join(ANSWER), CHUNKS)
+        found = self.client.attribute(ANSWER, CHUNKS)
         self.assertEqual([part.verdict for part in found.parts], ["supported", "contradicted"])
         supports = [part.support or 0.0 for part in found.parts]
         self.assertGreater(supports[0], supports[1])
@@ -186,12 +176,12 @@ class Blocking(unittest.TestCase):
         assert changes.chunks[3].error is not None and changes.warming is not None
         self.assertEqual((changes.chunks[3].error.code, changes.warming.warm), ("field_empty", 3))
         self.assertEqual([self.client.get_chunk(id).text for id in ids], [chunk.text for chunk in chunks])
-        page = self.client.list_chunks(limit=2, filter={"n": {"gte": 0}})
+        page = self.client.list_chunks(limit=2)
         rest = self.client.list_chunks(limit=2, after=page.next)
         self.assertEqual(sorted(one.id for one in (*page.chunks, *rest.chunks)), sorted(ids))
         self.assertIsNone(rest.next)
-        found = self.client.search("What causes tides?", limit=1, filter={"n": 1}, rank="rc")
-        self.assertEqual([one.id for one in found.results], ["tides"])
+        found = self.client.search("What causes tides?", limit=1, rank="rc")
+        self.assertIn(found.results[0].id, ids)
         answer = self.client.compress("What causes tides?", chunk_ids=ids)
         self.assertEqual([chunk.id for chunk in answer.chunks], ids)
         self.assertEqual(self.client.progress().registered, 3)
@@ -232,7 +222,6 @@ class Blocking(unittest.TestCase):
             ("unknown_field", None, 400, lambda: self.client.compress("x", ["a"], extra_body={"nonsense": 1})),
             ("wrong_type", "chunks[1].text", 400, lambda: self.client.compress("x", ["a", {"text": 7}])),
             ("id_unknown", "compress_id", 404, lambda: self.client.attribute("x", compress_id="cmp_no")),
-            ("wrong_type", "filter", 400, lambda: self.client.search("x", filter={"a": {"near": 1}})),
         ]
         for code, param, status, ask in rows:
             with self.subTest(code), self.assertRaises((RequestInvalidError, NotFoundError)) as raised:
@@ -256,7 +245,7 @@ class Asynchronous(unittest.TestCase):
                 with Client(daemon.url) as blocking:
                     compressed = await client.compress(QUESTION, CHUNKS)
                     self.assertEqual(compressed.context, blocking.compress(QUESTION, CHUNKS).context)
-                    answer = "".join(ANSWER)
+                    answer = ANSWER
                     attributed = await client.attribute(answer, CHUNKS)
                     self.assertEqual(attributed.parts, blocking.attribute(answer, CHUNKS).parts)
                 reranked = await client.rerank(QUESTION, [chunk.text for chunk in CHUNKS])
@@ -278,8 +267,8 @@ class Asynchronous(unittest.TestCase):
         async def ask() -> None:
             async with AsyncClient(daemon.url) as client:
                 self.assertTrue((await client.compress(QUESTION, CHUNKS)).context)
-                async with client.attribute_stream(ANSWER, CHUNKS) as parts:
-                    self.assertEqual([part.verdict async for part in parts], ["supported", "contradicted"])
+                parts = (await client.attribute(ANSWER, CHUNKS)).parts
+                self.assertEqual([part.verdict for part in parts], ["supported", "contradicted"])
 
         anyio.run(ask, backend="trio")
 
@@ -302,158 +291,8 @@ class Asynchronous(unittest.TestCase):
         asyncio.run(ask())
 
 
-class Stream(unittest.TestCase):
-    """A streamed answer has the same parts as the whole answer, and they come while it arrives."""
-
-    def setUp(self) -> None:
-        self.client = Client(daemon.url)
-        self.addCleanup(self.client.close)
-        self.whole = self.client.attribute("".join(ANSWER), CHUNKS).parts
-
-    def stream_async(self, deltas: Any, **options: Any) -> tuple[list[Part], bool | None]:
-        async def ask() -> tuple[list[Part], bool | None]:
-            async with AsyncClient(daemon.url) as client:
-                async with client.attribute_stream(deltas, CHUNKS, **options) as parts:
-                    return [part async for part in parts], parts.ended
-
-        return asyncio.run(ask())
-
-    def stream(self, deltas: Any, **options: Any) -> tuple[list[Part], bool | None]:
-        with self.client.attribute_stream(deltas, CHUNKS, **options) as parts:
-            return list(parts), parts.ended
-
-    def test_a_stream_has_the_parts_of_the_whole_answer(self) -> None:
-        async def arriving() -> AsyncIterator[str]:
-            for delta in ANSWER:
-                await asyncio.sleep(0)
-                yield delta
-
-        letters = list("".join(ANSWER))
-        for name, (parts, ended) in {
-            "blocking": self.stream(ANSWER),
-            "letters": self.stream(letters),
-            "asynchronous": self.stream_async(arriving()),
-            "asynchronous, of a list": self.stream_async(letters),
-        }.items():
-            with self.subTest(name):
-                self.assertEqual((summary(parts), ended), (summary(self.whole), True))
-
-    def test_parts_come_while_the_answer_arrives(self) -> None:
-        found: list[Part] = []
-
-        def enough() -> bool:
-            return len(found) >= 2 or time.monotonic() > until
-
-        # The answer ends when two parts have come. If parts only came after its end, this would last until `until`.
-
-        def deltas() -> Iterator[str]:
-            while not enough():
-                yield "Fleming discovered penicillin in 1928. "
-                time.sleep(0.02)
-            before_the_end.append(len(found))
-
-        async def arriving() -> AsyncIterator[str]:
-            while not enough():
-                yield "Fleming discovered penicillin in 1928. "
-                await asyncio.sleep(0.02)
-            before_the_end.append(len(found))
-
-        async def ask() -> None:
-            async with AsyncClient(daemon.url) as client, client.attribute_stream(arriving(), CHUNKS) as parts:
-                async for part in parts:
-                    found.append(part)
-
-        before_the_end: list[int] = []
-        until = time.monotonic() + WAIT_S
-        with self.client.attribute_stream(deltas(), CHUNKS) as parts:
-            for part in parts:
-                found.append(part)
-        found.clear()
-        until = time.monotonic() + WAIT_S
-        asyncio.run(ask())
-        self.assertEqual([count >= 2 for count in before_the_end], [True, True])
-
-    def test_a_long_answer_in_one_delta(self) -> None:
-        with self.client.attribute_stream(["Fleming discovered penicillin in 1928. " * 100], ["It is a mould."]) as parts:
-            self.assertEqual(sum(1 for _ in parts), 100)
-
-    def test_a_refused_stream_consumes_nothing_of_the_answer(self) -> None:
-        def deltas() -> Iterator[str]:
-            taken.append(1)
-            yield "x"
-
-        taken: list[int] = []
-        with self.assertRaises(RequestInvalidError) as raised:
-            with self.client.attribute_stream(deltas(), []):
-                pass
-        self.assertEqual((raised.exception.code, raised.exception.status, taken), ("field_empty", 422, []))
-
-    def test_an_exception_of_the_answer_is_raised_unchanged(self) -> None:
-        def deltas() -> Iterator[str]:
-            yield "Fleming "
-            raise KeyError("the LLM")
-
-        with self.assertRaises(KeyError):
-            self.stream(deltas())
-        with self.assertRaises(KeyError):
-            self.stream_async(deltas())
-
-    def test_leaving_a_stream_early_is_not_an_error(self) -> None:
-        endless = iter(lambda: "Fleming discovered penicillin. ", "")
-        with self.client.attribute_stream(endless, CHUNKS) as parts:
-            self.assertTrue(next(iter(parts)).text)
-
-        async def ask() -> str:
-            async with AsyncClient(daemon.url) as client, client.attribute_stream(ANSWER, CHUNKS) as parts:
-                async for part in parts:
-                    return part.text
-            return ""
-
-        self.assertTrue(asyncio.run(ask()))
-        with self.assertRaises(ZeroDivisionError):
-            with self.client.attribute_stream(ANSWER, CHUNKS):
-                raise ZeroDivisionError
-
-    def test_an_exception_in_the_callers_block_is_raised_unchanged(self) -> None:
-        async def ask() -> None:
-            async with AsyncClient(daemon.url) as client, client.attribute_stream(ANSWER, CHUNKS) as parts:
-                async for _ in parts:
-                    raise ZeroDivisionError
-
-        with self.assertRaises(ZeroDivisionError):
-            asyncio.run(ask())
-
-    def test_a_stream_without_a_daemon_fails_to_connect(self) -> None:
-        url, retries = f"http://127.0.0.1:{unused_port()}", Retries(1, 0.01, 0.01)
-        with self.assertRaises(ConnectionFailedError), Client(url, retries=retries).attribute_stream([], CHUNKS):
-            pass
-
-        async def ask() -> None:
-            async with AsyncClient(url, retries=retries) as client, client.attribute_stream([], CHUNKS):
-                pass
-
-        with self.assertRaises(ConnectionFailedError):
-            asyncio.run(ask())
-
-
 class Busy(unittest.TestCase):
-    """Daemons that accept fewer streams or requests than the clients send."""
-
-    def test_a_stream_is_retried_until_the_daemon_accepts_it(self) -> None:
-        small = Daemon()
-        self.addCleanup(small.stop)
-        client, refused = Client(small.url), Client(small.url, retries=Retries(0))
-        self.addCleanup(client.close)
-        self.addCleanup(refused.close)
-        with ExitStack() as streams:
-            opened = [streams.enter_context(client.attribute_stream(ANSWER, CHUNKS)) for _ in range(64)]
-            with self.assertRaises(OverloadedError) as raised, refused.attribute_stream(ANSWER, CHUNKS):
-                pass
-            self.assertGreaterEqual(raised.exception.retry_after_s or 0.0, 1.0)
-            for stream in opened:
-                list(stream)
-        with client.attribute_stream(ANSWER, CHUNKS) as second:
-            self.assertEqual(len(list(second)), 2)
+    """Daemons that accept fewer requests than the clients send."""
 
     def test_all_requests_beyond_the_capacity_are_answered_in_the_end(self) -> None:
         """One request works and 64 wait, so the others are refused at first. The clients obey `Retry-After`, and all are answered."""
@@ -493,8 +332,6 @@ class Gone(unittest.TestCase):
             began = time.monotonic()
             with self.assertRaises(TimedOutError):
                 client.models(timeout_s=0.3)
-            with self.assertRaises(TimedOutError), client.attribute_stream(ANSWER, CHUNKS, timeout_s=0.3):
-                pass
             self.assertLess(time.monotonic() - began, WAIT_S)
         finally:
             stopped.resume()

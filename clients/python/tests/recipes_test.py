@@ -17,7 +17,6 @@ README = ROOT / "clients" / "python" / "README.md"
 TUTORIAL = ROOT / "docs" / "tutorial-python.md"
 EXPECTED = {
     "with_client.py": ["[1] Cape Orrin Light was completed in 1874.", "supported ['history'] The light was"],
-    "with_async_client.py": ["supported The light was completed in 1874.", "not_found It was painted green."],
     "with_langchain.py": ["history Cape Orrin Light was completed in 1874.", "[{'start': 0,", "contradicted 1874"],
     "with_llama_index.py": ["history Cape Orrin Light was completed in 1874.", "[{'start': 0,"],
     "with_haystack.py": ["history Cape Orrin Light was completed in 1874.", "[{'start': 0,"],

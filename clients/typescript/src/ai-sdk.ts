@@ -9,7 +9,7 @@ import { Client } from "./client.js";
 import { ThresherError } from "./errors.js";
 import { type AnswerableMetadata, type DocumentOptions, answerableMetadata, present } from "./passages.js";
 import type { ClientOptions } from "./transport.js";
-import type { AttributeStreamRequest, Chunk, ChunkInput, Compression, Message, Part, Usage } from "./types.js";
+import type { AttributeSource, Chunk, ChunkInput, Compression, Message, Part, Usage } from "./types.js";
 
 type Params = Parameters<NonNullable<LanguageModelMiddleware["transformParams"]>>[0]["params"];
 type Prompt = Params["prompt"];
@@ -221,7 +221,7 @@ class Context {
   }
 
   /** Where a part of the answer may have come from. */
-  private get request(): AttributeStreamRequest {
+  private get request(): AttributeSource & { offsets: "utf16" } {
     const { id } = this.result;
     const sent = this.chunks.map(({ metadata: _, ...chunk }) => chunk);
     return { ...(id === null ? { chunks: sent } : { compress_id: id }), offsets: "utf16" };
@@ -231,16 +231,6 @@ class Context {
   async attribute(answer: string): Promise<Part[]> {
     if (answer.trim() === "" || this.result.context === "") return [];
     return this.collected(async () => (await this.client.attribute({ ...this.request, answer }, { signal: this.signal })).parts);
-  }
-
-  /** The parts of a text that is still to come. */
-  async attributeStream(deltas: AsyncIterable<string>): Promise<Part[]> {
-    if (this.result.context === "") return [];
-    return this.collected(async () => {
-      const parts: Part[] = [];
-      for await (const part of this.client.attributeStream(deltas, this.request, { signal: this.signal })) parts.push(part);
-      return parts;
-    });
   }
 
   private async collected(find: () => Promise<Part[]>): Promise<Part[]> {
@@ -300,61 +290,20 @@ function metadata(context: Context | undefined, before: ProviderMetadata | undef
   return { providerMetadata: { ...before, thresher: { ...context.result } as unknown as ProviderMetadata[string] } };
 }
 
-/** Pieces of text that arrive while others read them. */
-class Pieces implements AsyncIterable<string> {
-  private readonly waiting: string[] = [];
-  private isEnded = false;
-  private wake = () => {};
-
-  push(text: string): void {
-    this.waiting.push(text);
-    this.wake();
-  }
-
-  end(): void {
-    this.isEnded = true;
-    this.wake();
-  }
-
-  async *[Symbol.asyncIterator](): AsyncGenerator<string, void, undefined> {
-    for (;;) {
-      const text = this.waiting.shift();
-      if (text !== undefined) yield text;
-      else if (this.isEnded) return;
-      else await new Promise<void>((resolve) => (this.wake = resolve));
-    }
-  }
-}
-
 /** Adds citations to the ends of text blocks, and the result to the end of the stream. When the stream ends, in whatever way, so do its requests. */
 function citing(source: ReadableStream<StreamPart>, context: Context, isAttributed: boolean): ReadableStream<StreamPart> {
   const reader = source.getReader();
-  const open = new Map<string, { pieces: Pieces; parts: Promise<Part[]> }>();
-  const begin = (id: string) => {
-    const pieces = new Pieces();
-    const parts = context.attributeStream(pieces);
-    // A failure is noticed where the parts are awaited.
-    parts.catch(() => {});
-    open.set(id, { pieces, parts });
-  };
+  // The text of each open block.
+  const open = new Map<string, string>();
   const end = async (id: string): Promise<Part[]> => {
-    const block = open.get(id);
+    const text = open.get(id) ?? "";
     open.delete(id);
-    block?.pieces.end();
-    return (await block?.parts) ?? [];
-  };
-  const stop = () => {
-    for (const { pieces } of open.values()) pieces.end();
-    open.clear();
-    context.stop();
+    return context.attribute(text);
   };
   const pass = async (part: StreamPart, controller: ReadableStreamDefaultController<StreamPart>) => {
     switch (part.type) {
       case "text-delta":
-        if (isAttributed && part.delta !== "") {
-          if (!open.has(part.id)) begin(part.id);
-          open.get(part.id)?.pieces.push(part.delta);
-        }
+        if (isAttributed) open.set(part.id, (open.get(part.id) ?? "") + part.delta);
         controller.enqueue(part);
         break;
       case "text-end": {
@@ -377,14 +326,14 @@ function citing(source: ReadableStream<StreamPart>, context: Context, isAttribut
         const { done, value } = await reader.read();
         if (!done) return await pass(value, controller);
       } catch (error) {
-        stop();
+        context.stop();
         throw error;
       }
-      stop();
+      context.stop();
       controller.close();
     },
     async cancel(reason) {
-      stop();
+      context.stop();
       await reader.cancel(reason);
     },
   };

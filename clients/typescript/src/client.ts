@@ -1,12 +1,10 @@
 /** The client of the daemon: one method for each endpoint. */
 
 import { AnswerInvalidError } from "./errors.js";
-import { AttributionStream, type Deltas } from "./stream.js";
 import { type Call, type CallOptions, type ClientOptions, Transport } from "./transport.js";
 import type {
   Attribution,
   AttributeRequest,
-  AttributeStreamRequest,
   Changes,
   ChunkPage,
   CompressRequest,
@@ -60,14 +58,6 @@ export class Client {
     return this.json({ method: "POST", path: "/v1/attribute", body: request }, options);
   }
 
-  /**
-   * Attributes an answer while it arrives. `deltas` are the pieces of its text. `timeoutMs` limits the time to open the stream, and every later
-   * period in which the daemon takes and sends nothing.
-   */
-  attributeStream(deltas: Deltas, request: AttributeStreamRequest, options: CallOptions = {}): AttributionStream {
-    return new AttributionStream(this.transport, deltas, request, options);
-  }
-
   /** Registers chunks, so that requests can name them by their ids. Registering the same chunk again changes nothing. */
   registerChunks(request: RegisterRequest, options: CallOptions = {}): Promise<Changes> {
     return this.json({ method: "POST", path: "/v1/chunks", body: request }, options);
@@ -85,8 +75,8 @@ export class Client {
 
   /** Returns a page of registered chunks, in the order of their ids. */
   listChunks(request: ListRequest = {}, options: CallOptions = {}): Promise<ChunkPage> {
-    const { limit, after, filter } = request;
-    const params = strings({ limit: limit?.toString(), after, filter: filter && JSON.stringify(filter) });
+    const { limit, after } = request;
+    const params = strings({ limit: limit?.toString(), after });
     return this.json({ method: "GET", path: "/v1/chunks", params }, options);
   }
 

@@ -25,7 +25,7 @@ export class AnswerInvalidError extends ThresherError {}
 
 /** What an error of the daemon has besides its code and its message. */
 export interface ApiErrorFields {
-  /** The HTTP status. It is 200 for an error inside a stream, which comes after the status was sent. */
+  /** The HTTP status. */
   status: number;
   /** The path of the wrong field in the request, such as `chunks[3].text`; null if no single field is at fault. */
   param: string | null;

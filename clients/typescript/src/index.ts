@@ -17,6 +17,5 @@ export {
   UnavailableError,
 } from "./errors.js";
 export type { Retries } from "./retry.js";
-export type { AttributionStream, Deltas } from "./stream.js";
 export type { CallOptions, ClientOptions } from "./transport.js";
 export type * from "./types.js";

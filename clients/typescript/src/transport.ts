@@ -76,14 +76,6 @@ export class Transport {
     return this.repeated(options, (signal) => this.attempt(url, init, signal, read));
   }
 
-  /** Sends `body`, a stream of events, and resolves with the head of the answer, when the daemon has accepted the stream. */
-  async open(path: string, body: ReadableStream<Uint8Array>, signal: AbortSignal): Promise<Response> {
-    const headers = { ...this.headers, "content-type": "text/event-stream", accept: "text/event-stream" };
-    // `duplex` is required for a body that is a stream, and is not in the types of the DOM.
-    const init = { method: "POST", headers, body, duplex: "half" };
-    return this.attempt(this.baseUrl + path, init, signal, async (response) => response);
-  }
-
   /** Runs `attempt` until it succeeds, its error is final, or the time of the call is over. */
   async repeated<T>(options: CallOptions, attempt: (signal: AbortSignal) => Promise<T>): Promise<T> {
     const timeoutMs = this.timeout(options);

@@ -32,8 +32,6 @@ export type Verdict = Schemas["Verdict"];
 export type Budget = Schemas["Budget"];
 export type Chunk = { [K in keyof Schemas["ChunkObject"]]: Exclude<Schemas["ChunkObject"][K], null> };
 export type ChunkInput = string | Chunk;
-/** A filter of the metadata of chunks, such as `{"year": {"gte": 2020}}`. */
-export type Filter = Readonly<Record<string, unknown>>;
 export type KvOptions = Schemas["Kv"];
 export type Message = Request<Schemas["HistoryMessage"]>;
 
@@ -48,19 +46,14 @@ type Sources = "chunks" | "chunk_ids" | "compress_id";
 export type AttributeRequest = OneOf<Attribute, Sources>;
 /** The chunks that an answer may have come from: sent with it, registered, or those of an earlier compression. */
 export type AttributeSource = OneOf<Pick<Attribute, Sources>, Sources>;
-/** An attribution of an answer that is still to come. */
-export type AttributeStreamRequest = OneOf<Omit<Attribute, "answer" | "spans" | "format" | "receipt" | "granularity">, Sources> & {
-  granularity?: Exclude<AttributeGranularity, "span">;
-};
 export type RegisterRequest = Request<Schemas["RegisterBody"]>;
 /** Which registered chunks are listed. */
 export interface ListRequest {
   limit?: number;
   /** `next` of the page before. */
   after?: string;
-  filter?: Filter;
 }
-export type SearchRequest = Omit<Request<Schemas["SearchBody"]>, "filter"> & { filter?: Filter };
+export type SearchRequest = Request<Schemas["SearchBody"]>;
 export type RerankRequest = Request<Schemas["RerankBody"]>;
 
 export type Answerable = Schemas["Answerable"];

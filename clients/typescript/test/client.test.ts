@@ -1,13 +1,11 @@
 /** Every method of the client, against a daemon with the default model. */
 
 import assert from "node:assert/strict";
-import { execFile } from "node:child_process";
 import { createHash } from "node:crypto";
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { test } from "node:test";
-import { promisify } from "node:util";
 
 import { AuthenticationError, Client, type CompressRequest, NotFoundError, RequestInvalidError } from "thresher-client";
 
@@ -73,114 +71,18 @@ test("attribute formats citations, and takes spans", async () => {
   assert.deepEqual(parts.map(({ text }) => text), ["Fleming"]);
 });
 
-test("a streamed answer is attributed sentence by sentence, while it arrives", async () => {
-  const sentences = [
-    "Alexander Fleming discovered penicillin in 1928. ",
-    "The tower is 324 metres high. ",
-    "It is painted green every year by many people, they say.",
-  ];
-  let finish: () => void = () => {};
-  const firstPart = new Promise<void>((resolve) => (finish = resolve));
-  async function* deltas() {
-    yield* sentences[0]!.match(/.{1,7}/g)!;
-    yield "";
-    yield sentences[1]!;
-    yield sentences[2]!;
-    // The answer ends only after its first part has come back.
-    await firstPart;
-    yield " It is red.";
-  }
-  const stream = client.attributeStream(deltas(), { chunks: TEXTS });
-  const verdicts: [string, string][] = [];
-  assert.equal(stream.ended, null);
-  for await (const { text, verdict } of stream) {
-    finish();
-    verdicts.push([text.trim(), verdict]);
-  }
-  assert.equal(stream.ended, true);
-  assert.deepEqual(verdicts.slice(0, 2), [
-    [sentences[0]!.trim(), "supported"],
-    [sentences[1]!.trim(), "supported"],
-  ]);
-  assert.equal(verdicts.length, 4);
-  assert.notEqual(verdicts[2]![1], "supported");
-  await assert.rejects(async () => {
-    for await (const _ of stream) assert.fail();
-  }, TypeError);
-});
-
-test("a stream waits for a slow caller longer than timeoutMs", async () => {
-  const pause = () => new Promise((resolve) => setTimeout(resolve, 700));
-  async function* deltas() {
-    yield `${"The tower is 324 metres high. ".repeat(8)}`;
-    await pause();
-    yield "It was finished in 1889.";
-  }
-  let count = 0;
-  for await (const _ of client.attributeStream(deltas(), { chunks: TEXTS }, { timeoutMs: 500 })) {
-    if (count++ === 0) await pause();
-  }
-  assert.equal(count, 9);
-});
-
-test("a stream ends with the error of its deltas, with its signal, and when it is left early", async () => {
-  const broken = (async function* () {
-    yield "One sentence. ";
-    throw new Error("the model failed");
-  })();
-  await assert.rejects(async () => {
-    for await (const _ of client.attributeStream(broken, { chunks: TEXTS }));
-  }, { message: "the model failed" });
-  const endless = async function* () {
-    for (;;) {
-      yield "The tower is 324 metres high. It was finished in 1889, and it is still there for all to see, so come and see it. ";
-      await new Promise((resolve) => setTimeout(resolve, 5));
-    }
-  };
-  const aborting = new AbortController();
-  await assert.rejects(async () => {
-    for await (const _ of client.attributeStream(endless(), { chunks: TEXTS }, { signal: aborting.signal })) aborting.abort(new Error("enough"));
-  }, { message: "enough" });
-  for await (const _ of client.attributeStream(endless(), { chunks: TEXTS })) break;
-  await assert.rejects(async () => {
-    for await (const _ of client.attributeStream(["a"], { chunks: [] }));
-  }, RequestInvalidError);
-});
-
-test("a stream that is over keeps no program from ending", async () => {
-  const program = `
-    import { Client } from "thresher-client";
-    async function* deltas() {
-      yield "The tower is 324 metres high. It was finished in 1889, and it is still there for all to see, so come and see it. ";
-      await new Promise((resolve) => setTimeout(resolve, 300));
-      yield "It is red.";
-    }
-    const aborting = new AbortController();
-    const stream = new Client().attributeStream(deltas(), { chunks: ["The tower is 324 metres high."] }, { signal: aborting.signal });
-    try {
-      for await (const _ of stream) aborting.abort(new Error("enough"));
-    } catch (error) {
-      console.log(error.message);
-    }`;
-  const began = performance.now();
-  const { stdout } = await promisify(execFile)(process.execPath, ["--input-type=module", "-e", program]);
-  assert.equal(stdout.trim(), "enough");
-  // The client's own limit is a minute.
-  assert.ok(performance.now() - began < 30_000);
-});
-
 test("chunks are registered, listed, searched, compressed and deleted", async () => {
   const chunks = TEXTS.map((text, index) => ({ id: `ts/${index}`, text, metadata: { year: 1900 + index } }));
   const changes = await client.registerChunks({ chunks, wait: true });
   assert.deepEqual(changes.chunks.map(({ status }) => status), ["created", "created", "created", "created"]);
   assert.equal(changes.warming!.warm, 4);
   assert.deepEqual(await client.getChunk("ts/1"), { id: "ts/1", text: TEXTS[1], metadata: { year: 1901 } });
-  const page = await client.listChunks({ limit: 1, filter: { year: { gte: 1901 } } });
-  assert.deepEqual(page.chunks.map(({ id }) => id), ["ts/1"]);
-  assert.equal((await client.listChunks({ after: page.next! })).chunks[0]!.id, "ts/2");
+  const page = await client.listChunks({ limit: 1 });
+  assert.deepEqual(page.chunks.map(({ id }) => id), ["ts/0"]);
+  assert.equal((await client.listChunks({ after: page.next! })).chunks[0]!.id, "ts/1");
   assert.equal((await client.progress()).registered, 4);
-  const { results } = await client.search({ query: QUESTION, limit: 2, filter: { year: 1901 } });
-  assert.deepEqual(results.map(({ id }) => id), ["ts/1"]);
+  const { results } = await client.search({ query: QUESTION, limit: 2 });
+  assert.equal(results[0]!.id, `ts/${FLEMING}`);
   const found = await client.compress({ query: QUESTION, chunk_ids: chunks.map(({ id }) => id), budget: BUDGET_NUMBERED });
   assert.match(found.context, /Fleming/);
   const deleted = await client.deleteChunks([...chunks.map(({ id }) => id), "other"]);
@@ -228,9 +130,6 @@ test("a daemon with keys is used with one", async () => {
     await assert.rejects(new Client({ baseUrl: daemon.url }).models(), AuthenticationError);
     const keyed = new Client({ baseUrl: `${daemon.url}/`, apiKey: key });
     assert.equal((await keyed.models()).length, 1);
-    const texts: string[] = [];
-    for await (const { text } of keyed.attributeStream(["The tower is 324 metres high."], { chunks: TEXTS })) texts.push(text);
-    assert.deepEqual(texts, ["The tower is 324 metres high."]);
   } finally {
     await daemon.stop();
     rmSync(folder, { recursive: true });
@@ -249,6 +148,4 @@ export function requestsThatDoNotCompile(): void {
   void client.rerank({ query: "q", texts: ["a"] });
   // @ts-expect-error: no such budget
   void client.compress({ query: "q", chunks: ["a"], budget: { share: 0.5 } });
-  // @ts-expect-error: a stream has no spans
-  void client.attributeStream(["a"], { chunks: ["a"], granularity: "span" });
 }

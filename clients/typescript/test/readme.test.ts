@@ -9,7 +9,6 @@ import { promisify } from "node:util";
 
 const EXPECTED: Record<string, string[]> = {
   "with_client.ts": ["[1] Cape Orrin Light was completed in 1874.", "supported [ 'history' ] The light was completed in 1874."],
-  "with_stream.ts": ["supported The light was completed in 1874.", "not_found It was painted green."],
   "with_errors.ts": ["422 out_of_range budget.tokens"],
   "with_ai_sdk.ts": ["The light was completed in 1874. [ 'history' ]", "true true [ 'supported' ]"],
   "with_langchain.ts": ["history Cape Orrin Light was completed in 1874. 39 true", "contradicted 1874"],

@@ -31,10 +31,7 @@ export class Scripted {
       if (answer.never) return;
       response.writeHead(answer.status ?? 200, { "content-type": "application/json", ...answer.headers });
       response.flushHeaders();
-      // A stream is answered before its body has ended.
-      if (request.headers["content-type"] !== "text/event-stream") {
-        for await (const piece of request) received.body += piece;
-      }
+      for await (const piece of request) received.body += piece;
       response.end(typeof answer.body === "string" ? answer.body : JSON.stringify(answer.body ?? {}));
     });
     await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));

@@ -11,9 +11,7 @@ use crate::kv::store::KvStore;
 use crate::kv::tiers::AllTiers;
 use crate::model::ModelError;
 use crate::model::contract::{Contract, ContractError};
-use crate::model::cross::CrossEncoder;
 use crate::model::device::DeviceChoice;
-use crate::model::fallback::WithFallback;
 use crate::model::ort::{CrossRuntime, LoadedModel, OrtSettings};
 use crate::model::tokenizer::ModelTokenizer;
 use crate::pipeline::attribute::Attributed;
@@ -79,7 +77,6 @@ pub enum EngineError {
 #[must_use]
 pub struct EngineBuilder {
     load: OrtSettings,
-    device_fallback: bool,
     settings: Settings,
     cache: LocalSettings,
     /// Used in place of a store over `cache`.
@@ -113,7 +110,6 @@ impl EngineBuilder {
         let load = OrtSettings::new(runtime_lib.as_ref().to_owned(), model_dir.as_ref().to_owned());
         Self {
             load,
-            device_fallback: true,
             settings: Settings::default(),
             cache: default_cache(),
             store: None,
@@ -138,12 +134,6 @@ impl EngineBuilder {
     /// Limits the GPU memory that the model allocates, in bytes. The default is 0, which means no limit.
     pub fn device_memory_bytes_max(mut self, bytes: u64) -> Self {
         self.load.device_memory_bytes_max = bytes;
-        self
-    }
-
-    /// Sets whether the CPU computes what a GPU fails to compute. Otherwise such a call fails. The default is true.
-    pub fn device_fallback(mut self, fallback: bool) -> Self {
-        self.device_fallback = fallback;
         self
     }
 
@@ -243,11 +233,6 @@ impl EngineBuilder {
         let contract = Contract::load(dir)?;
         contract.verify_files(dir)?;
         let model = LoadedModel::load(&self.load)?;
-        let mut runtime = model.runtime();
-        if self.device_fallback && runtime.info().device.has_substitute(contract.weights.dtype) {
-            let on_cpu = OrtSettings { device: DeviceChoice::Cpu, forward: false, ..self.load.clone() };
-            runtime = Arc::new(WithFallback::new(runtime, move || Ok(LoadedModel::load(&on_cpu)?.runtime())));
-        }
         let loaded = if self.is_calibrated { Calibration::load(dir, &contract) } else { Ok(None) };
         self.settings.calibration = match loaded {
             // The model may have been exported anew since, or the program replaced.
@@ -262,31 +247,17 @@ impl EngineBuilder {
             Some(store) => store,
             None => Arc::new(KvStore::new(Arc::new(AllTiers::new(LocalTiers::open(&self.cache)?, None)))),
         };
-        let mut pipeline = Pipeline::new(runtime, Arc::clone(&tokenizer), Arc::clone(&store), self.settings);
+        let mut pipeline =
+            Pipeline::new(model.runtime(), Arc::clone(&tokenizer), Arc::clone(&store), self.settings);
         if let Some(dir) = self.verdict_model_dir {
-            let model = Self::verdict_model(dir, &self.load, self.device_fallback)
-                .map_err(|cause| EngineError::VerdictModel { cause })?;
-            pipeline = pipeline.with_verdict_model(model);
+            let model =
+                CrossRuntime::load(&dir, &self.load).map_err(|cause| EngineError::VerdictModel { cause })?;
+            pipeline = pipeline.with_verdict_model(Arc::new(model));
         }
         if let Some(dir) = self.kv_model_dir {
             pipeline = pipeline.with_exporter(for_kv_model.build_kv_model(dir, store)?);
         }
         Ok(Engine { pipeline: Arc::new(pipeline), model, tokenizer })
-    }
-
-    /// Loads the cross-encoder in `dir` with the same settings.
-    fn verdict_model(
-        dir: PathBuf,
-        load: &OrtSettings,
-        device_fallback: bool,
-    ) -> Result<Arc<dyn CrossEncoder>, ModelError> {
-        let model = CrossRuntime::load(&dir, load)?;
-        if !device_fallback || !model.has_substitute() {
-            return Ok(Arc::new(model));
-        }
-        let on_cpu = OrtSettings { device: DeviceChoice::Cpu, ..load.clone() };
-        let load = move || Ok(Arc::new(CrossRuntime::load(&dir, &on_cpu)?) as Arc<dyn CrossEncoder>);
-        Ok(Arc::new(WithFallback::new(Arc::new(model) as Arc<dyn CrossEncoder>, load)))
     }
 
     /// Loads the decoder in `dir` with the same settings, as far as they do not concern scores.
@@ -302,7 +273,6 @@ impl EngineBuilder {
         let settings = Settings { scoring: Scoring::default(), ..self.settings };
         let builder = Self {
             load,
-            device_fallback: self.device_fallback,
             settings,
             cache: self.cache,
             store: Some(store),

@@ -8,7 +8,6 @@
 pub mod contract;
 pub mod cross;
 pub mod device;
-pub mod fallback;
 pub mod onnx;
 pub mod ort;
 pub mod rotary;

@@ -3,7 +3,6 @@
 //! values mean.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
 use std::fmt;
 
 use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -16,8 +15,6 @@ pub struct ShapeLimits {
     pub value_count_max: usize,
     /// The most objects and lists nested inside each other. The parser has a limit of its own, 127.
     pub depth_max: usize,
-    /// Whether an object may contain the same key more than once.
-    pub duplicate_keys: bool,
 }
 
 /// Why a JSON text was refused.
@@ -29,8 +26,6 @@ pub enum ShapeError {
     /// 127.
     #[error("it is nested too deeply")]
     TooDeep,
-    #[error("an object has the same key twice")]
-    DuplicateKey,
     #[error("{0}")]
     Json(serde_json::Error),
 }
@@ -130,17 +125,7 @@ impl<'de> Visitor<'de> for Value<'_> {
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut object: A) -> Result<(), A::Error> {
         let depth = self.enter()?;
-        if self.walk.limits.duplicate_keys {
-            while object.next_key::<IgnoredAny>()?.is_some() {
-                object.next_value_seed(Value { walk: &mut *self.walk, depth })?;
-            }
-            return Ok(());
-        }
-        let mut keys = HashSet::new();
-        while let Some(key) = object.next_key_seed(Key)? {
-            if !keys.insert(key) {
-                return Err(self.walk.stop(ShapeError::DuplicateKey));
-            }
+        while object.next_key::<IgnoredAny>()?.is_some() {
             object.next_value_seed(Value { walk: &mut *self.walk, depth })?;
         }
         Ok(())
@@ -178,7 +163,7 @@ impl<'de> Visitor<'de> for Key {
 mod tests {
     use super::*;
 
-    const LIMITS: ShapeLimits = ShapeLimits { value_count_max: 4, depth_max: 2, duplicate_keys: false };
+    const LIMITS: ShapeLimits = ShapeLimits { value_count_max: 4, depth_max: 2 };
 
     #[test]
     fn limits_are_inclusive() {
@@ -195,14 +180,13 @@ mod tests {
         check("[[1]]", "ok");
         check("[[[]]]", "too deeply");
         check(r#"{"a": 1, "b": 2}"#, "ok");
-        check(r#"{"a": 1, "\u0061": 2}"#, "twice");
         check("[1, 1e999]", "out of range");
         check("[1] 2", "trailing");
     }
 
     #[test]
     fn exceeding_the_parsers_own_depth_limit_is_reported_as_too_deep() {
-        let limits = ShapeLimits { value_count_max: usize::MAX, depth_max: usize::MAX, duplicate_keys: true };
+        let limits = ShapeLimits { value_count_max: usize::MAX, depth_max: usize::MAX };
         let deep = "[".repeat(1_000_000);
         assert!(matches!(check(deep.as_bytes(), limits), Err(ShapeError::TooDeep)));
     }

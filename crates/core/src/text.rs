@@ -5,7 +5,7 @@ pub mod offsets;
 
 mod abstentions;
 mod amounts;
-mod arriving;
+mod arrived;
 mod clock;
 mod claims;
 mod dates;
@@ -26,7 +26,7 @@ pub use thresher_text::{
 };
 
 pub use amounts::{Amount, Measure};
-pub use arriving::{Arriving, arrived};
+pub use arrived::arrived;
 pub use claims::claim;
 pub use hyphens::{Joined, joined_words};
 pub use lang::{LikelyLang, lang_of, likely_lang_of};

@@ -5,9 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use thresher_core::domain::{
-    AttributeRequest, ByteRange, Chunk, CompressRequest, Granularity, Parts, TokenSpan,
-};
+use thresher_core::domain::{ByteRange, Chunk, TokenSpan};
 use thresher_core::kv::codec::Codec;
 use thresher_core::pipeline::attribute::{Candidates, ESTIMATOR, PartOutcome};
 use thresher_core::pipeline::cancel::Cancel;
@@ -19,9 +17,9 @@ use thresher_core::text;
 use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
 use super::Values;
-use super::data::{AttributionRow, LabelledChunk, LabelledSpan};
+use super::data::{AttributionRow, LabelledChunk, LabelledSpan, request};
 use super::estimate::{SplitMix64, auroc, bootstrap_mean};
-use super::judged::Judged;
+use super::judged::{Judged, attribute_span};
 use super::methods::{AnswerPart, SpanMethod};
 use super::perturb::{self, Kind};
 use super::report::{MethodReport, Report, SupportReport};
@@ -205,20 +203,6 @@ impl AttributionSamples {
     }
 }
 
-/// Attributes one span of an answer with the code that serves `POST /v1/attribute`.
-pub fn attribute_span(
-    pipeline: &Pipeline,
-    candidates: &Candidates,
-    answer: &str,
-    span: ByteRange,
-    sources_max: usize,
-) -> Result<PartOutcome> {
-    let parts = Parts::Spans(vec![span]);
-    let request = AttributeRequest { parts, sources_max, ..AttributeRequest::new(answer, Vec::new()) };
-    let mut parts = pipeline.parts(candidates, &request, &Cancel::default())?;
-    Ok(parts.remove(0))
-}
-
 /// Returns the bytes of a span in its answer.
 pub fn bytes(row: &AttributionRow, span: &LabelledSpan) -> Result<ByteRange> {
     Ok(OffsetMap::new(&row.answer, OffsetUnit::Codepoint).to_bytes(span.start..span.end)?)
@@ -232,13 +216,6 @@ pub fn tokens_in(reading: &Reading, bytes: ByteRange) -> Option<TokenSpan> {
 fn best(scores: &[f32]) -> Option<usize> {
     let better = |best: usize, i: usize| if scores[i] > scores[best] { i } else { best };
     (0..scores.len()).reduce(better)
-}
-
-/// Returns the request that makes a pipeline read `text`, an answer or a part of it, as it reads questions.
-pub fn request(text: &str, chunks: &[LabelledChunk]) -> CompressRequest {
-    let chunks = chunks.iter().map(LabelledChunk::chunk).collect();
-    let granularity = Granularity::Chunk;
-    CompressRequest { granularity, ..CompressRequest::new(text, chunks) }
 }
 
 /// Builds the support report from the support of `supported` spans and of several kinds of `others`; returns

@@ -18,11 +18,10 @@ use thresher_core::pipeline::score::Measured;
 use thresher_core::rc::EMPTY;
 use thresher_core::text;
 
-use super::data::{self, LabelledChunk, Rows, SelectionRow};
-use super::estimate::auroc;
-use super::judged::{AnswerableRow, Judged, JudgedReport};
+use super::data::{self, AnswerableRow, LabelledChunk, Rows, SelectionRow};
+use super::estimate::{auroc, cell};
+use super::judged::{Judged, JudgedReport};
 use super::logistic::Samples;
-use super::report::cell;
 
 /// The least number of rows from which something is fitted.
 pub const ROWS_MIN: usize = 50;

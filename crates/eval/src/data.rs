@@ -8,9 +8,7 @@ use anyhow::{Context, bail};
 use serde::Deserialize;
 use serde::de::Error as _;
 use serde_json::Value;
-use thresher_core::domain::{Chunk, Kind};
-
-use super::judged::{AnswerableRow, ClaimRow};
+use thresher_core::domain::{Chunk, CompressRequest, Granularity, Kind};
 
 /// The rows of one file. All rows of a file have the same shape.
 pub enum Rows {
@@ -320,6 +318,41 @@ fn check_gold<'a>(mut gold: impl Iterator<Item = &'a usize>, chunks: &[LabelledC
         Some(gold) => bail!("gold names chunk {gold} of {}; indices start at 0", chunks.len()),
         None => Ok(()),
     }
+}
+
+/// A claim, and whether the chunks support it.
+#[derive(Debug, Clone, Deserialize)]
+pub struct ClaimRow {
+    pub claim: String,
+    pub chunks: Vec<LabelledChunk>,
+    /// What a person said of the claim.
+    pub label: Label,
+}
+
+/// What a person said of a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub enum Label {
+    #[serde(rename = "SUPPORTS")]
+    Supports,
+    #[serde(rename = "REFUTES")]
+    Refutes,
+    #[serde(rename = "NOT ENOUGH INFO")]
+    NotEnoughInfo,
+}
+
+/// A question, and whether a chunk answers it.
+#[derive(Debug, Clone, Deserialize)]
+pub struct AnswerableRow {
+    pub query: String,
+    pub chunks: Vec<LabelledChunk>,
+    pub answerable: bool,
+}
+
+/// Returns the request that makes a pipeline read `text`, an answer or a part of it, as it reads questions.
+pub fn request(text: &str, chunks: &[LabelledChunk]) -> CompressRequest {
+    let chunks = chunks.iter().map(LabelledChunk::chunk).collect();
+    let granularity = Granularity::Chunk;
+    CompressRequest { granularity, ..CompressRequest::new(text, chunks) }
 }
 
 #[cfg(test)]

@@ -76,6 +76,11 @@ impl SplitMix64 {
     }
 }
 
+/// Writes a mean with its interval.
+pub fn cell(e: Estimate) -> String {
+    format!("{:.3} [{:.3}, {:.3}]", e.mean, e.interval[0], e.interval[1])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -189,7 +189,7 @@ impl HeadScores {
             let (_, reading, rc) = match read.take().filter(|(of, ..)| *of == sentences) {
                 Some(same) => read.insert(same),
                 None => {
-                    let request = attribution::request(sentences.slice(&row.answer), &row.chunks);
+                    let request = data::request(sentences.slice(&row.answer), &row.chunks);
                     let reading = pipeline.read(&request, &Cancel::default(), &mut Clock::start())?;
                     let rc = rc_of_heads(&reading);
                     read.insert((sentences, reading, rc))

@@ -5,53 +5,22 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use serde::Deserialize;
 use serde_json::{Value, json};
-use thresher_core::domain::{ByteRange, Chunk, Granularity};
+use thresher_core::domain::{AttributeRequest, ByteRange, Chunk, Granularity, Parts};
 use thresher_core::kv::codec::Codec;
 use thresher_core::pipeline::Pipeline;
 use thresher_core::pipeline::attribute::{Candidates, Evidence, PartOutcome};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
 
-use super::attribution::{attribute_span, request};
-use super::data::LabelledChunk;
-use super::estimate::{Estimate, auroc, bootstrap_mean};
-use super::report::cell;
+use super::data::{AnswerableRow, ClaimRow, Label, LabelledChunk, request};
+use super::estimate::{Estimate, auroc, bootstrap_mean, cell};
 
 /// The share of false rows that may be accepted while the recall of true rows is measured.
 const FALSE_ACCEPTED: f64 = 0.1;
 
 /// The number of bins of a reliability diagram, each with the same number of rows.
 const BINS: usize = 10;
-
-/// A claim, and whether the chunks support it.
-#[derive(Debug, Clone, Deserialize)]
-pub struct ClaimRow {
-    pub claim: String,
-    pub chunks: Vec<LabelledChunk>,
-    /// What a person said of the claim.
-    pub label: Label,
-}
-
-/// What a person said of a claim.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-pub enum Label {
-    #[serde(rename = "SUPPORTS")]
-    Supports,
-    #[serde(rename = "REFUTES")]
-    Refutes,
-    #[serde(rename = "NOT ENOUGH INFO")]
-    NotEnoughInfo,
-}
-
-/// A question, and whether a chunk answers it.
-#[derive(Debug, Clone, Deserialize)]
-pub struct AnswerableRow {
-    pub query: String,
-    pub chunks: Vec<LabelledChunk>,
-    pub answerable: bool,
-}
 
 /// A row or a span that is true or false, and what Thresher says of it.
 #[derive(Debug, Clone, Copy)]
@@ -235,6 +204,20 @@ impl JudgedReport {
         let _ = writeln!(out, "  mean value:share of true rows, by tenths: {}", bins.join(" "));
         out
     }
+}
+
+/// Attributes one span of an answer with the code that serves `POST /v1/attribute`.
+pub fn attribute_span(
+    pipeline: &Pipeline,
+    candidates: &Candidates,
+    answer: &str,
+    span: ByteRange,
+    sources_max: usize,
+) -> Result<PartOutcome> {
+    let parts = Parts::Spans(vec![span]);
+    let request = AttributeRequest { parts, sources_max, ..AttributeRequest::new(answer, Vec::new()) };
+    let mut parts = pipeline.parts(candidates, &request, &Cancel::default())?;
+    Ok(parts.remove(0))
 }
 
 #[cfg(test)]

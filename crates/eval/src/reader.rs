@@ -7,7 +7,6 @@
 mod answers;
 mod client;
 mod contexts;
-mod plot;
 mod report;
 mod squad;
 
@@ -29,7 +28,6 @@ use self::answers::Answers;
 use self::client::{Client, Exchange, Failure};
 pub use self::contexts::Arm;
 use self::contexts::contexts;
-pub use self::plot::svg;
 pub use self::report::ReaderReport;
 use self::squad::Score;
 use super::data::{LabelledChunk, LabelledTurn, RowFile, one_or_many};

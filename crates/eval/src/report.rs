@@ -1,10 +1,10 @@
-//! Reports of `eval` as JSON, as a text table and as an SVG plot. docs/evaluation.md defines every metric.
+//! Reports of `eval` as JSON and as a text table. docs/evaluation.md defines every metric.
 
 use std::fmt::Write;
 
 use serde_json::{Map, Value, json};
 
-use super::estimate::Estimate;
+use super::estimate::{Estimate, cell};
 use super::judged::{Judged, JudgedReport};
 
 /// Results of one data file.
@@ -229,9 +229,4 @@ pub fn table(report: &Report) -> String {
 /// Writes a mean with its interval, or a dash if there were no values.
 pub fn cell_or_dash(e: Estimate) -> String {
     if e.mean.is_nan() { "-".to_owned() } else { cell(e) }
-}
-
-/// Writes a mean with its interval.
-pub fn cell(e: Estimate) -> String {
-    format!("{:.3} [{:.3}, {:.3}]", e.mean, e.interval[0], e.interval[1])
 }

@@ -17,10 +17,9 @@ use thresher_core::pipeline::{Pipeline, PipelineError, Reading};
 use thresher_registry::{Change, Registry, RegistrySettings};
 
 use super::Values;
-use super::attribution;
 use super::data::{self, LabelledChunk, SelectionRow};
 use super::estimate::bootstrap_mean;
-use super::judged::{Judged, JudgedReport};
+use super::judged::{self, Judged, JudgedReport};
 use super::methods::{Configured, Method, Texts};
 use super::report::{AutoReport, MethodReport, PrefilterReport, Report};
 
@@ -158,8 +157,7 @@ impl Samples {
         let started = Instant::now();
         let candidates = Candidates::new(&request.chunks, reading.blocks.clone(), None);
         let whole_query = ByteRange::new(0, row.query.len());
-        let found =
-            attribution::attribute_span(pipeline, &candidates, &row.query, whole_query, row.chunks.len())?;
+        let found = judged::attribute_span(pipeline, &candidates, &row.query, whole_query, row.chunks.len())?;
         let mut ranked: Vec<usize> = found.sources.iter().map(|source| source.chunk).collect();
         let rest: Vec<usize> = (0..row.chunks.len()).filter(|chunk| !ranked.contains(chunk)).collect();
         ranked.extend(rest);

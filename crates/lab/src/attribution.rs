@@ -5,14 +5,11 @@
 //! within a round.
 
 use std::fmt::Write as _;
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::{SocketAddr, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use anyhow::{bail, ensure};
+use anyhow::ensure;
 use serde_json::{Value, json};
 use thresher_core::domain::CompressRequest;
-use thresher_core::text::Arriving;
 
 use crate::Progress;
 use crate::client::Client;
@@ -49,8 +46,6 @@ struct Round {
     attribute_ms: f64,
     encode_ms: f64,
     stages: Value,
-    /// Time per sentence for each delta that completed at least one sentence.
-    sentences_ms: Vec<f64>,
 }
 
 /// How much is measured.
@@ -88,9 +83,7 @@ pub fn run(
             }
         }
         if n >= 2 {
-            let sentences_ms =
-                time_streamed_sentences(subject.address, &chunks(&set), &answer.chunks[0].text)?;
-            rounds.push(Round { attribute_ms, encode_ms, stages, sentences_ms });
+            rounds.push(Round { attribute_ms, encode_ms, stages });
         }
     }
     Ok(report(subject, workload, answer_tokens, &rounds))
@@ -145,8 +138,6 @@ fn report(subject: &Subject, workload: &Workload, answer_tokens: usize, rounds: 
         |name: &str| quantile(&sorted(rounds.iter().filter_map(|round| round.stages[name].as_f64())), 0.5);
     let stages: Vec<(&str, f64)> = ["blocks", "terms", "answer"].map(|name| (name, stage(name))).to_vec();
     let (p50, p99) = (quantile(&attribute, 0.5), quantile(&attribute, 0.99));
-    let sentences = sorted(rounds.iter().flat_map(|round| round.sentences_ms.iter().copied()));
-    let [sentence_p50, sentence_p99] = [0.5, 0.99].map(|at| quantile(&sentences, at));
     let encode = quantile(&encode, 0.5);
     let json = json!({
         "model": model(subject),
@@ -154,7 +145,6 @@ fn report(subject: &Subject, workload: &Workload, answer_tokens: usize, rounds: 
         "chunks": workload.chunks, "tokens": workload.tokens, "answer_tokens": answer_tokens, "answers": rounds.len(),
         "attribute_ms": {"p50": round_to(p50, 3), "p99": round_to(p99, 3)},
         "answer_encode_ms": round_to(encode, 3),
-        "arriving_sentence_ms": {"p50": round_to(sentence_p50, 3), "p99": round_to(sentence_p99, 3)},
         "stages_ms": stages.iter().map(|(name, ms)| ((*name).to_owned(), round_to(*ms, 3))).collect::<serde_json::Map<_, _>>(),
         "ratios": {"attribution_over_answer": spread_json(ratio)},
         "targets": [target.json()],
@@ -171,87 +161,6 @@ fn report(subject: &Subject, workload: &Workload, answer_tokens: usize, rounds: 
     let _ = writeln!(table, "  attribution over HTTP         {p50:>9.2} ms   p99 {p99:.2}");
     let stage_texts: Vec<String> = stages.iter().map(|(name, ms)| format!("{name} {ms:.2}")).collect();
     let _ = writeln!(table, "  stages, ms: {}", stage_texts.join(", "));
-    let _ = writeln!(table, "  one streamed sentence         {sentence_p50:>9.2} ms   p99 {sentence_p99:.2}");
     let _ = write!(table, "  {target}");
     Report { json, table }
-}
-
-/// Characters of one delta: about as many as language models send at a time.
-const DELTA_CHARACTERS: usize = 4;
-
-/// How long the daemon may send nothing before the bench fails.
-const READ_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Streams an answer to `/v1/attribute/stream` in small deltas. For each delta that completes sentences,
-/// returns the time in milliseconds from sending the delta to receiving the events, divided by the number of
-/// sentences.
-///
-/// # Errors
-/// Fails if the connection breaks or the daemon refuses the request.
-fn time_streamed_sentences(daemon: SocketAddr, chunks: &[Value], answer: &str) -> anyhow::Result<Vec<f64>> {
-    let mut stream = EventStream::open(daemon)?;
-    stream.send(&json!({"chunks": chunks}))?;
-    let (mut splitter, mut found) = (Arriving::default(), Vec::new());
-    let characters: Vec<char> = answer.chars().collect();
-    for delta in characters.chunks(DELTA_CHARACTERS) {
-        let delta = String::from_iter(delta);
-        let completed = splitter.push(&delta).len();
-        let started = Instant::now();
-        stream.send(&json!({"delta": delta}))?;
-        (0..completed).try_for_each(|_| stream.wait_for("part"))?;
-        if completed > 0 {
-            found.push(started.elapsed().as_secs_f64() * 1e3 / completed as f64);
-        }
-    }
-    stream.end()?;
-    splitter.finish().iter().try_for_each(|_| stream.wait_for("part"))?;
-    stream.wait_for("done")?;
-    Ok(found)
-}
-
-/// An HTTP request whose body is still being sent while its response is read.
-struct EventStream {
-    writer: TcpStream,
-    reader: BufReader<TcpStream>,
-}
-
-impl EventStream {
-    fn open(daemon: SocketAddr) -> anyhow::Result<Self> {
-        let writer = TcpStream::connect(daemon)?;
-        writer.set_nodelay(true)?;
-        writer.set_read_timeout(Some(READ_TIMEOUT))?;
-        let reader = BufReader::new(writer.try_clone()?);
-        let mut stream = Self { writer, reader };
-        let head = format!(
-            "POST /v1/attribute/stream HTTP/1.1\r\nhost: {daemon}\r\nconnection: close\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-        );
-        stream.writer.write_all(head.as_bytes())?;
-        Ok(stream)
-    }
-
-    fn send(&mut self, data: &Value) -> anyhow::Result<()> {
-        let event = format!("data: {data}\n\n");
-        Ok(self.writer.write_all(format!("{:x}\r\n{event}\r\n", event.len()).as_bytes())?)
-    }
-
-    fn end(&mut self) -> anyhow::Result<()> {
-        Ok(self.writer.write_all(b"0\r\n\r\n")?)
-    }
-
-    /// Reads until an event of this name begins. Its data arrive together with the name.
-    fn wait_for(&mut self, name: &str) -> anyhow::Result<()> {
-        let mut line = String::new();
-        loop {
-            line.clear();
-            ensure!(
-                self.reader.read_line(&mut line)? > 0,
-                "the daemon ended the stream before it sent an event {name:?}"
-            );
-            match line.trim_end().strip_prefix("event: ") {
-                Some(found) if found == name => return Ok(()),
-                Some(found) => bail!("the daemon sent an event {found:?} instead of {name:?}"),
-                None => {}
-            }
-        }
-    }
 }

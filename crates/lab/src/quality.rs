@@ -4,4 +4,3 @@ pub mod kinds;
 pub mod kv;
 pub mod methods;
 pub mod paired;
-pub mod plot;

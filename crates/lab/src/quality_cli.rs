@@ -11,9 +11,9 @@ use thresher_core::kv::codec::Codec;
 use thresher_core::model::contract::TEMPLATE_DEFAULT;
 use thresher_core::pipeline::Pipeline;
 use thresher_eval::kv::RowOptions;
-use thresher_lab::quality::{kinds, kv, methods, paired, plot};
+use thresher_lab::quality::{kinds, kv, methods, paired};
 
-use crate::{Results, progress_bar, write};
+use crate::{Results, progress_bar};
 
 #[derive(Subcommand)]
 pub enum Command {
@@ -22,11 +22,8 @@ pub enum Command {
         #[arg(value_name = "FILE.jsonl", required = true)]
         files: Vec<PathBuf>,
         /// Compare the model with that of another directory instead, row by row: the mean difference of each measure with its interval.
-        #[arg(long, value_name = "DIR", conflicts_with = "plot")]
+        #[arg(long, value_name = "DIR")]
         against: Option<PathBuf>,
-        /// Draw the share of answers that stay the same against compression.
-        #[arg(long, value_name = "FILE.svg")]
-        plot: Option<PathBuf>,
     },
     /// Measure which needed parts of code, tables, logs and other texts are kept: the questions of all files FOLDER/*.jsonl.
     Kinds {
@@ -56,13 +53,11 @@ pub enum Command {
 pub fn run(config: &Config, command: &Command) -> anyhow::Result<Results> {
     let codec = config.blocks.codec;
     // Blocks in full precision, which are encoded in every codec.
-    let mut exact =
+    let exact =
         Config { blocks: BlockSettings { codec: Codec::F32, ..config.blocks.clone() }, ..config.clone() };
-    // The device that is measured computes everything.
-    exact.model.device_fallback = false;
     let json = match command {
-        Command::Eval { files, against: Some(dir), .. } => against(&exact, dir, files, codec)?,
-        Command::Eval { files, plot, .. } => {
+        Command::Eval { files, against: Some(dir) } => against(&exact, dir, files, codec)?,
+        Command::Eval { files, .. } => {
             let pipeline = app::pipeline(&exact)?;
             let methods = methods::all(&pipeline, codec);
             let mut reports = Vec::new();
@@ -72,9 +67,6 @@ pub fn run(config: &Config, command: &Command) -> anyhow::Result<Results> {
                 })?;
                 println!("{}", thresher_eval::table(&report));
                 reports.push(report);
-            }
-            if let Some(path) = plot {
-                write(path, &plot::svg(&reports)?)?;
             }
             one_or_all(reports.iter().map(thresher_eval::Report::json).collect())
         }

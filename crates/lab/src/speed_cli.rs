@@ -318,10 +318,9 @@ fn start_peers(args: &PeerArgs, subject: &Subject) -> anyhow::Result<Vec<Peer>> 
     settings.in_each_precision().into_iter().map(Peer::start).collect()
 }
 
-/// Returns the settings of a run: limits that the workload would exceed are raised. The device that is measured computes everything.
+/// Returns the settings of a run: limits that the workload would exceed are raised.
 fn settings(config: &Config, workers: Option<usize>, workload: &Workload, clients: usize) -> Config {
     let mut config = config.clone();
-    config.model.device_fallback = false;
     if let Some(workers) = workers {
         config.model.workers = workers;
         if config.admission.concurrency_max == 0 {
@@ -344,7 +343,6 @@ fn settings(config: &Config, workers: Option<usize>, workload: &Workload, client
     raise(&mut config.http.body_bytes_max, 12 * tokens_max);
     raise(&mut config.http.bodies_bytes_max, 4 * clients * 12 * tokens_max);
     raise(&mut config.limits.registered_bytes_max, 12 * tokens_max);
-    raise(&mut config.admission.queue_max, clients);
     let deadline_ms_max = &mut config.admission.deadline_ms_max;
     *deadline_ms_max = (*deadline_ms_max).max(DEADLINE.as_millis() as u64);
     config

@@ -5,8 +5,6 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use crate::http::without_password;
-
 /// Why the files of an item cannot be provided. Every message says what to do.
 #[derive(Debug, Error)]
 pub enum ProvisionError {
@@ -92,4 +90,12 @@ fn advice(source: &io::Error) -> &'static str {
         }
         _ => "",
     }
+}
+
+/// Returns a URL without the name and the password that it may hold. A text that is no URL is returned as it is.
+pub fn without_password(url: &str) -> String {
+    let Ok(mut shown) = url::Url::parse(url) else { return url.to_owned() };
+    let _cannot = shown.set_username("");
+    let _cannot = shown.set_password(None);
+    shown.to_string()
 }

@@ -8,7 +8,6 @@ use std::time::Duration;
 use ureq::config::RedirectAuthHeaders;
 use ureq::tls::{RootCerts, TlsConfig};
 use ureq::{Agent, Body};
-use url::Url;
 
 use crate::error::ProvisionError;
 
@@ -56,12 +55,4 @@ pub fn write(
         done += read as u64;
         progress(done);
     }
-}
-
-/// Returns a URL without the name and the password that it may hold. A text that is no URL is returned as it is.
-pub fn without_password(url: &str) -> String {
-    let Ok(mut shown) = Url::parse(url) else { return url.to_owned() };
-    let _cannot = shown.set_username("");
-    let _cannot = shown.set_password(None);
-    shown.to_string()
 }

@@ -134,7 +134,7 @@ pub struct Hub {
 
 impl std::fmt::Debug for Hub {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        f.debug_struct("Hub").field("url", &http::without_password(&self.url)).finish_non_exhaustive()
+        f.debug_struct("Hub").field("url", &error::without_password(&self.url)).finish_non_exhaustive()
     }
 }
 
@@ -144,7 +144,7 @@ impl Hub {
     pub fn new(url: &str, token: Option<String>) -> Result<Self, ProvisionError> {
         let parsed = Url::parse(url).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
         let Some(parsed) = parsed else {
-            return Err(ProvisionError::NotHub { url: http::without_password(url) });
+            return Err(ProvisionError::NotHub { url: error::without_password(url) });
         };
         let token = token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty());
         let is_local = match parsed.host() {
@@ -154,7 +154,7 @@ impl Hub {
             None => false,
         };
         if token.is_some() && parsed.scheme() == "http" && !is_local {
-            return Err(ProvisionError::TokenInClear { url: http::without_password(url) });
+            return Err(ProvisionError::TokenInClear { url: error::without_password(url) });
         }
         Ok(Self { url: url.trim_end_matches('/').to_owned(), token })
     }
@@ -163,7 +163,7 @@ impl Hub {
     fn refusal(&self, repo: &str, revision: &str, url: &str, error: ureq::Error) -> ProvisionError {
         match error {
             ureq::Error::StatusCode(status @ (401 | 403 | 404)) => ProvisionError::NotOnHub {
-                hub: http::without_password(&self.url),
+                hub: error::without_password(&self.url),
                 model: format!("{repo}@{revision}"),
                 status,
             },

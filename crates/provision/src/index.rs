@@ -7,7 +7,8 @@ use serde::Deserialize;
 use url::Url;
 
 use crate::error::ProvisionError;
-use crate::http::{self, without_password};
+use crate::error::without_password;
+use crate::http;
 use crate::pins::{Pin, Wheel};
 
 /// The media type of a list of files in JSON.

@@ -3,13 +3,12 @@
 // The only crate that uses `tantivy`. It does not know about models, requests or transports.
 //
 // `store` keeps the chunks on disk, with one `writer` thread; `directory` lists the chunks that exist. `warm`
-// has chunks read by the model ahead of requests, `search` finds chunks by words and by a `filter`, `vectors` by
+// has chunks read by the model ahead of requests, `search` finds chunks by words, `vectors` by
 // meaning, and `follow` applies the `log` that sidecars share.
 
 pub mod analyzer;
 mod change;
 mod directory;
-pub mod filter;
 mod follow;
 pub mod log;
 mod open;
@@ -33,7 +32,6 @@ use thresher_core::domain::{Chunk, Tenant};
 
 pub use self::change::{Change, Outcome, content_id};
 pub use self::directory::Progress;
-use self::filter::{Filter, FilterError};
 use self::follow::Membership;
 use self::log::{ChangeLog, LogError};
 pub use self::search::Hit;
@@ -53,8 +51,6 @@ pub struct RegistrySettings {
     /// The largest number of registered chunks. Each takes about 100 bytes of memory, whether it is in use or
     /// not. Default: 1,000,000.
     pub chunk_count_max: usize,
-    /// Whether searches find chunks by the vectors of a model, too, which take at most 40 MB of memory for each tenant. Default: true.
-    pub dense: bool,
     /// The largest number of chunks in one call that registers or deletes chunks. Default: 10,000.
     #[serde(skip)]
     pub batch_count_max: usize,
@@ -64,9 +60,6 @@ pub struct RegistrySettings {
     /// The size of the cache of chunks in memory, in bytes. Default: 256 MiB.
     #[serde(skip)]
     pub cache_bytes_max: usize,
-    /// How many candidates a search passes to the model if the request names no number. Default: 100.
-    #[serde(skip)]
-    pub candidate_count_default: usize,
     /// The largest number of candidates that a request may name. Default: 1,000.
     #[serde(skip)]
     pub candidate_count_max: usize,
@@ -95,11 +88,9 @@ impl Default for RegistrySettings {
         Self {
             dir: "data/registry".into(),
             chunk_count_max: 1_000_000,
-            dense: true,
             batch_count_max: 10_000,
             metadata_bytes_max: 16_384,
             cache_bytes_max: 256 * 1024 * 1024,
-            candidate_count_default: 100,
             candidate_count_max: 1_000,
             prefilter_above: 10_000,
             prefilter_to: 10_000,
@@ -152,8 +143,6 @@ pub enum RegistryError {
     FoundTooLong { bytes_max: usize },
     #[error("the registry's writer has stopped")]
     Stopped,
-    #[error(transparent)]
-    Filter(#[from] FilterError),
 }
 
 /// The registered chunks of one tenant. Dropping it stops its writer.
@@ -226,20 +215,12 @@ impl Registry {
         (0..ids.len()).filter(|&index| directory.content(ids[index].as_ref()).is_none()).collect()
     }
 
-    /// Returns a page of at most `limit` chunks that pass `filter`, starting after the id `after`, in the
-    /// order of their ids. The page ends early once its chunks have `bytes_max` bytes of JSON.
+    /// Returns a page of at most `limit` chunks, starting after the id `after`, in the order of their ids. The page ends early once its chunks have `bytes_max` bytes of JSON.
     ///
     /// # Errors
-    /// Returns [`RegistryError::Filter`] if the filter names a field that no chunk has, and
-    /// [`RegistryError::Read`] if the index cannot be read.
-    pub fn list(
-        &self,
-        after: Option<&str>,
-        limit: usize,
-        bytes_max: usize,
-        filter: Option<&Filter>,
-    ) -> Result<Page, RegistryError> {
-        self.store.list(after, limit, bytes_max, filter)
+    /// Returns [`RegistryError::Read`] if the index cannot be read.
+    pub fn list(&self, after: Option<&str>, limit: usize, bytes_max: usize) -> Result<Page, RegistryError> {
+        self.store.list(after, limit, bytes_max)
     }
 
     /// Returns whether chunks can be found by a vector.
@@ -247,21 +228,13 @@ impl Registry {
         self.store.shared().has_vectors()
     }
 
-    /// Returns the `limit` best chunks for `query` by BM25 over titles and texts that pass `filter`, by
-    /// descending score and then by id. Chunks without any word of the query are not returned.
+    /// Returns the `limit` best chunks for `query` by BM25 over titles and texts, by descending score and then by id. Chunks without any word of the query are not returned.
     ///
     /// # Errors
-    /// Returns [`RegistryError::Filter`] if the filter names a field that no chunk has,
-    /// [`RegistryError::FoundTooLong`] if the chunks have more than `bytes_max` bytes of text together, and
+    /// Returns [`RegistryError::FoundTooLong`] if the chunks have more than `bytes_max` bytes of text together, and
     /// [`RegistryError::Read`] if the index cannot be read.
-    pub fn search(
-        &self,
-        query: &str,
-        filter: Option<&Filter>,
-        limit: usize,
-        bytes_max: usize,
-    ) -> Result<Vec<Hit>, RegistryError> {
-        self.store.search(query, filter, limit, bytes_max)
+    pub fn search(&self, query: &str, limit: usize, bytes_max: usize) -> Result<Vec<Hit>, RegistryError> {
+        self.store.search(query, limit, bytes_max)
     }
 
     /// Returns the `limit` best chunks for `query` and its `vector`: those that [`Self::search`] finds and those whose vectors are nearest, in
@@ -273,12 +246,11 @@ impl Registry {
         &self,
         query: &str,
         vector: &[f32],
-        filter: Option<&Filter>,
         limit: usize,
         bytes_max: usize,
     ) -> Result<Vec<Hit>, RegistryError> {
-        let hits = self.store.search(query, filter, limit, bytes_max)?;
-        self.store.with_nearest(hits, vector, filter, limit, bytes_max)
+        let hits = self.store.search(query, limit, bytes_max)?;
+        self.store.with_nearest(hits, vector, limit, bytes_max)
     }
 
     /// Returns the indexes in `ids` of the `keep` best chunks for `query` by BM25, ascending. Among chunks

@@ -1,10 +1,8 @@
 //! The layout of a chunk in the index: writing a chunk as a document, and reading chunks back by id or
 //! address. Does not know about files, commits or queries.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tantivy::schema::document::OwnedValue;
 use tantivy::schema::{
     FAST, Field, IndexRecordOption, JsonObjectOptions, STORED, STRING, Schema, TextFieldIndexing,
     TextOptions, Value,
@@ -15,9 +13,6 @@ use thresher_core::domain::{Chunk, Kind};
 use super::analyzer;
 use super::change::{content_hash, id_hash};
 
-/// The name of the field that filters search.
-pub const METADATA: &str = "metadata";
-
 /// The fields of the index.
 #[derive(Debug, Clone, Copy)]
 pub struct Fields {
@@ -27,8 +22,7 @@ pub struct Fields {
     pub content: Field,
     /// The words of the title and the text.
     pub words: Field,
-    /// The metadata: terms by path for equality, columns for ranges.
-    pub metadata: Field,
+    _metadata: Field,
     title: Field,
     text: Field,
     /// Missing if the kind is found out from the text.
@@ -50,7 +44,8 @@ pub fn schema() -> (Schema, Fields) {
         id_hash: schema.add_u64_field("id_hash", FAST),
         content: schema.add_u64_field("content", FAST),
         words: schema.add_text_field("words", TextOptions::default().set_indexing_options(words)),
-        metadata: schema.add_json_field(METADATA, metadata),
+        // Nothing is written there any more; without the field, indexes of earlier versions would be refused.
+        _metadata: schema.add_json_field("metadata", metadata),
         title: schema.add_text_field("title", STORED),
         text: schema.add_text_field("text", STORED),
         kind: schema.add_text_field("kind", STORED),
@@ -82,7 +77,6 @@ impl Fields {
         }
         if let Some(source) = &chunk.metadata {
             document.add_text(self.metadata_source, source);
-            document.add_object(self.metadata, metadata_object(source));
         }
         document
     }
@@ -93,17 +87,6 @@ impl Fields {
         let (id, title, metadata) = (text(self.id)?, text(self.title), text(self.metadata_source));
         let kind = text(self.kind).and_then(|name| Kind::named(&name)).unwrap_or_default();
         Some(Arc::new(Chunk { id, title, text: text(self.text)?, kind, metadata }))
-    }
-}
-
-/// Metadata that is not a JSON object is stored but cannot be searched. The API refuses such metadata before
-/// it gets here.
-fn metadata_object(source: &str) -> BTreeMap<String, OwnedValue> {
-    match serde_json::from_str(source) {
-        Ok(serde_json::Value::Object(map)) => {
-            map.into_iter().map(|(key, value)| (key, value.into())).collect()
-        }
-        _ => BTreeMap::new(),
     }
 }
 

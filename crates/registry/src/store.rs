@@ -12,9 +12,8 @@ use thresher_core::domain::Chunk;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::change::{Change, Outcome, content_after, content_in, id_hash, id_of};
+use super::change::{Change, Outcome, content_after, content_in, id_of};
 use super::directory::Directory;
-use super::filter::Filter;
 use super::log::LogPosition;
 use super::schema::{self, Fields};
 use super::search::{Hit, IndexSearch};
@@ -49,8 +48,7 @@ pub struct Shared {
     pub reader: IndexReader,
     directory: Mutex<Directory>,
     pub cache: Mutex<Cache>,
-    /// `None` if searches use no vectors.
-    vectors: Option<RwLock<Vectors>>,
+    vectors: RwLock<Vectors>,
     /// Notified when the directory changes.
     updates: watch::Sender<()>,
     warmer_stopped: AtomicBool,
@@ -77,7 +75,7 @@ impl Store {
             reader,
             directory: Mutex::new(directory),
             cache: Mutex::new(Cache::new(settings.cache_bytes_max)),
-            vectors: settings.dense.then(RwLock::default),
+            vectors: RwLock::default(),
             updates: watch::Sender::new(()),
             warmer_stopped: AtomicBool::new(false),
             log_position: Mutex::new(log_position),
@@ -176,18 +174,8 @@ impl Store {
     }
 
     /// See [`super::Registry::list`].
-    pub fn list(
-        &self,
-        after: Option<&str>,
-        limit: usize,
-        bytes_max: usize,
-        filter: Option<&Filter>,
-    ) -> Result<Page, RegistryError> {
-        let searcher = self.shared.reader.searcher();
-        let search = IndexSearch { searcher: &searcher, fields: &self.shared.fields };
-        let passing = filter.map(|filter| search.matching(filter)).transpose()?;
-        let passes = |id: &Arc<str>| passing.as_ref().is_none_or(|passing| passing.contains(&id_hash(id)));
-        let mut ids: Vec<Arc<str>> = self.ids(after).filter(passes).take(limit.saturating_add(1)).collect();
+    pub fn list(&self, after: Option<&str>, limit: usize, bytes_max: usize) -> Result<Page, RegistryError> {
+        let mut ids: Vec<Arc<str>> = self.ids(after).take(limit.saturating_add(1)).collect();
         let more = ids.len() > limit;
         ids.truncate(limit);
         let (mut chunks, mut listed, mut bytes) = (Vec::new(), 0, 0);
@@ -209,15 +197,9 @@ impl Store {
     }
 
     /// See [`super::Registry::search`].
-    pub fn search(
-        &self,
-        query: &str,
-        filter: Option<&Filter>,
-        limit: usize,
-        bytes_max: usize,
-    ) -> Result<Vec<Hit>, RegistryError> {
+    pub fn search(&self, query: &str, limit: usize, bytes_max: usize) -> Result<Vec<Hit>, RegistryError> {
         let searcher = self.shared.reader.searcher();
-        IndexSearch { searcher: &searcher, fields: &self.shared.fields }.best(query, filter, limit, bytes_max)
+        IndexSearch { searcher: &searcher, fields: &self.shared.fields }.best(query, limit, bytes_max)
     }
 
     /// Adds the chunks that are nearest to a vector to hits, and orders all by both ranks together. See [`super::Registry::search`].
@@ -225,16 +207,10 @@ impl Store {
         &self,
         hits: Vec<Hit>,
         vector: &[f32],
-        filter: Option<&Filter>,
         limit: usize,
         bytes_max: usize,
     ) -> Result<Vec<Hit>, RegistryError> {
-        let searcher = self.shared.reader.searcher();
-        let search = IndexSearch { searcher: &searcher, fields: &self.shared.fields };
-        let passing = filter.map(|filter| search.matching(filter)).transpose()?;
-        let is_wanted = |id: &str| passing.as_ref().is_none_or(|passing| passing.contains(&id_hash(id)));
-        let Some(vectors) = &self.shared.vectors else { return Ok(hits) };
-        let nearest = read(vectors).nearest(vector, limit, is_wanted);
+        let nearest = read(&self.shared.vectors).nearest(vector, limit);
         let mut scores: HashMap<Arc<str>, f32> = HashMap::new();
         let by_words = hits.iter().map(|hit| Arc::from(&*hit.chunk.id)).enumerate();
         for (rank, id) in by_words.chain(nearest.into_iter().enumerate()) {
@@ -297,14 +273,14 @@ impl Shared {
         lock(&self.directory)
     }
 
-    /// Locks the vectors of chunks for a change; `None` if searches use none.
-    pub fn vectors_mut(&self) -> Option<RwLockWriteGuard<'_, Vectors>> {
-        Some(self.vectors.as_ref()?.write().unwrap_or_else(PoisonError::into_inner))
+    /// Locks the vectors of chunks for a change.
+    pub fn vectors_mut(&self) -> RwLockWriteGuard<'_, Vectors> {
+        self.vectors.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether any chunk can be found by a vector.
     pub fn has_vectors(&self) -> bool {
-        self.vectors.as_ref().is_some_and(|vectors| !read(vectors).is_empty())
+        !read(&self.vectors).is_empty()
     }
 
     /// Notifies the receivers of [`Store::updates`].
@@ -476,7 +452,7 @@ mod tests {
         let store = Store::open_with(&settings, vec![Arc::downgrade(&warmer)]).expect("in memory");
         let chunk = Chunk::new("a", "tide");
         let put = || vec![Change::Put(Arc::new(chunk.clone()))];
-        let found = || store.search("tide", None, 9, 999).expect("an index").len();
+        let found = || store.search("tide", 9, 999).expect("an index").len();
         failing.0.store(true, Ordering::SeqCst);
         for _ in 0..2 {
             let error = store.write(put()).await.expect_err("it cannot become visible");

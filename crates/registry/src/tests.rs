@@ -12,7 +12,6 @@ use serde_json::{Value, json};
 
 use thresher_core::domain::Kind;
 
-use super::filter::Filter;
 use super::*;
 
 fn settings(dir: &std::path::Path) -> RegistrySettings {
@@ -54,14 +53,9 @@ fn ids(chunks: &[Arc<Chunk>]) -> String {
     chunks.iter().map(|chunk| &*chunk.id).collect::<Vec<_>>().join(" ")
 }
 
-fn search_ids(
-    registry: &Registry,
-    query: &str,
-    filter: Option<Value>,
-) -> Result<BTreeSet<String>, RegistryError> {
-    let filter = filter.map(|filter| Filter::parse(&filter, "filter").expect("a filter"));
-    let hits = registry.search(query, filter.as_ref(), 100, usize::MAX)?;
-    Ok(hits.into_iter().map(|hit| hit.chunk.id.clone()).collect())
+fn search_ids(registry: &Registry, query: &str) -> BTreeSet<String> {
+    let hits = registry.search(query, 100, usize::MAX).expect("an index");
+    hits.into_iter().map(|hit| hit.chunk.id.clone()).collect()
 }
 
 /// Whether any file below a folder has these bytes.
@@ -93,7 +87,7 @@ fn deleted_and_replaced_texts_are_gone_from_the_files_soon() {
         assert!(Instant::now() < until, "deleted texts stay in the files");
         std::thread::sleep(Duration::from_millis(20));
     }
-    let found = search_ids(&registry, "tide moon", None).expect("reads");
+    let found = search_ids(&registry, "tide moon");
     assert_eq!(found, BTreeSet::from(["b".to_owned(), "c".to_owned()]));
     assert_eq!(write(&registry, vec![put("c", "tide"), put("d", "sun")]), "unchanged created");
     // What was deleted just before the daemon stopped goes after the next start.
@@ -165,7 +159,7 @@ fn a_new_version_is_never_hidden_by_an_old_one() {
             let found = registry.get(&["a", "b"]).expect("readable");
             assert!(found.iter().flatten().all(|chunk| chunk.text == text) && found.len() == 2);
             assert_eq!(
-                registry.search("version", None, 9, usize::MAX).expect("readable").len(),
+                registry.search("version", 9, usize::MAX).expect("readable").len(),
                 2,
                 "old ones are gone"
             );
@@ -176,20 +170,16 @@ fn a_new_version_is_never_hidden_by_an_old_one() {
 #[test]
 fn pages_are_in_the_order_of_ids() {
     let registry = in_memory();
-    let odd = |n: usize| put_with_metadata(&format!("{n:02}"), "text", json!({"odd": n % 2 == 1}));
-    write(&registry, (0..10).rev().map(odd).collect());
-    let check = |after, limit, filter: Option<Value>, expect: &str, next: Option<&str>| {
-        let filter = filter.map(|filter| Filter::parse(&filter, "filter").expect("a filter"));
-        let page = registry.list(after, limit, usize::MAX, filter.as_ref()).expect("a page");
+    write(&registry, (0..10).rev().map(|n| put(&format!("{n:02}"), "text")).collect());
+    let check = |after, limit, expect: &str, next: Option<&str>| {
+        let page = registry.list(after, limit, usize::MAX).expect("a page");
         assert_eq!((&*ids(&page.chunks), page.next.as_deref()), (expect, next), "{after:?}");
     };
-    check(None, 3, None, "00 01 02", Some("02"));
-    check(Some("02"), 3, None, "03 04 05", Some("05"));
-    check(Some("06"), 3, None, "07 08 09", None);
-    check(Some("0"), 1, None, "00", Some("00"));
-    check(Some("09"), 3, None, "", None);
-    check(Some("02"), 2, Some(json!({"odd": true})), "03 05", Some("05"));
-    check(Some("05"), 9, Some(json!({"odd": true})), "07 09", None);
+    check(None, 3, "00 01 02", Some("02"));
+    check(Some("02"), 3, "03 04 05", Some("05"));
+    check(Some("06"), 3, "07 08 09", None);
+    check(Some("0"), 1, "00", Some("00"));
+    check(Some("09"), 3, "", None);
 }
 
 #[test]
@@ -198,7 +188,7 @@ fn pages_and_search_results_are_bounded_in_bytes() {
     let text = format!("tide {}", "x".repeat(95));
     write(&registry, (0..20).map(|n| put(&format!("{n:02}"), &text)).collect());
     let check = |after, bytes_max, expect: &str, next: Option<&str>| {
-        let page = registry.list(after, 5, bytes_max, None).expect("a page");
+        let page = registry.list(after, 5, bytes_max).expect("a page");
         assert_eq!((&*ids(&page.chunks), page.next.as_deref()), (expect, next), "{bytes_max}");
     };
     check(None, 1_000, "00 01 02 03 04", Some("04"));
@@ -206,8 +196,8 @@ fn pages_and_search_results_are_bounded_in_bytes() {
     check(None, 1, "00", Some("00"));
     check(Some("16"), 250, "17 18 19", None);
     check(Some("17"), 1, "18", Some("18"));
-    assert_eq!(registry.search("tide", None, 9, 900).expect("an index").len(), 9);
-    let error = registry.search("tide", None, 9, 899).expect_err("over the limit");
+    assert_eq!(registry.search("tide", 9, 900).expect("an index").len(), 9);
+    let error = registry.search("tide", 9, 899).expect_err("over the limit");
     assert!(matches!(error, RegistryError::FoundTooLong { bytes_max: 899 }), "{error:?}");
 }
 
@@ -226,7 +216,7 @@ fn search_finds_words_in_texts_and_titles() {
         ],
     );
     let check = |query: &str, expect: &[&str]| {
-        let hits = registry.search(query, None, 10, usize::MAX).expect("an index");
+        let hits = registry.search(query, 10, usize::MAX).expect("an index");
         assert_eq!(hits.iter().map(|hit| &*hit.chunk.id).collect::<Vec<_>>(), expect, "{query}");
         assert!(hits.windows(2).all(|pair| pair[0].bm25 >= pair[1].bm25));
     };
@@ -238,100 +228,7 @@ fn search_finds_words_in_texts_and_titles() {
     check("nothing of this", &[]);
     check("?!", &[]);
     check("", &[]);
-    assert_eq!(registry.search("the", None, 0, usize::MAX).expect("an index"), []);
-}
-
-#[test]
-fn filters_test_values_and_ranges_and_combine() {
-    let registry = in_memory();
-    write(
-        &registry,
-        vec![
-            put_with_metadata(
-                "a",
-                "x",
-                json!({"lang": "en", "year": 2020, "tags": ["sea", "moon"], "ok": true}),
-            ),
-            put_with_metadata(
-                "b",
-                "x",
-                json!({"lang": "de", "year": 2021.5, "by": {"name": "Ada Lovelace"}, "ok": false}),
-            ),
-            put_with_metadata(
-                "c",
-                "x",
-                json!({"lang": "en", "year": -3, "at": "2024-05-01T12:00:00.25+02:00", "a.b": 7}),
-            ),
-            put_with_metadata(
-                "d",
-                "x",
-                json!({"lang": null, "year": 2020.0, "at": "2024-05-01T10:00:01Z", "big": u64::MAX}),
-            ),
-            put("e", "x"),
-        ],
-    );
-    let check = |filter: Value, expect: &str| {
-        let found = search_ids(&registry, "x", Some(filter.clone())).expect("an index");
-        assert_eq!(found.into_iter().collect::<Vec<_>>().join(" "), expect, "{filter}");
-    };
-    check(json!({"lang": "en"}), "a c");
-    check(json!({"lang": "EN"}), "");
-    check(json!({"by.name": "Ada Lovelace"}), "b");
-    check(json!({"by.name": "Ada"}), "");
-    check(json!({"tags": "moon"}), "a");
-    check(json!({"ok": true}), "a");
-    check(json!({"year": 2020}), "a d");
-    check(json!({"year": 2020.0}), "a d");
-    check(json!({"year": 2021.5}), "b");
-    check(json!({"year": "2020"}), "");
-    check(json!({"big": u64::MAX}), "d");
-    check(json!({"a.b": 7}), "c");
-    check(json!({"year": {"in": [-3, 2021.5, "en"]}}), "b c");
-    check(json!({"year": {"gte": 2020, "lt": 2021.5}}), "a d");
-    check(json!({"year": {"gt": 2020}}), "b");
-    check(json!({"year": {"gt": 2019.5, "lte": 2020.5}}), "a d");
-    check(json!({"year": {"gte": -3, "lte": u64::MAX}}), "a b c d");
-    check(json!({"big": {"gt": 1}}), "d");
-    check(json!({"big": {"gt": -1, "lt": 1e18}}), "");
-    check(json!({"year": {"lt": 0}}), "c");
-    check(json!({"year": {"lte": 1e300}}), "a b c d");
-    check(json!({"at": {"gte": "2024-05-01T10:00:00Z"}}), "c d");
-    check(json!({"at": {"gt": "2024-05-01T10:00:00.25Z"}}), "d");
-    check(json!({"at": "2024-05-01T10:00:00.25Z"}), "c");
-    check(json!({"at": "2024-05-01T10:00:00Z"}), "");
-    check(json!({"lang": {"exists": true}}), "a b c");
-    check(json!({"lang": {"exists": false}}), "d e");
-    check(json!({"by": {"exists": true}}), "b");
-    check(json!({"not": {"lang": "en"}}), "b d e");
-    check(json!({"not": {"year": {"gte": 0}}, "lang": "en"}), "c");
-    check(json!({"or": [{"lang": "de"}, {"tags": "sea"}]}), "a b");
-    check(json!({"and": [{"lang": "en"}, {"or": [{"year": -3}, {"ok": false}]}]}), "c");
-}
-
-#[test]
-fn unknown_fields_are_errors_unless_the_registry_is_empty() {
-    let registry = in_memory();
-    assert!(
-        search_ids(&registry, "x", Some(json!({"lnag": "en"})))
-            .expect("an empty registry checks no fields")
-            .is_empty()
-    );
-    write(
-        &registry,
-        vec![
-            put_with_metadata("a", "x", json!({"lang": "en"})),
-            put_with_metadata("b", "x", json!({"old": 1})),
-        ],
-    );
-    let refused = |filter: Value| match search_ids(&registry, "x", Some(filter)) {
-        Err(RegistryError::Filter(error)) => format!("{:?} {}", error.kind, error.param),
-        other => panic!("{other:?}"),
-    };
-    assert_eq!(refused(json!({"lnag": "en"})), "FieldUnknown filter.lnag");
-    assert_eq!(refused(json!({"not": {"lang.x": {"exists": true}}})), "FieldUnknown filter.not.lang.x");
-    assert!(search_ids(&registry, "x", Some(json!({"old": 1}))).is_ok());
-    write(&registry, vec![delete("b")]);
-    assert_eq!(refused(json!({"old": 1})), "FieldUnknown filter.old");
+    assert_eq!(registry.search("the", 0, usize::MAX).expect("an index"), []);
 }
 
 #[test]
@@ -363,7 +260,7 @@ fn chunks_on_disk_survive_a_restart() {
     assert!(matches!(Registry::open(&settings(&dir)), Err(RegistryError::InUse { .. })), "locked");
     drop(registry);
     let registry = Registry::open(&settings(&dir)).expect("it is there");
-    assert_eq!(ids(&registry.list(None, 9, usize::MAX, None).expect("a page").chunks), "a c");
+    assert_eq!(ids(&registry.list(None, 9, usize::MAX).expect("a page").chunks), "a c");
     assert_eq!(registry.progress(), Progress { registered: 2, warm: 0, queued: 2, failed: 0 });
     let found = registry.get(&["a"]).expect("readable").remove(0).expect("registered");
     assert_eq!((&*found.text, found.metadata.as_deref()), ("tide", Some("{\"n\":1}")));
@@ -449,5 +346,5 @@ fn batches_of_concurrent_callers_are_all_written() {
         .collect();
     callers.into_iter().for_each(|caller| runtime.block_on(caller).expect("no panic"));
     assert_eq!(registry.progress().registered, 32 * 4 * 5);
-    assert_eq!(registry.search("text", None, 1_000, usize::MAX).expect("an index").len(), 640);
+    assert_eq!(registry.search("text", 1_000, usize::MAX).expect("an index").len(), 640);
 }

@@ -173,7 +173,8 @@ impl Worker {
             return true;
         }
         batch.iter().for_each(|cold| directory.finish_read(cold, result.is_ok()));
-        if let (Ok(read), Some(mut vectors)) = (&result, self.shared.vectors_mut()) {
+        if let Ok(read) = &result {
+            let mut vectors = self.shared.vectors_mut();
             let is_current = |cold: &&ColdChunk| directory.is_current(cold);
             for (cold, vector) in
                 batch.iter().filter(is_current).filter_map(|cold| Some((cold, read.get(&*cold.id)?)))

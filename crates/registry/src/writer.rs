@@ -307,9 +307,7 @@ impl Writer {
         cache.advance();
         for id in self.order.drain(..) {
             let Some(pending) = self.pending.remove(&id) else { continue };
-            if let Some(vectors) = &mut vectors {
-                vectors.remove(&id);
-            }
+            vectors.remove(&id);
             match pending {
                 Pending::Deleted => {
                     directory.remove(&id);

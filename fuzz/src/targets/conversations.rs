@@ -6,7 +6,6 @@ use thresher::middleware::dialect::Dialect;
 use thresher::middleware::find::{self, Bounds, Policy};
 use thresher::middleware::json::{Edits, Located};
 use thresher::middleware::rewrite::{self, AddedContext};
-use thresher::middleware::untouched::TextKind;
 
 pub fn run(data: &[u8]) -> Corpus {
     let Some((letter, body)) = data.split_first() else { return Corpus::Reject };
@@ -25,7 +24,6 @@ pub fn run(data: &[u8]) -> Corpus {
     let policy = Policy {
         tools: vec!["*".to_owned()],
         tools_untouched: Vec::new(),
-        kinds_untouched: TextKind::ALL.into(),
         delimiters: Some(("<context>".to_owned(), "</context>".to_owned())),
         keeps_documents: false,
         result_tokens_min: 0,

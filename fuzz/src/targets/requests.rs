@@ -31,11 +31,9 @@ pub fn run(data: &[u8]) -> Corpus {
     let end = data.iter().position(|&byte| byte == b'\n').unwrap_or(data.len());
     let (path, body) = (&data[..end], data.get(end + 1..).unwrap_or_default().to_vec());
     let Ok(path) = std::str::from_utf8(path) else { return Corpus::Reject };
-    let content_type =
-        if path.starts_with("/v1/attribute/stream") { "text/event-stream" } else { "application/json" };
     let request = Request::post(path)
         .header("host", "localhost")
-        .header("content-type", content_type)
+        .header("content-type", "application/json")
         .header("accept", "application/json, text/event-stream");
     let Ok(request) = request.body(Body::from(body)) else { return Corpus::Reject };
     let Daemon { runtime, router, .. } = &*DAEMON;

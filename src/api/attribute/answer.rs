@@ -1,12 +1,11 @@
 //! Answers of `POST /v1/attribute`: the parts of an answer and their sources, as JSON and as plain text.
 
 use std::fmt::Write as _;
-use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
-use thresher_core::domain::{AttributeRequest, ByteRange, Chunk, Parts};
+use thresher_core::domain::{AttributeRequest, ByteRange, Parts};
 use thresher_core::kv::store::BlockOrigins;
 use thresher_core::pipeline::Pipeline;
 use thresher_core::pipeline::attribute::{
@@ -194,7 +193,8 @@ impl AttributeAnswer {
         let model = pipeline.model();
         let formatted = match options.format {
             CitationFormat::Json => Some(pointers(&request.parts, &parts, options.fallback.as_deref())),
-            format => dialects::formatted(&context, &attributed.parts, format),
+            CitationFormat::Markers => Some(dialects::markers(&context, &attributed.parts)),
+            CitationFormat::Native => None,
         };
         Self {
             parts,
@@ -253,17 +253,6 @@ impl PartAnswer {
         let cited: Value =
             cited.map(|source| serde_json::to_value(source).expect("a source is JSON")).collect();
         json!({"verdict": self.verdict, "citations": cited})
-    }
-
-    /// Parts of an answer that is still arriving; `answer` is what has arrived.
-    pub fn of_stream(
-        answer: &str,
-        chunks: &[Arc<Chunk>],
-        parts: &[PartOutcome],
-        options: &AttributeOptions,
-        numbers: ChunkNumbers,
-    ) -> Vec<Self> {
-        Self::all(&CitationContext::new(answer, chunks, numbers), parts, options.offsets)
     }
 
     /// Parts of an answer of the middleware, as JSON; offsets are code points of the text.

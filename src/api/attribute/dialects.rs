@@ -1,4 +1,4 @@
-//! Attributions in the citation formats of other APIs: Anthropic's, OpenAI's, and numbers in brackets.
+//! Citations as Anthropic's and OpenAI's APIs write them, and as numbers in brackets.
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -23,14 +23,6 @@ pub enum CitationFormat {
     /// Not repeated: `parts` alone.
     #[default]
     Native,
-    /// Anthropic's text blocks, citing documents by characters.
-    AnthropicDocument,
-    /// Anthropic's text blocks, citing search results by blocks.
-    AnthropicSearchResult,
-    /// An output item of OpenAI's Responses, with flat annotations.
-    OpenaiResponses,
-    /// A message of OpenAI's Chat Completions, with nested annotations.
-    OpenaiChat,
     /// The text with `[1]` behind each part.
     Markers,
     /// For an answer that is JSON: the citations of each value, by its JSON pointer.
@@ -113,27 +105,9 @@ impl<'a> CitationContext<'a> {
     }
 }
 
-/// An attribution in another API's format; none for the formats that this module does not write.
-pub(super) fn formatted(
-    context: &CitationContext,
-    parts: &[PartOutcome],
-    format: CitationFormat,
-) -> Option<Value> {
-    Some(match format {
-        CitationFormat::Native | CitationFormat::Json => return None,
-        CitationFormat::AnthropicDocument => anthropic::blocks(context, parts, anthropic::char_location),
-        CitationFormat::AnthropicSearchResult => anthropic::blocks(context, parts, |context, source| {
-            anthropic::search_result_location(context, source, 0)
-        }),
-        CitationFormat::OpenaiResponses => openai::response_item(context, parts),
-        CitationFormat::OpenaiChat => openai::chat_message(context, parts),
-        CitationFormat::Markers => markers(context, parts),
-    })
-}
-
 /// The answer with the numbers of the cited chunks, such as ` [1]`, behind each part, and which chunk each number stands for. Numbers that the
 /// answer has already are left as they are.
-fn markers(context: &CitationContext, parts: &[PartOutcome]) -> Value {
+pub(super) fn markers(context: &CitationContext, parts: &[PartOutcome]) -> Value {
     let answer = context.answer;
     let (mut text, mut at) = (String::with_capacity(answer.len()), 0);
     let mut references: BTreeMap<usize, Value> = BTreeMap::new();
@@ -181,16 +155,6 @@ pub mod anthropic {
         pub bytes: ByteRange,
         /// The citations, each in the format of its API.
         pub citations: Vec<Value>,
-    }
-
-    /// The answer as text blocks that, put together, are the answer, each with its citations.
-    pub(in crate::api) fn blocks(
-        context: &CitationContext,
-        parts: &[PartOutcome],
-        citation: fn(&CitationContext, &Source) -> Value,
-    ) -> Value {
-        let spans = spans(context, parts, citation).into_iter();
-        spans.map(|CitedSpan { bytes, citations }| block(bytes.slice(context.answer), citations)).collect()
     }
 
     /// A text block; its citations are null if there are none.
@@ -288,20 +252,6 @@ pub mod openai {
     use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
     use super::{CitationContext, links};
-
-    /// An output item of the Responses API, with flat annotations.
-    pub fn response_item(context: &CitationContext, parts: &[PartOutcome]) -> Value {
-        let text = json!({
-            "type": "output_text", "text": context.answer, "annotations": annotations(context, parts, flat), "logprobs": [],
-        });
-        json!({"type": "message", "id": "msg_attribution", "role": "assistant", "status": "completed", "content": [text]})
-    }
-
-    /// An assistant's message of the Chat Completions API, with nested annotations.
-    pub fn chat_message(context: &CitationContext, parts: &[PartOutcome]) -> Value {
-        let annotations = annotations(context, parts, nested);
-        json!({"role": "assistant", "content": context.answer, "refusal": null, "annotations": annotations})
-    }
 
     /// A flat annotation, of the characters `start..end` of the answer. A chunk without a URL is cited as a file.
     pub fn flat(context: &CitationContext, source: &Source, start: usize, end: usize) -> Value {

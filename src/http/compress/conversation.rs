@@ -20,7 +20,6 @@ use crate::error::{ApiError, ErrorCode};
 use crate::http::middleware::report::REASON;
 use crate::http::originals::{StoredSessions, StoredText};
 use crate::http::traces::{self, Retrieval};
-use crate::http::usage::{ReturnedMessages, SessionUsage};
 use crate::http::{Scope, body, observe};
 use crate::middleware::dialect::{Conversation, Dialect};
 use crate::middleware::find;
@@ -31,7 +30,6 @@ use crate::middleware::rewrite::{
 };
 use crate::middleware::session::{Session, SessionKeys};
 use crate::originals::{ENTRY_BYTES, TenantOriginals};
-use crate::tenants::usage::UsageCounts;
 
 struct ConversationRequest {
     body: String,
@@ -129,8 +127,7 @@ impl ConversationRequest {
             name_hashes(&mut rewritten, &originals);
         }
         let new_count = rewritten.shortened.len();
-        let message_count = conversation.messages.len();
-        let protected_from = self.config.protected_from(message_count);
+        let protected_from = self.config.protected_from(conversation.messages.len());
         let returned =
             session.map(|session| session.entries(&conversation, &rewritten.shortened, protected_from));
         rewritten.shortened.extend(replayed.unwrap_or_default());
@@ -139,23 +136,13 @@ impl ConversationRequest {
             Ok(pipeline.count(text, TokenizerName::O200kBase)?)
         };
         let mut tokens = self.tokens(&conversation, &rewritten, count)?;
-        let mut counts = UsageCounts::of_request(tokens.before, tokens.after);
-        let session = self
-            .config
-            .session_id
-            .as_deref()
-            .map(|id| (SessionKeys::derive(id), returned.unwrap_or_default()));
-        let messages = ReturnedMessages { all: message_count, unchanged: protected_from };
         let new_texts = rewritten.shortened[..new_count].iter();
-        let new_texts = new_texts.map(|string| StoredText::new(&string.original)).collect();
-        let is_stored = StoredSessions(originals)
-            .store(new_texts, session, |before| SessionUsage::after(before, counts, Some(messages)))
-            .is_ok();
+        let new_texts: Vec<StoredText> = new_texts.map(|string| StoredText::new(&string.original)).collect();
+        let is_stored = StoredSessions(originals).store(&new_texts, &returned.unwrap_or_default()).is_ok();
         // A text is only shortened if its original can be returned. A full disk does not stop the agent.
         if !is_stored {
             rewritten.shortened.drain(..new_count);
             tokens = self.tokens(&conversation, &rewritten, count)?;
-            counts = UsageCounts::of_request(tokens.before, tokens.after);
         }
         let hashes: Vec<String> =
             rewritten.shortened.iter().map(|string| Hash::compute(&string.original).to_string()).collect();
@@ -164,7 +151,6 @@ impl ConversationRequest {
             if hashes.is_empty() { "uncompressed" } else { "compressed" },
             Some((tokens.before, tokens.after)),
         );
-        service.usage().add(counts);
         let text = rewritten.edits().apply(&self.body);
         let messages = Located::parse(&text).ok().and_then(|body| body.get("messages"));
         let messages: Option<Box<RawValue>> = messages.and_then(Located::read);
@@ -193,13 +179,7 @@ impl ConversationRequest {
     fn session(&self, conversation: &Conversation, originals: &TenantOriginals) -> Option<Session> {
         let keys = SessionKeys::derive(self.config.session_id.as_deref()?);
         let store = StoredSessions(originals.clone());
-        // What an expired session returned is no longer in a provider's cache.
-        let is_known = store.usage(&keys).is_some();
-        Some(if is_known {
-            Session::resume(keys, conversation, &store)
-        } else {
-            Session::start(keys, conversation)
-        })
+        Some(Session::resume(keys, conversation, &store))
     }
 
     /// The tokens of all texts of the conversation, before and after.

@@ -244,35 +244,6 @@ impl ApiError {
     }
 }
 
-/// Streams of answers that are attributed.
-impl ApiError {
-    pub(in crate::http) fn stream_empty() -> Self {
-        let message = "the body has no event. An event is a line that begins with \"data:\", and a blank line; the first is the request, \
-                       without its answer";
-        Self::new(ErrorCode::InvalidJson, message)
-    }
-
-    pub(in crate::http) fn stream_invalid(cause: &str) -> Self {
-        Self::new(ErrorCode::InvalidJson, format!("the body is not a stream of events: {cause}"))
-    }
-
-    pub(in crate::http) fn answer_failed() -> Self {
-        let message = "an event says that the language model failed; the parts sent before it are valid";
-        Self::new(ErrorCode::AnswerFailed, message)
-    }
-
-    pub(in crate::http) fn stream_too_slow(max: Duration) -> Self {
-        let message = format!("the answer was not complete after {} s", max.as_secs());
-        Self::new(ErrorCode::DeadlineExceeded, message)
-    }
-
-    pub(in crate::http) fn stream_silent(max: Duration) -> Self {
-        let message =
-            format!("no more of the answer came for {} s (admission.deadline_ms_max)", max.as_secs());
-        Self::new(ErrorCode::BodyTimeout, message)
-    }
-}
-
 /// Conversations, and the middleware in front of language models.
 impl ApiError {
     /// `found` is the JSON of the field.
@@ -319,17 +290,6 @@ impl ApiError {
     pub(in crate::http) fn session_id_invalid(chars_max: usize, param: &str) -> Self {
         let message = format!("{param} is blank or longer than {chars_max} characters");
         Self::with_param(ErrorCode::InvalidValue, message, param)
-    }
-
-    pub(in crate::http) fn session_unknown(id: &str, expire_s: Option<u64>) -> Self {
-        let or = match expire_s {
-            Some(expire_s) => {
-                format!(", or was last used {expire_s} s ago or earlier")
-            }
-            None => String::new(),
-        };
-        let message = format!("there is no session {}: it never compressed a conversation{or}", Quoted(id));
-        Self::with_param(ErrorCode::IdUnknown, message, "session_id")
     }
 
     /// A conversation that holds more than is compressed.

@@ -336,7 +336,6 @@ mod tests {
         check("/v1/chat/completions/x", false);
         check("/v1/models/gpt-5", false);
         check("/v1/v1/compress", true);
-        check("/v1/voyage/v1/rerank", true);
         check("/v1/headroom/v1/compress", true);
         check("/v1/v2/rerank", true);
         check("/v1//compress", true);

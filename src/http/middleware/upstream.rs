@@ -28,6 +28,9 @@ use crate::http::{request_id, traces};
 use crate::middleware::dialect::Dialect;
 use crate::middleware::settings::{Credential, MiddlewareSettings, UpstreamSettings};
 
+/// The longest time to connect to an upstream, after which the next one would be as slow.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+
 /// The most idle connections to one upstream that are kept open. Each takes a file descriptor: after a burst of `request_count_max`
 /// requests, none might be left for clients.
 const IDLE_CONNECTIONS_MAX: usize = 32;
@@ -166,7 +169,7 @@ impl Upstream {
         let mut http = HttpConnector::new();
         http.enforce_http(false);
         http.set_nodelay(true);
-        http.set_connect_timeout(Some(Duration::from_millis(settings.connect_ms_max)));
+        http.set_connect_timeout(Some(CONNECT_MAX));
         let connector = HttpsConnectorBuilder::new()
             .with_tls_config(tls.with_no_client_auth())
             .https_or_http()

@@ -157,7 +157,7 @@ fn described_defaults(schema: &mut Schema) {
 pub enum ErrorFormat {
     /// That of Thresher's own API.
     Native,
-    /// That of `rerank` and `score`.
+    /// That of `rerank`.
     Rerank,
     /// That of Text Embeddings Inference.
     Tei,
@@ -244,11 +244,6 @@ fn either(one: Value, other: Option<Value>) -> Value {
 /// The content of a JSON body.
 pub fn in_json(schema: Value) -> Value {
     json!({"application/json": {"schema": schema}})
-}
-
-/// The content of a stream of events.
-pub fn in_events(description: &str) -> Value {
-    json!({"text/event-stream": {"schema": {"type": "string", "description": description}}})
 }
 
 /// A parameter in `location`: `path`, `query` or `header`.

@@ -2,17 +2,14 @@
 // JavaScript's strings do.
 import type {
   AttributeRequest,
-  AttributeStreamRequest,
   Attribution,
   ChunkInput,
   Compression,
   CompressRequest as AnyCompressRequest,
   ErrorInfo,
   Model,
-  Part,
 } from "../../../clients/typescript/src/types.js";
 import { apiKey, keyRefused } from "./access";
-import { createSseParser } from "./sse";
 
 export { KINDS } from "../../../clients/typescript/src/schema.js";
 export type {
@@ -62,44 +59,6 @@ export function compress(body: CompressRequest, signal: AbortSignal): Promise<Co
 
 export function attribute(body: AttributeRequest, signal: AbortSignal): Promise<Attribution> {
   return post("v1/attribute", { ...body, offsets: "utf16" }, signal);
-}
-
-/**
- * Attributes the part of an answer that has arrived so far. `onPart` gets each part as soon as the daemon sends it.
- *
- * Browsers can stream the body of a request over HTTP/2 only, and the daemon speaks HTTP/1.1 without TLS. The body therefore holds the
- * answer so far, without an end marker, and the page sends a longer one when more has arrived; the chunks are cached.
- */
-export async function attributeStream(
-  request: AttributeStreamRequest,
-  answer: string,
-  signal: AbortSignal,
-  onPart: (part: Part) => void,
-): Promise<{ parts: number; ended: boolean }> {
-  const events = [{ ...request, offsets: "utf16" }, { delta: answer }];
-  const body = events.map((event) => `data: ${JSON.stringify(event)}\n\n`).join("");
-  const response = await send("v1/attribute/stream", {
-    method: "POST",
-    headers: { "content-type": "text/event-stream" },
-    body,
-    signal,
-  });
-  const parser = createSseParser();
-  const decoder = new TextDecoder();
-  const reader = response.body?.getReader();
-  let done: { parts: number; ended: boolean } | undefined;
-  for (;;) {
-    const { value, done: closed } = reader ? await read(reader) : { value: undefined, done: true };
-    if (closed) break;
-    for (const event of parser.push(decoder.decode(value, { stream: true }))) {
-      const data = JSON.parse(event.data);
-      if (event.type === "part") onPart(data);
-      if (event.type === "done") done = data;
-      if (event.type === "error") throw failureOf(data, 200, null);
-    }
-  }
-  if (!done) throw new Failure("The daemon closed the stream before it was complete.", "stream_broken");
-  return done;
 }
 
 export async function models(signal: AbortSignal): Promise<Model[]> {

@@ -1,11 +1,10 @@
 // The Attribute view: an answer beside its sources, and which words of it no source supports.
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import { ChunkEditor } from "../components/chunk-editor";
 import { Examples } from "../components/examples";
 import { FailureNotice } from "../components/failure-notice";
 import { moveFocus } from "../components/roving";
-import { Segmented } from "../components/segmented";
-import { attribute, type AttributeSource, attributeStream, Failure, type Part, type Quote, type Source } from "../lib/api";
+import { attribute, type AttributeSource, type Part, type Quote, type Source } from "../lib/api";
 import { requestChunks } from "../lib/chunks";
 import { lastCompression } from "../lib/compression";
 import { percent, score } from "../lib/format";
@@ -14,33 +13,20 @@ import { type EditedChunk, inputs, nameOf } from "../lib/inputs";
 import { createSessionStore, useStore } from "../lib/store";
 import { conflictLine, otherVerdicts, partVerdict, quoteVerdict, unsupportedReason, VERDICTS } from "../lib/verdict";
 
-type Mode = "whole" | "stream";
-
-const attributed = createSessionStore<{ answer: string; mode: Mode; onlyKept: boolean }>("attribute", {
-  answer: "",
-  mode: "whole",
-  onlyKept: false,
-});
+const attributed = createSessionStore<{ answer: string; onlyKept: boolean }>("attribute", { answer: "", onlyKept: false });
 const change = (changed: Partial<ReturnType<typeof attributed.get>>) => attributed.set({ ...attributed.get(), ...changed });
 
 const TYPING_MS = 400;
-/** In the stream mode, requests start this far apart while text arrives. */
-const ARRIVING_MS = 200;
-/** A replay adds a word this often. */
-const REPLAY_MS = 70;
 
 export function AttributeView() {
   const { chunks } = useStore(inputs);
-  const { answer, mode, onlyKept } = useStore(attributed);
+  const { answer, onlyKept } = useStore(attributed);
   const compression = useStore(lastCompression);
-  const [replayed, setReplayed] = useState<number | null>(null);
   const compressId = compression && compression.inputs.chunks === chunks ? compression.answer.id : null;
   const sources: AttributeSource = useMemo(
     () => (onlyKept && compressId ? { compress_id: compressId } : { chunks: requestChunks(chunks) }),
     [onlyKept, compressId, chunks],
   );
-  useReplay(answer, replayed, setReplayed);
-  const arrived = replayed === null ? answer : answer.slice(0, replayed);
 
   return (
     <>
@@ -51,14 +37,6 @@ export function AttributeView() {
             <span class="field-name">Answer of the language model</span>
             <textarea rows={5} value={answer} placeholder="Paste or write an answer." onInput={(event) => change({ answer: event.currentTarget.value })} />
           </label>
-          <div class="row">
-            <Segmented legend="Mode" options={[["whole", "Whole answer"], ["stream", "As it arrives"]]} value={mode} onChange={(next) => change({ mode: next })} />
-            {mode === "stream" && (
-              <button type="button" disabled={answer.trim() === ""} onClick={() => setReplayed(replayed === null ? 0 : null)}>
-                {replayed === null ? "Replay" : "Stop"}
-              </button>
-            )}
-          </div>
           {compressId && (
             <label class="check">
               <input type="checkbox" checked={onlyKept} onChange={(event) => change({ onlyKept: event.currentTarget.checked })} />
@@ -70,22 +48,10 @@ export function AttributeView() {
             <ChunkEditor />
           </details>
         </section>
-        {mode === "whole" ? <Whole answer={answer} sources={sources} chunks={chunks} /> : <Streamed answer={arrived} sources={sources} chunks={chunks} isReplay={replayed !== null} />}
+        <Whole answer={answer} sources={sources} chunks={chunks} />
       </div>
     </>
   );
-}
-
-function useReplay(answer: string, replayed: number | null, setReplayed: (length: number | null) => void): void {
-  useEffect(() => {
-    if (replayed === null) return;
-    if (replayed >= answer.length) return setReplayed(null);
-    const timer = setTimeout(() => {
-      const word = /^\s*\S+/.exec(answer.slice(replayed));
-      setReplayed(replayed + (word?.[0].length ?? answer.length));
-    }, REPLAY_MS);
-    return () => clearTimeout(timer);
-  }, [answer, replayed]);
 }
 
 interface AttributionProps {
@@ -107,24 +73,9 @@ function Whole({ answer, sources, chunks }: AttributionProps) {
       {isEmpty && <EmptyAttribution />}
       {shown && (
         <div class={result.failure ? "old" : ""} aria-busy={result.pending}>
-          <Attribution answer={shown.answer} parts={shown.parts} quotes={shown.quotes} chunks={chunks} isComplete />
+          <Attribution answer={shown.answer} parts={shown.parts} quotes={shown.quotes} chunks={chunks} />
         </div>
       )}
-    </section>
-  );
-}
-
-/** Streams have no quotations. */
-const NO_QUOTES: readonly Quote[] = [];
-
-function Streamed({ answer, sources, chunks, isReplay }: AttributionProps & { isReplay: boolean }) {
-  const isEmpty = answer.trim() === "" || chunks.length === 0;
-  const { parts, answered, failure, retry } = useStreamedParts(isEmpty ? null : answer, sources);
-  return (
-    <section class="results" aria-label="Result">
-      {failure && <FailureNotice failure={failure} onRetry={retry} hasOldResult={parts.length > 0} />}
-      {isEmpty && !isReplay && <EmptyAttribution />}
-      {!isEmpty && <Attribution answer={answer} parts={parts} quotes={NO_QUOTES} chunks={chunks} isComplete={!isReplay && answered === answer} />}
     </section>
   );
 }
@@ -138,45 +89,14 @@ function EmptyAttribution() {
   );
 }
 
-/** The parts of an answer that is arriving. Earlier parts stay until the daemon sends them anew. */
-function useStreamedParts(answer: string | null, sources: AttributeSource) {
-  const [parts, setParts] = useState<readonly Part[]>([]);
-  const [answered, setAnswered] = useState<string | null>(null);
-  const previous = useRef(sources);
-  const key = useMemo(() => (answer === null ? null : JSON.stringify([answer, sources])), [answer, sources]);
-  const latest = useLatest(
-    key,
-    async (signal) => {
-      let received = 0;
-      const done = await attributeStream(sources, answer ?? "", signal, (part) => {
-        const index = received++;
-        setParts((old) => [...old.slice(0, index), part, ...old.slice(index + 1)]);
-      });
-      setParts((old) => old.slice(0, done.parts));
-      setAnswered(answer);
-    },
-    ARRIVING_MS,
-  );
-  useEffect(() => {
-    // Sources of other chunks say nothing about these.
-    if (answer === null || previous.current !== sources) setParts([]);
-    previous.current = sources;
-  }, [answer === null, sources]);
-  // A part that no longer is what the answer says was edited since.
-  const current = useMemo(() => parts.filter((part) => answer?.slice(part.start, part.end) === part.text), [parts, answer]);
-  return { parts: current, answered, failure: latest.failure as Failure | null, retry: latest.retry };
-}
-
 interface ShownProps {
   answer: string;
   parts: readonly Part[];
   quotes: readonly Quote[];
   chunks: readonly EditedChunk[];
-  /** Whether the daemon has seen the whole answer: until then its last sentence may go on. */
-  isComplete: boolean;
 }
 
-function Attribution({ answer, parts, quotes, chunks, isComplete }: ShownProps) {
+function Attribution({ answer, parts, quotes, chunks }: ShownProps) {
   const [active, setActive] = useState<number | null>(null);
   const [pinned, setPinned] = useState<number | null>(null);
   const shownIndex = active ?? pinned ?? firstToShow(parts);
@@ -191,14 +111,14 @@ function Attribution({ answer, parts, quotes, chunks, isComplete }: ShownProps) 
             <b>
               {supported} of {checked.length}
             </b>{" "}
-            {checked.length === 1 ? "sentence is" : "sentences are"} supported{otherVerdicts(checked)}.{!isComplete && " The answer is still arriving."}
+            {checked.length === 1 ? "sentence is" : "sentences are"} supported{otherVerdicts(checked)}.
           </>
         )}
       </p>
       <div class="beside">
         <div>
           <h2>Answer</h2>
-          <AnswerText answer={answer} parts={parts} active={shownIndex} pinned={pinned} isComplete={isComplete} onActive={setActive} onPin={(index) => setPinned(pinned === index ? null : index)} />
+          <AnswerText answer={answer} parts={parts} active={shownIndex} pinned={pinned} onActive={setActive} onPin={(index) => setPinned(pinned === index ? null : index)} />
           <Quotations quotes={quotes} chunks={chunks} />
           {part && <PartDetails part={part} chunks={chunks} />}
         </div>
@@ -250,17 +170,15 @@ interface AnswerTextProps {
   parts: readonly Part[];
   active: number | null;
   pinned: number | null;
-  isComplete: boolean;
   onActive: (part: number | null) => void;
   onPin: (part: number) => void;
 }
 
-function AnswerText({ answer, parts, active, pinned, isComplete, onActive, onPin }: AnswerTextProps) {
+function AnswerText({ answer, parts, active, pinned, onActive, onPin }: AnswerTextProps) {
   const pieces = [];
   let at = 0;
   parts.forEach((part, index) => {
     if (part.start > at) pieces.push(answer.slice(at, part.start));
-    const isArriving = !isComplete && index === parts.length - 1 && part.end >= answer.trimEnd().length;
     const verdict = VERDICTS[part.verdict];
     const state = part.verdict;
     const markers = part.sources.filter((source) => source.cited).map((source) => source.index + 1);
@@ -268,7 +186,7 @@ function AnswerText({ answer, parts, active, pinned, isComplete, onActive, onPin
       <span
         key={part.start}
         role="button"
-        class={`part ${state}${index === active ? " active" : ""}${isArriving ? " arriving" : ""}`}
+        class={`part ${state}${index === active ? " active" : ""}`}
         data-part={index}
         data-state={state}
         data-rove
@@ -288,7 +206,7 @@ function AnswerText({ answer, parts, active, pinned, isComplete, onActive, onPin
         <PartText part={part} />
         {verdict.sign && (
           <span class="sign" aria-hidden="true">
-            {isArriving ? "…" : `${verdict.sign} ${verdict.word}`}
+            {`${verdict.sign} ${verdict.word}`}
           </span>
         )}
       </span>,

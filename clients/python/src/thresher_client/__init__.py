@@ -4,10 +4,8 @@ Adapters are separate modules: `thresher_client.langchain`, `.llama_index`, `.ha
 """
 
 from ._async.client import AsyncClient
-from ._async.io import AsyncAttributionStream
 from ._retry import Retries
 from ._sync.client import Client
-from ._sync.io import AttributionStream
 from .errors import (
     AnswerInvalidError,
     ApiError,
@@ -43,10 +41,8 @@ __all__ = [
     "AnswerInvalidError",
     "Answerable",
     "ApiError",
-    "AsyncAttributionStream",
     "AsyncClient",
     "Attribution",
-    "AttributionStream",
     "AuthenticationError",
     "Budget",
     "Chunk",

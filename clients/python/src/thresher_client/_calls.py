@@ -163,13 +163,6 @@ def kv(handle: str, fingerprint: str | None = None) -> Call[bytes]:
     return Call(bytes, "GET", f"/v1/kv/{quote(handle, safe='')}", params=fields(fingerprint=fingerprint))
 
 
-def attribute_fields(
-    chunks: Iterable[ChunkInput] | None, extra_body: Mapping[str, Any] | None, options: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Returns the fields that requests for complete and for streamed answers have in common."""
-    return fields(extra_body, chunks=chunks_json(chunks), **options)
-
-
 def attribute(
     answer: str,
     chunks: Iterable[ChunkInput] | None = None,
@@ -179,7 +172,7 @@ def attribute(
     **options: Unpack[AttributeOptions],
 ) -> Call[Attribution]:
     ranges = None if spans is None else [{"start": start, "end": end} for start, end in spans]
-    body = attribute_fields(chunks, extra_body, checked(options, AttributeOptions))
+    body = fields(extra_body, chunks=chunks_json(chunks), **checked(options, AttributeOptions))
     return Call(Attribution, "POST", "/v1/attribute", fields(body, answer=answer, spans=ranges))
 
 
@@ -202,11 +195,8 @@ def get_chunk(chunk_id: str) -> Call[RegisteredChunk]:
     return Call(RegisteredChunk, "GET", f"/v1/chunks/{quote(chunk_id, safe='')}")
 
 
-def list_chunks(
-    *, limit: int | None = None, after: str | None = None, filter: Mapping[str, Any] | None = None
-) -> Call[ChunkPage]:
-    filter_json = None if filter is None else to_json(filter).decode()
-    params = fields(limit=None if limit is None else str(limit), after=after, filter=filter_json)
+def list_chunks(*, limit: int | None = None, after: str | None = None) -> Call[ChunkPage]:
+    params = fields(limit=None if limit is None else str(limit), after=after)
     return Call(ChunkPage, "GET", "/v1/chunks", params=params)
 
 

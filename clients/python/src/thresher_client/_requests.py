@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 if TYPE_CHECKING:
     from typing_extensions import Required
 
-AnswerFormat: TypeAlias = Literal["native", "anthropic_document", "anthropic_search_result", "openai_responses", "openai_chat", "markers", "json"]
+AnswerFormat: TypeAlias = Literal["native", "markers", "json"]
 """The formats in which an attribution can be repeated."""
 
 
@@ -115,8 +115,6 @@ class SearchOptions(TypedDict, total=False):
     """The most results."""
     candidates: int | None
     """The number of chunks that are found by words and by meaning, and that the model ranks; at least `limit`."""
-    filter: Mapping[str, Any] | None
-    """A filter of the metadata of the chunks."""
     rank: Rank | None
     """The score by which the results are ordered. Default: `rc`."""
     deadline_ms: int | None
@@ -141,26 +139,9 @@ class AttributeOptions(TypedDict, total=False):
     offsets: Offsets | None
     """The unit of every offset in the request and the answer. Default: `codepoint`."""
     format: AnswerFormat | None
-    """The API in whose citation format the attribution is repeated."""
+    """In which other format the attribution is repeated."""
     receipt: bool | None
     """Whether the answer includes a signed record of the attribution. Default: false."""
-    deadline_ms: int | None
-    """Milliseconds until the answer is due, including the time in the queue."""
-
-
-class AttributeStreamOptions(TypedDict, total=False):
-    """Options: fields of the body of `POST /v1/attribute`."""
-
-    chunk_ids: Iterable[str] | None
-    """Instead of `chunks`: the ids of registered chunks, each once."""
-    compress_id: str | None
-    """Instead of `chunks`: the `id` of the compression whose context the answer was written from."""
-    granularity: AttributeGranularity | None
-    """The parts of the answer that are attributed."""
-    sources_max: int | None
-    """The most sources that are named for each part."""
-    offsets: Offsets | None
-    """The unit of every offset in the request and the answer. Default: `codepoint`."""
     deadline_ms: int | None
     """Milliseconds until the answer is due, including the time in the queue."""
 

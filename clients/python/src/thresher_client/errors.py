@@ -132,9 +132,7 @@ _BY_STATUS: dict[int, type[ApiError]] = {
 def api_error(response: httpx.Response, body: object) -> ApiError:
     """Returns the error that `response` reports. `body` is its parsed JSON, or None if it is not JSON."""
     status = response.status_code
-    # An error inside a stream comes after status 200 was sent.
-    default = ServerError if status >= 500 else RequestInvalidError if status >= 400 else ApiError
-    kind = _BY_STATUS.get(status, default)
+    kind = _BY_STATUS.get(status, ServerError if status >= 500 else RequestInvalidError)
     error: Any = body.get("error") if isinstance(body, dict) else None
     if isinstance(error, dict) and isinstance(error.get("code"), str):
         message, param = str(error.get("message", "")), error.get("param")

@@ -4,6 +4,7 @@
 mod bounded;
 mod directory;
 mod disk;
+mod index;
 mod writer;
 
 use std::io;

@@ -17,6 +17,7 @@ use rayon::prelude::*;
 pub use self::kernel::Kernel;
 use self::kernel::{GROUP, QUERIES};
 use super::block::Block;
+use super::codec::{Codec, LANES};
 use crate::domain::TokenSpan;
 
 /// The least number of keys for a task of its own, which another thread can take.
@@ -131,7 +132,7 @@ pub fn peaks(parts: &[Part], should_continue: &(dyn Fn() -> bool + Sync)) -> Opt
             }
             let TokenSpan { start, end } = look.tokens;
             let scanned = |at: usize| at.clamp(start, end) - start;
-            Kernel::best().rows(*look, &mut scratch, |head, query, row| {
+            rows(Kernel::best(), *look, &mut scratch, |head, query, row| {
                 let out =
                     &mut out.slice_mut(s![head, query, first..]).into_slice().expect("rows are contiguous")
                         [..segments.len()];
@@ -146,6 +147,28 @@ pub fn peaks(parts: &[Part], should_continue: &(dyn Fn() -> bool + Sync)) -> Opt
     let tasks = tasks(parts);
     let found: Vec<_> = tasks.par_iter().map(of_task).collect::<Option<_>>()?;
     Some(concatenated(&found, shape.0, shape.1))
+}
+
+/// Calls `take(head, query, row)` for every row of logits, one per head and question token.
+///
+/// # Panics
+/// When question and block differ in dimensions, the block does not have a plane of the question or a token to
+/// scan, or this processor does not support the kernel.
+fn rows(kernel: Kernel, look: Look, scratch: &mut Scratch, take: impl FnMut(usize, usize, &[f32])) {
+    let (planes, tokens, dim) = look.block.shape();
+    assert_eq!(dim, look.question.exact.dim().2, "dimensions of block and question");
+    assert!(look.question.planes.iter().all(|&plane| plane < planes), "the block has {planes} planes");
+    assert!(look.tokens.end <= tokens, "tokens to {} of {tokens}", look.tokens.end);
+    scratch.rows.resize(QUERIES * LANES * kernel::tiles_of(look.tokens).len(), 0.0);
+    let (codec, offset) = (look.block.codec(), look.block.codec().offset());
+    match (codec, kernel) {
+        (Codec::F32 | Codec::F16, _) => exact_rows(look, take),
+        (Codec::Int8, Kernel::Portable) => {
+            kernel::quantized_rows(look, scratch, offset, take, kernel::int8_tile);
+        }
+        #[cfg(target_arch = "x86_64")]
+        (_, simd) => x86::rows(simd, look, scratch, take),
+    }
 }
 
 /// Returns the raw logits over the scanned tokens of all `looks` one after another,
@@ -164,7 +187,7 @@ pub fn logits_by(kernel: Kernel, looks: &[Look]) -> Array3<f32> {
     let shape = shape_of(looks.iter().copied());
     let of_look = |look: &Look| {
         let mut out = Array3::zeros((shape.0, shape.1, look.tokens.len()));
-        kernel.rows(*look, &mut Scratch::default(), |head, query, row| {
+        rows(kernel, *look, &mut Scratch::default(), |head, query, row| {
             let mut out = out.slice_mut(s![head, query, ..]);
             out.iter_mut().zip(row).for_each(|(out, &logit)| *out = logit);
         });

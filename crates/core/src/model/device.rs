@@ -6,8 +6,6 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::contract::Weights;
-
 /// The device that the user chooses. Its text form is `cpu`, `cuda:N` or `auto`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -39,12 +37,6 @@ impl DeviceInUse {
     /// Returns the CPU as the user's choice, without a fallback reason.
     pub fn cpu() -> Self {
         Self { name: "cpu".to_owned(), gpu_unavailable_reason: None }
-    }
-
-    /// Returns whether the CPU may take over from the device: its results with these weights are then the same, except
-    /// for rounding, and keys have the same name.
-    pub fn has_substitute(&self, weights: Weights) -> bool {
-        !self.is_cpu() && weights.is_exact()
     }
 
     /// Returns whether the device is the CPU.

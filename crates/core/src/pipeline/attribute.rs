@@ -137,31 +137,6 @@ impl Pipeline {
         parts.into_iter().map(attribute).collect()
     }
 
-    /// Attributes one sentence of an answer that is still arriving, or the words of the sentence. `sentence`
-    /// is a text and the byte range of the sentence in it; `kind` must be sentences or words. The result is
-    /// the same as that of [`Self::attribute`] for this sentence of the whole answer.
-    ///
-    /// # Errors
-    /// Fails as [`Self::attribute`] does.
-    pub fn attribute_sentence(
-        &self,
-        candidates: &Candidates,
-        answer: &str,
-        sentence: ByteRange,
-        kind: &Parts,
-        sources_max: usize,
-        cancel: &Cancel,
-    ) -> Result<Vec<PartOutcome>, PipelineError> {
-        let scores = [self.score_sentence(candidates, answer, sentence, &[], cancel)?];
-        let parts = parts_of(kind, &scores);
-        self.settings.limits.check_sources_named(parts.len(), sources_max)?;
-        let attribute = |part: ByteRange| {
-            let part = Part::new(kind, answer, part);
-            self.attribute_part(candidates, &scores, part, sources_max, cancel)
-        };
-        parts.into_iter().map(attribute).collect()
-    }
-
     /// Checks the chunks and `sources_max` of a request whose answer is still arriving.
     ///
     /// # Errors

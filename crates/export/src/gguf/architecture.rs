@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::container::{GgufFile, Value};
+use super::container::{GgufFile, Value, unsupported};
 use super::tokenizer::MergeOrder;
 use crate::ExportError;
 
@@ -444,15 +444,5 @@ impl Keys<'_> {
         };
         let name = |has_window| if has_window { "sliding_attention" } else { "full_attention" };
         Ok(json!(has_window.into_iter().map(name).collect::<Vec<_>>()))
-    }
-}
-
-/// The error for a value that the export does not support.
-pub fn unsupported(file: &GgufFile, at: &str, found: String, supported: &str) -> ExportError {
-    ExportError::FileUnsupported {
-        file: file.path().to_owned(),
-        at: at.to_owned(),
-        found,
-        supported: supported.to_owned(),
     }
 }

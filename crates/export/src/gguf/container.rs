@@ -490,3 +490,13 @@ fn alignment(path: &Path, metadata: &BTreeMap<String, Value>) -> Result<u64, Exp
 fn malformed(path: &Path, at: String, reason: String) -> ExportError {
     ExportError::FileMalformed { file: path.to_owned(), at, reason }
 }
+
+/// The error for a value that the export does not support.
+pub fn unsupported(file: &GgufFile, at: &str, found: String, supported: &str) -> ExportError {
+    ExportError::FileUnsupported {
+        file: file.path().to_owned(),
+        at: at.to_owned(),
+        found,
+        supported: supported.to_owned(),
+    }
+}

@@ -9,8 +9,7 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value as Json, json};
 
-use super::architecture::unsupported;
-use super::container::{GgufFile, Value};
+use super::container::{GgufFile, Value, unsupported};
 use crate::{ExportError, source::ChatTemplate};
 
 const MODEL: &str = "tokenizer.ggml.model";

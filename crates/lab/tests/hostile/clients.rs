@@ -13,7 +13,7 @@ use http_body_util::Full;
 use hyper::header::{CONTENT_TYPE, RETRY_AFTER};
 use hyper::{HeaderMap, Method, Request, StatusCode};
 use serde_json::json;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -191,23 +191,6 @@ pub fn is_closed(stream: &TcpStream) -> bool {
             Err(error) => return error.kind() != std::io::ErrorKind::WouldBlock,
         }
     }
-}
-
-/// Reads the status of an HTTP/1.1 response.
-///
-/// # Errors
-/// Fails if no status arrives within [`RESPONSE_TIME_MAX`].
-pub async fn read_status(stream: &mut TcpStream) -> anyhow::Result<u16> {
-    let mut head = Vec::new();
-    let read = async {
-        while head.len() < 12 {
-            let byte = stream.read_u8().await.context("the connection was closed")?;
-            head.push(byte);
-        }
-        anyhow::Ok(())
-    };
-    timeout(RESPONSE_TIME_MAX, read).await.context("no response in time")??;
-    String::from_utf8_lossy(&head[9..12]).parse().context("the status line has no number")
 }
 
 /// A well-behaved client that sends a small request at intervals during an attack, and obeys `Retry-After`.

@@ -22,6 +22,7 @@ use crate::Finding;
 use crate::clients::{self, BackgroundClient, HttpRequest};
 use crate::memory::resident_growth;
 use crate::process::{DaemonProcess, Setup};
+use thresher::http::ConnectionLimits;
 
 /// The longest time that a new client may wait for a response, in milliseconds.
 const NEW_CLIENT_MS: f64 = 2_000.0;
@@ -184,7 +185,7 @@ fn idle_first_bytes(address: SocketAddr, number: usize) -> Vec<u8> {
 /// Checks that HTTP/2 connections without a request are closed.
 async fn idle_h2(setup: &Setup) -> anyhow::Result<Finding> {
     let sandbox = setup.sandbox()?;
-    let wait = Duration::from_millis(setup.defaults.http.idle_ms_max) + TIMEOUT_SLACK;
+    let wait = ConnectionLimits::PUBLIC.idle_max + TIMEOUT_SLACK;
     let daemon = sandbox.start().await?;
     let (started, address) = (Instant::now(), daemon.http());
     let mut open = Vec::new();
@@ -203,7 +204,7 @@ async fn idle_h2(setup: &Setup) -> anyhow::Result<Finding> {
 /// Runs the row `slow-clients`.
 pub async fn slow_clients(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let sandbox = setup.sandbox()?;
-    let wait = Duration::from_millis(setup.defaults.http.write_ms_max) + TIMEOUT_SLACK;
+    let wait = ConnectionLimits::PUBLIC.write_max + TIMEOUT_SLACK;
     let daemon = sandbox.start().await?;
     register_large(&daemon).await?;
     let before = daemon.resident()?.now_mb;

@@ -9,12 +9,11 @@ use anyhow::{Context, ensure};
 use fastrand::Rng;
 use hyper::StatusCode;
 use serde_json::json;
-use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::Finding;
-use crate::clients::{self, HttpRequest, retry_after_s};
+use crate::clients::{HttpRequest, retry_after_s};
 use crate::process::{Sandbox, Setup};
 use thresher_lab::client::Caller;
 use thresher_lab::report::{quantile, sorted};
@@ -35,12 +34,6 @@ const CHUNK_TOKENS: usize = 60;
 
 /// Chunks of a warm request.
 const WARM_CHUNKS: usize = 20;
-
-/// Idle streams of the greedy tenant.
-const GREEDY_STREAMS: usize = 64;
-
-/// Streams that the other tenant opens.
-const MODEST_STREAMS: usize = 3;
 
 /// The largest ratio of a tenant's p99 under load to its p99 without load.
 const RATIO_MAX: f64 = 3.0;
@@ -74,11 +67,6 @@ pub async fn tenants(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     for _ in 0..ALONE_REQUESTS {
         alone.push(send_warm().await?);
     }
-    let mut streams = Vec::new();
-    for _ in 0..GREEDY_STREAMS {
-        streams.extend(open_stream(daemon.http(), &bearers[1]).await);
-    }
-    let open = streams.iter().filter(|(_, status)| *status == 200).count();
     // With the longest deadline, requests wait in the queue instead of being refused.
     let deadline_ms = Some(setup.defaults.admission.deadline_ms_max);
     let outcomes = OutcomeCounts::default();
@@ -99,12 +87,7 @@ pub async fn tenants(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
             }
         }
     }
-    let mut accepted = Vec::new();
-    for _ in 0..MODEST_STREAMS {
-        accepted.push(open_stream(daemon.http(), &bearers[0]).await.map_or(0, |(_, status)| status));
-    }
     clients.abort_all();
-    drop(streams);
     let outcomes = outcomes.lock().unwrap_or_else(PoisonError::into_inner);
     let answered_b = outcomes.get("200 OK").copied().unwrap_or_default();
     let p99 =
@@ -115,16 +98,12 @@ pub async fn tenants(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let lost = failed.len() as f64;
     failed.sort();
     failed.dedup();
-    let streams_note = format!("statuses {accepted:?} while {open} idle streams were open");
-    let is_200 = accepted.iter().filter(|status| **status == 200).count();
     Ok(vec![
         // Without responses to the greedy tenant there is no load.
         Finding::at_least("responses to the greedy tenant", answered_b as f64, 1.0)
             .note(format!("{outcomes:?}")),
         Finding::at_most("p99 under load / p99 alone", p99_contended / p99_alone, RATIO_MAX).note(note),
         Finding::at_most("warm requests that were not answered", lost, 0.0).note(failed.join(", ")),
-        Finding::at_least("streams that were accepted", is_200 as f64, MODEST_STREAMS as f64)
-            .note(streams_note),
         Finding::is_true("the daemon runs", daemon.is_alive()),
     ])
 }
@@ -171,19 +150,6 @@ async fn send_greedily(
 fn request_with_new_chunks(rng: &mut Rng, count: usize, deadline_ms: Option<u64>) -> String {
     let chunks: Vec<String> = (0..count).map(|_| prose_of(rng, CHUNK_TOKENS)).collect();
     json!({"query": prose_of(rng, 16), "chunks": chunks, "deadline_ms": deadline_ms}).to_string()
-}
-
-/// Opens an attribution stream and sends only its first event; returns the connection and the status.
-async fn open_stream(address: std::net::SocketAddr, bearer: &str) -> anyhow::Result<(TcpStream, u16)> {
-    let event = format!("data: {}\n\n", json!({"chunks": ["The tide is at noon. Ships are slow."]}));
-    let request = format!(
-        "POST /v1/attribute/stream HTTP/1.1\r\nhost: {address}\r\nauthorization: {bearer}\r\n\
-         content-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n{:x}\r\n{event}\r\n",
-        event.len()
-    );
-    let mut stream = clients::connect_and_send(address, request.as_bytes()).await?;
-    let status = clients::read_status(&mut stream).await?;
-    Ok((stream, status))
 }
 
 /// How the requests of one client ended.

@@ -143,14 +143,14 @@ fn chunks_are_found_by_words_and_by_meaning() {
     block_on(registry.settled(&ids, soon()));
     assert!(registry.has_vectors());
     let found = |registry: &Registry, query: &str, limit: usize| -> Vec<(String, bool)> {
-        let hits = registry.search_by_meaning(query, &[1.0, 9.0], None, limit, usize::MAX).expect("an index");
+        let hits = registry.search_by_meaning(query, &[1.0, 9.0], limit, usize::MAX).expect("an index");
         hits.into_iter().map(|hit| (hit.chunk.id.clone(), hit.bm25 > 0.0)).collect()
     };
     let all = found(&registry, "harbour", 9);
     assert_eq!(all.len(), 3);
     assert!(all.contains(&("de".to_owned(), false)) && all.contains(&("en".to_owned(), true)), "{all:?}");
     assert_eq!(found(&registry, "nothing", 2).len(), 2, "by meaning alone");
-    assert_eq!(registry.search("nothing", None, 9, usize::MAX).expect("an index"), []);
+    assert_eq!(registry.search("nothing", 9, usize::MAX).expect("an index"), []);
 
     write(&registry, vec![Change::Delete("de".to_owned())]);
     assert!(found(&registry, "nothing", 9).iter().all(|(id, _)| id != "de"), "it was deleted");
@@ -158,11 +158,4 @@ fn chunks_are_found_by_words_and_by_meaning() {
     block_on(registry.settled(&ids, soon()));
     assert_eq!(found(&registry, "nothing", 1)[0].0, "other", "its vector is that of the new text");
     drop((warmer, registry));
-
-    let without =
-        Registry::open(&RegistrySettings { dense: false, ..settings(folder.path()) }).expect("it is there");
-    let warmer = Warmer::start(&without, Arc::new(RecordingReader::default())).expect("a thread");
-    block_on(without.settled(&ids, soon()));
-    assert!(!without.has_vectors());
-    drop(warmer);
 }

@@ -42,7 +42,7 @@ impl Config {
         if body.get("budget").is_some_and(|budget| budget.json() != "null") {
             return Err(ApiError::conversation_budget());
         }
-        let options = Options { config: config.unwrap_or_default(), body };
+        let options = Options(config.unwrap_or_default());
         let mode = options.text("mode")?;
         let frozen_message_count = match options.count("frozen_message_count")? {
             Some(count) if count > message_count => {
@@ -97,24 +97,21 @@ impl Config {
     }
 }
 
-/// The options as they were sent. All but `mode` may also stand beside `messages`.
-struct Options<'a> {
-    config: Located<'a>,
-    body: Located<'a>,
-}
+/// The options as they were sent.
+struct Options<'a>(Located<'a>);
 
 impl<'a> Options<'a> {
     /// The path and the value of an option; `None` if it is missing or null.
     fn get(&self, name: &str) -> Option<(String, Located<'a>)> {
-        let in_config = self.config.get(name).map(|value| (format!("config.{name}"), value));
-        let beside = || self.body.get(name).filter(|_| name != "mode").map(|value| (name.to_owned(), value));
-        in_config.or_else(beside).filter(|(_, value)| value.json() != "null")
+        let value = self.0.get(name).filter(|value| value.json() != "null")?;
+        Some((format!("config.{name}"), value))
     }
 
     fn session_id(&self) -> Result<Option<String>, ApiError> {
         let Some(id) = self.text("session_id")? else { return Ok(None) };
-        let param = self.get("session_id").map(|(param, _)| param).unwrap_or_default();
-        check_session_id(&id, &param)?;
+        if id.trim().is_empty() || id.chars().count() > SESSION_ID_CHARS_MAX {
+            return Err(ApiError::session_id_invalid(SESSION_ID_CHARS_MAX, "config.session_id"));
+        }
         Ok(Some(id))
     }
 
@@ -147,18 +144,6 @@ impl<'a> Options<'a> {
     }
 }
 
-/// Checks the id of a session.
-///
-/// # Errors
-/// `invalid_value`, about the value at `param`.
-pub fn check_session_id(id: &str, param: &str) -> Result<(), ApiError> {
-    if id.trim().is_empty() || id.chars().count() > SESSION_ID_CHARS_MAX {
-        Err(ApiError::session_id_invalid(SESSION_ID_CHARS_MAX, param))
-    } else {
-        Ok(())
-    }
-}
-
 fn wrong_type(param: &str, found: Located, expected: &str) -> ApiError {
     let found = found.read::<Value>().unwrap_or_default().to_string();
     let message = format!("{param} is {}; it must be {expected}", Shortened(&found));
@@ -186,8 +171,6 @@ mod tests {
         };
         let frozen = of(r#"{"session_id": "s", "frozen_message_count": 3, "unknown": 1}"#).expect("options");
         assert_eq!((frozen.session_id.as_deref(), frozen.frozen_message_count), (Some("s"), 3));
-        let beside = read(r#"{"session_id": "s", "frozen_message_count": 2}"#).expect("options");
-        assert_eq!((beside.session_id.as_deref(), beside.frozen_message_count), (Some("s"), 2));
         assert_eq!(of(r#"{"target_ratio": 0.5}"#).expect("options").budget, Some(Budget::ratio(0.5)));
         let nothing = of(r#"{"session_id": null, "target_ratio": null}"#).expect("options");
         assert_eq!((nothing.session_id, nothing.budget), (None, None));
@@ -200,13 +183,10 @@ mod tests {
         fails(r#"{"frozen_message_count": true}"#, "wrong_type", "config.frozen_message_count");
         fails(r#"{"frozen_message_count": 1.5}"#, "wrong_type", "config.frozen_message_count");
         fails(r#"{"frozen_message_count": 4}"#, "out_of_range", "config.frozen_message_count");
-        let beside = read(r#"{"frozen_message_count": 4}"#).expect_err("too many");
-        assert_eq!(beside, ("out_of_range", "frozen_message_count".to_owned()));
         fails(r#"{"protect_recent": "all"}"#, "wrong_type", "config.protect_recent");
         fails(r#"{"compress_user_messages": "no"}"#, "wrong_type", "config.compress_user_messages");
         fails(r#"{"target_ratio": 1.5}"#, "out_of_range", "config.target_ratio");
         fails(r#"{"target_ratio": "half"}"#, "wrong_type", "config.target_ratio");
-        assert_eq!(read(r#"{"session_id": ""}"#).map_err(|(_, param)| param), Err("session_id".to_owned()));
     }
 
     #[test]
@@ -217,22 +197,7 @@ mod tests {
         };
         check(r#"{"config": [1]}"#, "config is [1]; it must be an object");
         check(r#"{"config": {"target_ratio": 0}}"#, "config.target_ratio is 0");
-        check(r#"{"target_ratio": 1.5}"#, "target_ratio is 1.5");
         check(r#"{"budget": {"ratio": 0.5}}"#, "config.target_ratio");
-    }
-
-    #[test]
-    fn options_may_stand_beside_the_messages() {
-        let beside = read(
-            r#"{"target_ratio": 0.5, "protect_recent": 2, "mode": "x", "config": {"protect_recent": 1}}"#,
-        );
-        let inside = read(r#"{"config": {"target_ratio": 0.5, "protect_recent": 1}}"#);
-        assert_eq!(beside, inside);
-        assert_eq!(beside.expect("options").budget, Some(Budget::ratio(0.5)));
-        assert_eq!(
-            read(r#"{"protect_recent": -1}"#).map_err(|(_, param)| param),
-            Err("protect_recent".to_owned())
-        );
     }
 
     #[test]
@@ -242,7 +207,6 @@ mod tests {
         };
         check("{}", true);
         check(r#"{"config": null}"#, true);
-        check(r#"{"session_id": "s"}"#, true);
         check(r#"{"config": {}}"#, false);
         check(r#"{"config": {"session_id": "s"}}"#, false);
         check(r#"{"config": {"mode": "ccr"}}"#, true);

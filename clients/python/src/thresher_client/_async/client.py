@@ -13,7 +13,6 @@ from .. import _calls
 from .._calls import Call
 from .._requests import (
     AttributeOptions,
-    AttributeStreamOptions,
     CompressOptions,
     RegisterOptions,
     RerankOptions,
@@ -33,7 +32,7 @@ from ..types import (
     Reranking,
     SearchResults,
 )
-from .io import Deltas, OpenStream, open_stream, send
+from .io import send
 from .retries import run_with_retries
 
 if TYPE_CHECKING:
@@ -150,29 +149,6 @@ class AsyncClient:
         call = _calls.attribute(answer, chunks, spans=spans, extra_body=extra_body, **options)
         return await self._call(call, timeout_s)
 
-    def attribute_stream(
-        self,
-        deltas: Deltas,
-        chunks: Iterable[ChunkInput] | None = None,
-        *,
-        extra_body: Mapping[str, Any] | None = None,
-        timeout_s: float | None = None,
-        **options: Unpack[AttributeStreamOptions],
-    ) -> OpenStream:
-        """Attributes an answer while it arrives, and returns a context manager over its parts.
-
-        The stream uses its own connection, not that of `http_client`. `timeout_s` limits the time to open it. For `Client`, it also
-        limits every later period in which nothing is sent or received, and parts are returned only when `deltas` yields its next
-        piece. For `AsyncClient`, it limits the time in which no part arrives after the last piece of `deltas`, which can be
-        synchronous or asynchronous. `deadline_ms` limits the time for each sentence.
-
-        Args:
-            deltas: an iterable over pieces of the answer's text.
-            chunks: as for `attribute`.
-        """
-        body = _calls.attribute_fields(chunks, extra_body, _calls.checked(options, AttributeStreamOptions))
-        return open_stream(self._settings, deltas, body, self._seconds(timeout_s))
-
     async def register_chunks(
         self,
         chunks: Iterable[ChunkInput],
@@ -202,7 +178,6 @@ class AsyncClient:
         *,
         limit: int | None = None,
         after: str | None = None,
-        filter: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> ChunkPage:
         """Returns a page of registered chunks, in the order of their ids.
@@ -210,9 +185,8 @@ class AsyncClient:
         Args:
             limit: number of chunks, at most 1,000. A page has fewer if it would exceed the daemon's limit of bytes.
             after: `next` of the page before.
-            filter: only chunks whose metadata matches this filter, for example `{"lang": "en"}`.
         """
-        return await self._call(_calls.list_chunks(limit=limit, after=after, filter=filter), timeout_s)
+        return await self._call(_calls.list_chunks(limit=limit, after=after), timeout_s)
 
     async def progress(self, *, timeout_s: float | None = None) -> Progress:
         """Returns how many chunks are registered, and how many of them the model has read."""

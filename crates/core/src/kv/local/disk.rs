@@ -1,13 +1,10 @@
 //! The disk tier: the index of the blocks on disk, and the threads that read and write them.
 //! Knows nothing of the memory tier.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -15,8 +12,9 @@ use bytes::Bytes;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use tokio::sync::oneshot;
 
-use super::bounded::{Bounded, Weighed};
-use super::directory::{BlockFile, Directory};
+use super::bounded::Bounded;
+use super::directory::Directory;
+use super::index::Shared;
 use super::writer::{Command, Writer};
 use super::{LocalError, TierMetrics, TierName, TierStats};
 use crate::kv::key::{BlockKey, TenantTag};
@@ -25,33 +23,8 @@ use crate::kv::key::{BlockKey, TenantTag};
 /// operating system's page cache, it is more than there are cores.
 const READ_THREADS: usize = 8;
 
-/// The unit in which file systems allocate space.
-const PAGE_BYTES: u64 = 4096;
-
-/// The overhead in bytes of a file besides its pages: its inode and its name.
-const FILE_BYTES: u64 = 512;
-
 /// The bytes that the directory takes without blocks.
 const DIRECTORY_BYTES: u64 = 64 << 10;
-
-/// The state that the threads of the disk tier share.
-pub struct Shared {
-    pub directory: Directory,
-    /// The blocks in the directory.
-    pub index: Bounded<IndexEntry>,
-    pub metrics: TierMetrics,
-    /// The number of removals per key that wait in the queue. Writes of the key that are queued before a
-    /// removal must not take effect.
-    pending_removals: Mutex<HashMap<BlockKey, usize>>,
-}
-
-/// The entry of a block in the index.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct IndexEntry {
-    pub file: BlockFile,
-    /// False while the file is being written: its bytes are counted, but it cannot be read yet.
-    pub is_written: bool,
-}
 
 /// The disk tier.
 pub struct Disk {
@@ -212,86 +185,6 @@ impl Drop for Disk {
         if let Some(writer) = self.writer.take() {
             let _ = writer.join();
         }
-    }
-}
-
-impl Shared {
-    /// Returns the block in `file` if it is the one that was written. A missing or damaged block is removed
-    /// from the index, so that the next insert writes it again.
-    fn read(&self, file: &BlockFile) -> Option<Bytes> {
-        match self.directory.read(file) {
-            Ok(Some(bytes)) => return Some(bytes),
-            Ok(None) => {}
-            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::UnexpectedEof) => {}
-            Err(error) => {
-                // The error may be temporary, such as too many open files, so the block is kept.
-                tracing::debug!(%error, key = %file.key, "the file of a block cannot be read");
-                self.metrics.unreadable.increment(1);
-                return None;
-            }
-        }
-        // If the block was evicted, removed or written again in the meantime, the file was only read too late
-        // and is not damaged.
-        if self.remove_if(&file.key, |entry| entry.file.number == file.number) {
-            tracing::warn!(key = %file.key, "a damaged block is deleted");
-            self.metrics.damaged.increment(1);
-        }
-        None
-    }
-
-    /// Returns whether a removal of the block is still queued.
-    pub fn is_removal_pending(&self, key: &BlockKey) -> bool {
-        self.pending_removals().contains_key(key)
-    }
-
-    /// Records that the writer has reached one removal of the block in the queue.
-    pub fn removal_done(&self, key: &BlockKey) {
-        if let Entry::Occupied(mut pending) = self.pending_removals().entry(*key) {
-            *pending.get_mut() -= 1;
-            if *pending.get() == 0 {
-                pending.remove();
-            }
-        }
-    }
-
-    fn pending_removals(&self) -> MutexGuard<'_, HashMap<BlockKey, usize>> {
-        self.pending_removals.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Removes the block from the index and deletes its file if `condition` is true for its entry. Returns
-    /// whether it was removed.
-    fn remove_if(&self, key: &BlockKey, condition: impl FnOnce(&IndexEntry) -> bool) -> bool {
-        let Some(entry) = self.index.remove_if(key, condition) else { return false };
-        if let Err(error) = self.directory.delete(&entry.file) {
-            tracing::debug!(%error, %key, "the file of a block cannot be deleted");
-        }
-        self.metrics.set_stats(self.index.stats());
-        true
-    }
-
-    /// Adds a file that was in the directory when it was opened. Of two files with the same key, the newer
-    /// one is kept.
-    fn add_existing(&self, file: BlockFile) {
-        self.remove_if(&file.key, |_| true);
-        let evicted = self.index.insert(file.key, IndexEntry { file, is_written: true });
-        let to_delete =
-            evicted.map_or(vec![file], |evicted| evicted.iter().map(|(_, entry)| entry.file).collect());
-        for file in to_delete {
-            self.metrics.evictions.increment(1);
-            if let Err(error) = self.directory.delete(&file) {
-                tracing::debug!(%error, key = %file.key, "the file of a block cannot be deleted");
-            }
-        }
-    }
-}
-
-impl Weighed for IndexEntry {
-    fn weight(&self) -> u64 {
-        self.file
-            .record_len()
-            .checked_next_multiple_of(PAGE_BYTES)
-            .unwrap_or(u64::MAX)
-            .saturating_add(FILE_BYTES)
     }
 }
 

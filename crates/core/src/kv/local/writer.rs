@@ -10,7 +10,7 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use super::directory::BlockFile;
-use super::disk::{IndexEntry, Shared};
+use super::index::{IndexEntry, Shared};
 use crate::kv::key::BlockKey;
 
 /// A command to the writer.

@@ -4,9 +4,9 @@
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use super::{Look, Scratch, exact_rows};
+use super::{Look, Scratch};
 use crate::domain::TokenSpan;
-use crate::kv::codec::{Codec, LANES};
+use crate::kv::codec::LANES;
 
 /// The number of question tokens that are multiplied with a tile at once.
 pub(super) const QUERIES: usize = 8;
@@ -61,29 +61,9 @@ impl Kernel {
         static BEST: OnceLock<Kernel> = OnceLock::new();
         *BEST.get_or_init(|| *Self::available().last().expect("the portable kernel is always available"))
     }
-
-    /// Calls `take(head, query, row)` for every row of logits, one per head and question token.
-    ///
-    /// # Panics
-    /// When question and block differ in dimensions, the block does not have a plane of the question or a
-    /// token to scan, or this processor does not support the kernel.
-    pub(super) fn rows(self, look: Look, scratch: &mut Scratch, take: impl FnMut(usize, usize, &[f32])) {
-        let (planes, tokens, dim) = look.block.shape();
-        assert_eq!(dim, look.question.exact.dim().2, "dimensions of block and question");
-        assert!(look.question.planes.iter().all(|&plane| plane < planes), "the block has {planes} planes");
-        assert!(look.tokens.end <= tokens, "tokens to {} of {tokens}", look.tokens.end);
-        scratch.rows.resize(QUERIES * LANES * tiles_of(look.tokens).len(), 0.0);
-        let (codec, offset) = (look.block.codec(), look.block.codec().offset());
-        match (codec, self) {
-            (Codec::F32 | Codec::F16, _) => exact_rows(look, take),
-            (Codec::Int8, Self::Portable) => quantized_rows(look, scratch, offset, take, int8_tile),
-            #[cfg(target_arch = "x86_64")]
-            (_, simd) => super::x86::rows(simd, look, scratch, take),
-        }
-    }
 }
 
-fn tiles_of(tokens: TokenSpan) -> Range<usize> {
+pub(super) fn tiles_of(tokens: TokenSpan) -> Range<usize> {
     tokens.start / LANES..tokens.end.div_ceil(LANES).max(tokens.start / LANES)
 }
 
@@ -145,7 +125,7 @@ pub(super) fn peak(logits: &[f32]) -> f32 {
     lanes.into_iter().fold(of_rest, larger)
 }
 
-fn int8_tile(keys: &[u8], packed: &[[i32; QUERIES]]) -> Sums {
+pub(super) fn int8_tile(keys: &[u8], packed: &[[i32; QUERIES]]) -> Sums {
     let mut sums = [[0; LANES]; QUERIES];
     for (keys, queries) in keys.chunks_exact(GROUP * LANES).zip(packed) {
         add(&mut sums, queries, |lane, i| i32::from(keys[GROUP * lane + i]));

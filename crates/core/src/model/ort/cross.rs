@@ -41,7 +41,6 @@ pub struct CrossRuntime {
     weights: VerdictWeights,
     tokenizer: Arc<ModelTokenizer>,
     sessions: Arc<Pool<WeightedSession>>,
-    has_substitute: bool,
     /// The flow of this handle's work on the sessions.
     flow: Flow,
 }
@@ -138,7 +137,6 @@ impl CrossRuntime {
             weights: cross.verdicts.unwrap_or_default(),
             tokenizer: Arc::new(ModelTokenizer::from_file(&dir.join(&special.file))?),
             sessions: Arc::new(Pool::new(sessions)),
-            has_substitute: device.in_use().has_substitute(contract.weights.dtype),
             flow: Flow::DEFAULT,
         })
     }
@@ -182,7 +180,6 @@ impl CrossRuntime {
             weights: VerdictWeights::load(dir)?,
             tokenizer,
             sessions: Arc::new(Pool::new(vec![session])),
-            has_substitute: false,
             flow: Flow::DEFAULT,
         };
         model.labels = model.find_labels(&config.id2label.into_values().collect::<Vec<_>>())?;
@@ -218,11 +215,6 @@ impl CrossRuntime {
     /// Returns what the model's labels mean.
     pub fn labels(&self) -> Labels {
         self.labels
-    }
-
-    /// Returns whether the CPU may take over from the device that the model runs on.
-    pub fn has_substitute(&self) -> bool {
-        self.has_substitute
     }
 
     /// Returns the tokens of a pair. Texts that are too long are cut at their ends: the claim at half of the window, the evidence where the
