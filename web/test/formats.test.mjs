@@ -5,7 +5,6 @@ import { bytes, milliseconds, percent, plural, score } from "../src/lib/format";
 import { headsPerToken, readKvExport } from "../src/lib/kv-export";
 import { parseSafetensors } from "../src/lib/safetensors";
 import { snippet } from "../src/lib/snippets";
-import { createSseParser } from "../src/lib/sse";
 
 /** A safetensors file of I32 tensors. */
 function safetensors(metadata, tensors) {
@@ -52,17 +51,6 @@ test("an export says which tokens each head keeps", () => {
   assert.deepEqual([...headsPerToken(kv)], [2, 0, 2]);
   assert.throws(() => readKvExport(safetensors({ ...METADATA, format: "thresher-kv/2" }, TENSORS)), /thresher-kv\/2/);
   assert.throws(() => readKvExport(safetensors({ ...METADATA, policy: "chunks" }, TENSORS)), /policy chunks/);
-});
-
-test("server-sent events are read, wherever the stream is cut", () => {
-  const stream = "event: part\r\ndata: {\"a\":\r\ndata: 1}\r\n\r\n: comment\n\ndata:x\n\nevent: done\ndata: y\n\nevent: lost\ndata: z\n";
-  const expect = [{ type: "part", data: '{"a":\n1}' }, { type: "message", data: "x" }, { type: "done", data: "y" }];
-  for (const size of [1, 2, 3, 7, stream.length]) {
-    const parser = createSseParser();
-    const events = [];
-    for (let at = 0; at < stream.length; at += size) events.push(...parser.push(stream.slice(at, at + size)));
-    assert.deepEqual(events, expect, `pieces of ${size}`);
-  }
 });
 
 test("snippets quote any text", () => {

@@ -11,7 +11,7 @@ use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use url::{Host, Url};
 
-use crate::error::ProvisionError;
+use crate::error::{self, ProvisionError};
 use crate::{http, wheel};
 
 /// The public hub.

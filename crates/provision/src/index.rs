@@ -6,8 +6,7 @@ use std::path::Path;
 use serde::Deserialize;
 use url::Url;
 
-use crate::error::ProvisionError;
-use crate::error::without_password;
+use crate::error::{ProvisionError, without_password};
 use crate::http;
 use crate::pins::{Pin, Wheel};
 

@@ -115,10 +115,6 @@ async function json<T>(response: Response): Promise<T> {
   return value as T;
 }
 
-function read(reader: ReadableStreamDefaultReader<Uint8Array<ArrayBuffer>>) {
-  return reader.read().catch(unreachable);
-}
-
 function parsed(text: string): unknown {
   try {
     return JSON.parse(text);

@@ -1,5 +1,5 @@
 // The Attribute view: an answer beside its sources, and which words of it no source supports.
-import { useMemo, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { ChunkEditor } from "../components/chunk-editor";
 import { Examples } from "../components/examples";
 import { FailureNotice } from "../components/failure-notice";
