@@ -68,10 +68,9 @@ impl Admission {
     /// # Errors
     /// Refuses if the queue is full for this tenant, if the deadline passes, or if the daemon is shutting down.
     pub async fn enter(&self, sharer: Sharer<'_>, deadline: Instant) -> Result<Permit, Refusal> {
-        if self.is_draining() { Err(Refusal::Draining) } else { self.wait(sharer, deadline).await }
-    }
-
-    async fn wait(&self, sharer: Sharer<'_>, deadline: Instant) -> Result<Permit, Refusal> {
+        if self.is_draining() {
+            return Err(Refusal::Draining);
+        }
         let slot = match self.permits.request(sharer) {
             Requested::Granted(slot) => Some(slot),
             Requested::Queued(waiting) => waiting.until(deadline).await,

@@ -94,39 +94,18 @@ impl Executor {
         Ok(arrived + self.time(deadline_ms)?)
     }
 
-    /// Waits for a permit, then runs `work` until `deadline`.
+    /// Waits for a permit, then runs `work` until `deadline`. The work is told to stop when the deadline passes or the returned future is
+    /// dropped. It keeps its permit until it has ended, and what it spent is then charged to the caller's key, however it ended.
     ///
     /// # Errors
-    /// As [`Self::permit`] and [`Self::run_with`].
+    /// `overloaded`, `deadline_exceeded` or `draining`, with the time after which repeating the request is expected to help; what `work`
+    /// fails with; `internal` when it panics.
     pub async fn run<T: Send + 'static>(
         &self,
         deadline: Instant,
         work: impl FnOnce(&Cancel) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let permit = self.permit(deadline).await?;
-        self.run_with(permit, deadline, work).await
-    }
-
-    /// Waits for a permit until `deadline`.
-    ///
-    /// # Errors
-    /// `overloaded`, `deadline_exceeded` or `draining`, with the time after which repeating the request is expected to help.
-    pub async fn permit(&self, deadline: Instant) -> Result<Permit, ApiError> {
-        let entered = self.admission.enter(self.sharer(), deadline).await;
-        self.granted(entered).await
-    }
-
-    /// Runs `work`, which has a permit, until `deadline`. The work is told to stop when the deadline passes or the returned future is
-    /// dropped. It keeps its permit until it has ended, and what it spent is then charged to the caller's key, however it ended.
-    ///
-    /// # Errors
-    /// What `work` fails with; `deadline_exceeded`; `internal` when it panics.
-    pub async fn run_with<T: Send + 'static>(
-        &self,
-        permit: Permit,
-        deadline: Instant,
-        work: impl FnOnce(&Cancel) -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<T, ApiError> {
         let cancel = Cancel::at(Some(deadline));
         let charge = ChargeOnDrop { cancel: cancel.clone(), caller: self.caller.clone() };
         let (span, traced) = (tracing::Span::current(), opentelemetry::Context::current());
@@ -168,21 +147,20 @@ impl Executor {
         }
     }
 
-    async fn granted<T>(&self, outcome: Result<T, Refusal>) -> Result<T, ApiError> {
-        match outcome {
-            Ok(granted) => Ok(granted),
-            Err(refusal) => {
-                let least = |retry_after_s: u64| retry_after_s.max(self.reading_left_s());
-                let error = match refusal {
-                    Refusal::Late { retry_after_s } => ApiError::deadline_exceeded(least(retry_after_s)),
-                    refusal => {
-                        let error = ApiError::from(refusal);
-                        ApiError { retry_after_s: error.retry_after_s.map(least), ..error }
-                    }
-                };
-                Err(self.held_back(error).await)
+    async fn permit(&self, deadline: Instant) -> Result<Permit, ApiError> {
+        let refusal = match self.admission.enter(self.sharer(), deadline).await {
+            Ok(permit) => return Ok(permit),
+            Err(refusal) => refusal,
+        };
+        let least = |retry_after_s: u64| retry_after_s.max(self.reading_left_s());
+        let error = match refusal {
+            Refusal::Late { retry_after_s } => ApiError::deadline_exceeded(least(retry_after_s)),
+            refusal => {
+                let error = ApiError::from(refusal);
+                ApiError { retry_after_s: error.retry_after_s.map(least), ..error }
             }
-        }
+        };
+        Err(self.held_back(error).await)
     }
 
     /// Seconds that the model will take for what it reads for this tenant now, within the bounds of all estimates for `Retry-After`.

@@ -63,7 +63,6 @@ COUNTS = {"type": "object", "additionalProperties": {"type": "integer"}}
 PLAIN: dict[str, Schema] = {
     "BlockOrigins": COUNTS,
     "Explanation": {},
-    "Filter": OBJECT,
     "HistoryMessage": OBJECT,
     "Prefilter": {},
     "Receipt": {},

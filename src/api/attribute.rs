@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use schemars::{JsonSchema, Schema};
 use serde::Deserialize;
-use serde_json::{Value, json};
 use thresher_core::domain::{AttributeRequest, ByteRange, Chunk, Parts, SOURCES_DEFAULT};
 use thresher_core::pipeline::validate::InvalidRequest;
 use thresher_core::text::offsets::{OffsetError, OffsetMap, OffsetUnit};
@@ -26,11 +25,10 @@ use crate::error::{ApiError, ErrorCode};
 /// Body of `POST /v1/attribute`.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[schemars(transform = whole_answer)]
+#[schemars(transform = name_chunks_once)]
 pub struct AttributeBody {
     /// The text to attribute; not blank.
-    #[serde(default)]
-    answer: Option<String>,
+    answer: String,
     /// Accepted, so that the body of a compression can be reused, and ignored: `docs/evaluation.md` says why.
     #[serde(default, rename = "query")]
     _query: Option<String>,
@@ -85,14 +83,9 @@ enum PartsBody {
     Span,
 }
 
-/// Requires `answer`, and one way to name the chunks.
-fn whole_answer(schema: &mut Schema) {
-    schema.insert("required".to_owned(), json!(["answer"]));
+/// Requires one way to name the chunks.
+fn name_chunks_once(schema: &mut Schema) {
     require_one(schema, &["chunks", "chunk_ids", "compress_id"]);
-    if let Some(answer) = schema.pointer_mut("/properties/answer").and_then(Value::as_object_mut) {
-        answer.insert("type".to_owned(), "string".into());
-        answer.remove("default");
-    }
 }
 
 /// One of several words, where a missing field has to be told from the default.
@@ -181,9 +174,7 @@ impl AttributeBody {
         referenced: Option<Vec<Arc<Chunk>>>,
         limits: &BodyLimits,
     ) -> Result<(AttributeRequest, AttributeOptions), ApiError> {
-        let Some(answer) = self.answer.take() else {
-            return Err(ApiError::with_param(ErrorCode::MissingField, "missing field `answer`", "answer"));
-        };
+        let answer = std::mem::take(&mut self.answer);
         // The answer's parts are found before the pipeline checks the request as a whole.
         let (found, max) = (answer.len(), limits.requests.answer_bytes_max);
         if found > max {
@@ -205,16 +196,6 @@ impl AttributeBody {
             },
             _ => (parts, None),
         };
-        self.into_request(answer, parts, fallback, referenced)
-    }
-
-    fn into_request(
-        self,
-        answer: String,
-        parts: Parts,
-        fallback: Option<String>,
-        referenced: Option<Vec<Arc<Chunk>>>,
-    ) -> Result<(AttributeRequest, AttributeOptions), ApiError> {
         if self.compress_id.is_some() && referenced.is_none() {
             let message =
                 "`compress_id` works only with a daemon, which remembers compressions; send `chunks`";

@@ -40,10 +40,10 @@ use self::store::Store;
 /// The folder inside `registry.dir` that holds one folder for each tenant other than the default one.
 const TENANTS: &str = "tenants";
 
-/// The settings section `[registry]`: where registered chunks are stored, and limits on their number and
-/// size.
+/// Where registered chunks are stored, and limits on their number and size. An operator sets `dir` and `chunk_count_max` (section
+/// `[registry]`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(from = "RegistrySection", into = "RegistrySection")]
 pub struct RegistrySettings {
     /// The folder of the registry, used by one daemon only; each tenant has a folder inside it. Empty: chunks
     /// are kept in memory only and lost at exit. Default: `data/registry`.
@@ -52,25 +52,18 @@ pub struct RegistrySettings {
     /// not. Default: 1,000,000.
     pub chunk_count_max: usize,
     /// The largest number of chunks in one call that registers or deletes chunks. Default: 10,000.
-    #[serde(skip)]
     pub batch_count_max: usize,
     /// The largest size of one chunk's metadata as JSON, in bytes. Default: 16,384.
-    #[serde(skip)]
     pub metadata_bytes_max: usize,
     /// The size of the cache of chunks in memory, in bytes. Default: 256 MiB.
-    #[serde(skip)]
     pub cache_bytes_max: usize,
     /// The largest number of candidates that a request may name. Default: 1,000.
-    #[serde(skip)]
     pub candidate_count_max: usize,
     /// A request that names more ids than this is prefiltered by BM25; 0: never. Default: 10,000.
-    #[serde(skip)]
     pub prefilter_above: usize,
     /// How many chunks the prefilter keeps. Default: 10,000.
-    #[serde(skip)]
     pub prefilter_to: usize,
     /// Milliseconds after which a deleted or replaced text is removed from the files. Default: 30,000.
-    #[serde(skip)]
     pub purge_delay_ms: u64,
 }
 
@@ -80,6 +73,32 @@ impl RegistrySettings {
         let is_shared = tenant.is_default() || self.dir.as_os_str().is_empty();
         let dir = if is_shared { self.dir.clone() } else { self.dir.join(TENANTS).join(tenant.name()) };
         Self { dir, ..self.clone() }
+    }
+}
+
+/// The section `[registry]` of the settings.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RegistrySection {
+    dir: PathBuf,
+    chunk_count_max: usize,
+}
+
+impl Default for RegistrySection {
+    fn default() -> Self {
+        RegistrySettings::default().into()
+    }
+}
+
+impl From<RegistrySection> for RegistrySettings {
+    fn from(RegistrySection { dir, chunk_count_max }: RegistrySection) -> Self {
+        Self { dir, chunk_count_max, ..Self::default() }
+    }
+}
+
+impl From<RegistrySettings> for RegistrySection {
+    fn from(RegistrySettings { dir, chunk_count_max, .. }: RegistrySettings) -> Self {
+        Self { dir, chunk_count_max }
     }
 }
 

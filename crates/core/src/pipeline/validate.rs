@@ -15,53 +15,41 @@ use crate::text;
 /// The largest `sources_max` of a request to attribute.
 pub const SOURCES_MAX: usize = 100;
 
-/// The limits on one request (settings `[limits]`).
+/// The limits on one request. An operator sets `chunk_count_max` (section `[limits]`); `memory_bytes_max` bounds the blocks, and the others are far above what a
+/// request needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(from = "LimitsSection", into = "LimitsSection")]
 pub struct RequestLimits {
     /// The number of chunks that a request may send; 1,000 by default.
     pub chunk_count_max: usize,
     /// The number of registered chunks that a request may name; 100,000 by default.
-    #[serde(skip)]
     pub registered_chunk_count_max: usize,
     /// The bytes of text of all registered chunks that a request names; 64 MiB by default.
-    #[serde(skip)]
     pub registered_bytes_max: usize,
     /// The bytes of one chunk's text; 1 MiB by default.
-    #[serde(skip)]
     pub chunk_bytes_max: usize,
     /// The bytes of an answer to attribute; 256 KiB by default.
-    #[serde(skip)]
     pub answer_bytes_max: usize,
     /// The number of spans, or of JSON values, of an answer that a request may ask about; 10,000 by default.
-    #[serde(skip)]
     pub span_count_max: usize,
     /// The model's tokens in the question; 512 by default.
-    #[serde(skip)]
     pub query_tokens_max: usize,
     /// The model's tokens in all chunks together; 4 Mi by default.
-    #[serde(skip)]
     pub input_tokens_max: usize,
     /// The model's tokens in one chunk; 400,000 by default.
-    #[serde(skip)]
     pub chunk_tokens_max: usize,
     /// The bytes of the blocks of all chunks, which all requests together hold in memory while they are scored; 2 GiB by
     /// default.
-    #[serde(skip)]
     pub block_bytes_max: usize,
     /// The same for attribution of streams, which may last for minutes; 256 MiB by default.
-    #[serde(skip)]
     pub stream_block_bytes_max: usize,
     /// The number of parts of an answer times `sources_max`; 100,000 by default.
-    #[serde(skip)]
     pub source_count_max: usize,
     /// The tokens of the question times the units and chunks that are scored, or times all tokens of the
     /// chunks if each token is explained; 32 Mi by default.
-    #[serde(skip)]
     pub logit_count_max: usize,
     /// The number of JSON values in a request body that is parsed into a tree, such as tool calls and
     /// conversations; 262,144 by default.
-    #[serde(skip)]
     pub json_value_count_max: usize,
 }
 
@@ -83,6 +71,31 @@ impl Default for RequestLimits {
             logit_count_max: 33_554_432,
             json_value_count_max: 262_144,
         }
+    }
+}
+
+/// The section `[limits]` of the settings.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct LimitsSection {
+    chunk_count_max: usize,
+}
+
+impl Default for LimitsSection {
+    fn default() -> Self {
+        RequestLimits::default().into()
+    }
+}
+
+impl From<LimitsSection> for RequestLimits {
+    fn from(LimitsSection { chunk_count_max }: LimitsSection) -> Self {
+        Self { chunk_count_max, ..Self::default() }
+    }
+}
+
+impl From<RequestLimits> for LimitsSection {
+    fn from(RequestLimits { chunk_count_max, .. }: RequestLimits) -> Self {
+        Self { chunk_count_max }
     }
 }
 
