@@ -43,7 +43,7 @@ pageTest(state, "a source lights up the sentence that cites it", async (page, { 
 });
 
 pageTest(state, "an answer that arrives has the same verdicts as the whole answer", async (page, { api }) => {
-  await openExample(page, api, "attribute", "Two documents");
+  await openExample(page, api, "attribute", "An incident");
   const whole = await states(page);
   await page.getByLabel("As it arrives").check();
   await until(() => states(page), (found) => found.length === whole.length, "all parts");
