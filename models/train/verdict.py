@@ -15,7 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 # The fields of `Evidence` (evidence.rs) that the regression reads.
-COPIED = ["evidence", "evidence_least", "conflict_beside", "copied", "gap"]
+COPIED = ["evidence", "copied"]
 # As in verdict.rs: from these values on, a part is taken to repeat its sources.
 COPIED_MIN, GATHERED_MIN = 0.6, 0.75
 # The inverse strength of the L2 penalty on standardised features.

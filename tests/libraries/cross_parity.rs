@@ -156,6 +156,9 @@ fn a_classifier_without_a_contract_is_used_as_it_is() {
         std::fs::write(other.join(file), content).unwrap();
         CrossRuntime::load(&other, &ort_settings(&other, 1)).map(|_| ()).unwrap_err().to_string()
     };
+    // A random model does not know the pairs.
+    let unnamed = refused("config.json", "{}");
+    assert!(unnamed.contains("known pairs") && unnamed.contains("id2label"), "{unnamed}");
     let small = refused("config.json", r#"{"vocab_size": 3}"#);
     assert!(small.contains("another model's"), "{small}");
     assert!(refused("tokenizer.json", "{").contains("tokenizer.json"));

@@ -31,7 +31,7 @@ pub use claims::claim;
 pub use hyphens::{Joined, joined_words};
 pub use lang::{LikelyLang, lang_of, likely_lang_of};
 pub use locale::{Writing, sentence_lang};
-pub use markers::markers;
+pub use markers::{markers, without_markers};
 pub use quotes::quotations;
 pub use relayed::{Relayed, RelayedPiece};
 pub use spelling::with_spelling_of;

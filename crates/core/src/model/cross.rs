@@ -62,6 +62,36 @@ pub struct Labels {
     pub conflict: Option<usize>,
 }
 
+/// How a label tells true claims from false ones of the same evidence.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Separation {
+    /// The log-odds in the middle between those of the true and of the false claims.
+    pub middle: f32,
+    /// By how much the log-odds of the true claims exceed those of the false ones, on average.
+    pub distance: f32,
+    /// Whether nearly all pairs are told apart, and clearly: the log-odds of a random model differ, too, but by little.
+    pub is_clear: bool,
+}
+
+/// How many of ten pairs a label has to tell apart, and by how much on average.
+const PAIRS_RIGHT_OF_TEN: usize = 9;
+const DISTANCE_MIN: f32 = 1.0;
+
+impl Separation {
+    /// Measures a label on logits, as [`Labels::of_logits`] has them.
+    pub fn measure(same: &[Vec<f32>], other: &[Vec<f32>], label: usize) -> Self {
+        let odds = |logits: &[Vec<f32>]| -> Vec<f32> {
+            logits.iter().map(|logits| log_odds(logits, label)).collect()
+        };
+        let mean = |odds: &[f32]| odds.iter().sum::<f32>() / odds.len().max(1) as f32;
+        let (same, other) = (odds(same), odds(other));
+        let right = same.iter().zip(&other).filter(|(same, other)| same > other).count();
+        let distance = mean(&same) - mean(&other);
+        let is_clear = 10 * right >= PAIRS_RIGHT_OF_TEN * same.len() && distance >= DISTANCE_MIN;
+        Self { middle: (mean(&same) + mean(&other)) / 2.0, distance, is_clear }
+    }
+}
+
 /// Parts of the names of labels that say that evidence excludes a claim.
 const CONFLICT_NAMES: [&str; 3] = ["contradict", "conflict", "refute"];
 
@@ -92,24 +122,14 @@ impl Labels {
     }
 
     /// Finds out what the labels mean from logits, `[pair][label]`: of pairs whose evidence says what the claim says (`same`), and of the same
-    /// pairs with another claim that the evidence excludes (`other`). Returns `None` if no label tells most pairs of the two apart.
+    /// pairs with another claim that the evidence excludes (`other`). Returns `None` if no label tells the two apart.
     pub fn of_logits(same: &[Vec<f32>], other: &[Vec<f32>]) -> Option<Self> {
         let count = same.first()?.len();
-        let odds = |logits: &[Vec<f32>], label: usize| -> Vec<f32> {
-            logits.iter().map(|logits| log_odds(logits, label)).collect()
-        };
-        // By how much each label prefers the true claim, and for how many pairs.
-        let preference = |label: usize| {
-            let (same, other) = (odds(same, label), odds(other, label));
-            let pairs = same.iter().zip(&other);
-            let right = pairs.clone().filter(|(same, other)| same > other).count();
-            (pairs.map(|(same, other)| same - other).sum::<f32>(), right)
-        };
-        let by_preference = |a: &usize, b: &usize| preference(*a).0.total_cmp(&preference(*b).0);
+        let preference = |label: usize| Separation::measure(same, other, label).distance;
+        let by_preference = |a: &usize, b: &usize| preference(*a).total_cmp(&preference(*b));
         let support = (0..count).max_by(by_preference)?;
         let conflict = (0..count).min_by(by_preference).filter(|&conflict| conflict != support);
-        let is_clear = 5 * preference(support).1 >= 4 * same.len();
-        is_clear.then_some(Self { count, support, conflict })
+        Separation::measure(same, other, support).is_clear.then_some(Self { count, support, conflict })
     }
 
     /// Returns what logits `[label]` say.
@@ -199,5 +219,10 @@ mod tests {
         let found = Labels::of_logits(&rows(&[2.0]), &rows(&[-2.0]));
         assert_eq!(found, Some(Labels { count: 1, support: 0, conflict: None }));
         assert_eq!(Labels::of_logits(&rows(&[1.0, 2.0]), &rows(&[1.0, 2.0])), None, "it tells nothing apart");
+        let noise = Labels::of_logits(&rows(&[0.1, 0.2]), &rows(&[0.2, 0.1]));
+        assert_eq!(noise, None, "a random model differs by little");
+        let mut other = rows(&[-2.0]);
+        other[..2].fill(vec![3.0]);
+        assert_eq!(Labels::of_logits(&rows(&[2.0]), &other), None, "two of ten pairs are wrong");
     }
 }

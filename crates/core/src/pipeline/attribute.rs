@@ -223,7 +223,7 @@ impl Pipeline {
     ) -> Result<PartOutcome, PipelineError> {
         cancel.check()?;
         let Some(claim) = claim else { return Ok(PartOutcome::without_claim(bytes)) };
-        let question = Question { claim: claim.slice(text), model: self.verdict_model.as_deref() };
+        let question = Question { answer: text, model: self.verdict_model.as_deref() };
         let first = scores.partition_point(|scores| scores.bytes.end <= claim.start);
         let after = scores.partition_point(|scores| scores.bytes.start < claim.end);
         let scores = &scores[first..after.max(first)];

@@ -41,9 +41,6 @@ pub struct Calibration {
     /// The cosine that has the place of 0: [`Self::similarity`]. `None` for decoders, whose logits have no fixed scale.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cosine_floor: Option<f32>,
-    /// Whether the model knows words of different languages as similar, so that verdicts across languages can rest on that.
-    #[serde(default)]
-    pub compares_languages: bool,
     /// Whether `related` and `answerable` hold only where the question and the chunks are in one language.
     #[serde(default)]
     pub one_language: bool,
@@ -151,7 +148,6 @@ impl Calibration {
             weights: None,
             fingerprint: Some(hex::encode(contract.fingerprint())),
             cosine_floor: None,
-            compares_languages: false,
             one_language: false,
             related: None,
             answerable: None,
@@ -233,7 +229,11 @@ impl Calibration {
     }
 
     fn parse(text: &str) -> Result<Self, String> {
-        let found: Self = toml::from_str(text).map_err(|error| error.message().to_owned())?;
+        let reason = |error: toml::de::Error| error.message().to_owned();
+        let mut table: toml::Table = toml::from_str(text).map_err(reason)?;
+        // Files of earlier versions have a key that nothing reads.
+        table.remove("compares_languages");
+        let found: Self = table.try_into().map_err(reason)?;
         if found.weights.is_none() && found.fingerprint.is_none() {
             return Err("it names no model: weights or fingerprint".to_owned());
         }

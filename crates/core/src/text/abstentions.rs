@@ -1,5 +1,8 @@
 //! Abstentions: sentences and clauses of an answer that say that the sources have no answer. Knows English, and how some languages say that
 //! they do not know.
+//!
+//! An abstention begins with words of a few classes: who speaks, a denial, and what sources or speakers do not do. What they do not have
+//! may follow, and nothing else.
 
 /// What is tested: a sentence, or a clause of one, which must say nothing else, since the rest of the sentence makes a claim.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -9,123 +12,49 @@ pub(super) enum Extent {
 }
 
 /// What an answer calls its sources.
-const SOURCES: [&str; 13] = [
-    "chunks",
-    "context",
-    "document",
-    "documents",
-    "excerpt",
-    "excerpts",
-    "information",
-    "passage",
-    "passages",
-    "source",
-    "sources",
-    "text",
-    "texts",
-];
+const SOURCES: &str = "chunks context document documents excerpt excerpts information passage passages source sources text texts";
 
-/// What an answer says of itself or of its sources if it finds nothing, without contractions such as "don't".
-const DENIALS: [&str; 25] = [
-    "am not able to find",
-    "am unable to find",
-    "cannot answer",
-    "cannot find",
-    "cannot say",
-    "cannot tell",
-    "could not find",
-    "did not find",
-    "do not have enough",
-    "do not have information",
-    "do not know",
-    "do not mention",
-    "do not say",
-    "do not specify",
-    "do not state",
-    "does not mention",
-    "does not say",
-    "does not specify",
-    "does not state",
-    "have no information",
-    "say nothing",
-    "says nothing",
-    "was not able to find",
-    "was unable to find",
-    "were unable to find",
-];
+const DENIALS: &str = "cannot no none not nothing unable unclear unsure";
 
-/// As [`DENIALS`], for a whole sentence only. A clause with it can be about a document: "The form … does not contain a signature."
-const DENIALS_OF_SENTENCES: [&str; 3] = ["do not contain", "does not contain", "does not include"];
+/// What sources or their reader do not do.
+const SAYING: &str = "answer available clear contained find found given know mention mentioned mentions provided said say says \
+                      specified specifies specify state stated states tell unclear";
 
-/// What says nothing else only if a question follows. "I am not sure the capital is Rome." says something.
-const DOUBTS: [&str; 4] = ["am not certain", "am not sure", "am unsure", "cannot be certain"];
+/// The same in a sentence only: "The form must be signed, but the document does not contain a signature."
+const HAVING: &str = "contain contains include includes have";
 
-/// What begins a question in a sentence.
-const OPEN: [&str; 11] =
-    ["about", "how", "if", "what", "when", "where", "whether", "which", "who", "whom", "why"];
+/// What is not done with an answer that is not there, whoever does not do it.
+const SAID: &str = "mentioned specified stated";
 
-/// What sources do that say something: "None of the documents mentions it."
-const SAYING: [&str; 7] = ["answer", "contain", "include", "mention", "say", "specify", "state"];
+const DOUBTS: &str = "certain sure unsure";
 
-/// What may follow "there is no information".
-const ABOUT: [&str; 12] = [
-    "about",
-    "available",
-    "concerning",
-    "for",
-    "from",
-    "given",
-    "in",
-    "on",
-    "provided",
-    "regarding",
-    "that",
-    "to",
-];
+/// What there is not: "no information about fees".
+const MISSING: &str = "answer information mention";
+
+/// What else stands before what is missing.
+const FRAME: &str = "a able am an any are be been by can could did do does enough for from has have i in is it of on provided retrieved \
+                     that the there these this to was we were your";
+
+/// What begins the question that has no answer.
+const OPEN: &str = "about how if what when where whether which who whom why";
+
+/// What follows "no information".
+const ABOUT: &str = "about concerning of on regarding";
 
 /// Words after which a sentence goes on with something else.
-const GOES_ON: [&str; 10] =
-    ["although", "because", "but", "however", "since", "so", "though", "whereas", "which", "while"];
+const GOES_ON: &str = "although because but however since so though whereas which while";
+
+/// What may stand before an abstention: "Unfortunately, …".
+const LEADS: [&str; 4] = ["unfortunately", "based on", "sorry", "i am sorry"];
 
 /// The most words that a clause names as missing: "does not mention a date".
 const MISSING_WORDS_MAX: usize = 3;
 
-/// Answers without a verb that find nothing, which may be followed by where.
-const BLANKS: [&str; 12] = [
+/// Answers that find nothing.
+const BLANKS: [&str; 21] = [
     "n/a",
-    "no answer",
-    "no answer found",
-    "no information",
-    "no information available",
-    "no information found",
-    "no information is available",
-    "no information is provided",
-    "no information provided",
     "unanswerable",
-    "unclear",
     "unknown",
-];
-
-/// What is not done with an answer that is not there: "Not mentioned.", "It is not stated when."
-const NOT_SAID: [&str; 3] = ["not mentioned", "not specified", "not stated"];
-
-/// As [`NOT_SAID`], where it says in which sources. "Not available." can be an answer.
-const NOT_IN_SOURCES: [&str; 5] =
-    ["not available", "not contained", "not given", "not included", "not provided"];
-
-/// What may stand before "not mentioned".
-const SUBJECTS: [&str; 7] = [
-    "it is ",
-    "that information is ",
-    "that is ",
-    "the answer is ",
-    "the information is ",
-    "this information is ",
-    "this is ",
-];
-
-/// How some other languages say that they do not know.
-const FOREIGN: [&str; 18] = [
     "das weiß ich nicht",
     "desconocido",
     "ich weiß es nicht",
@@ -146,9 +75,6 @@ const FOREIGN: [&str; 18] = [
     "我不知道",
 ];
 
-/// What may stand before an abstention: "Unfortunately, …".
-const LEADS: [&str; 4] = ["unfortunately", "based on", "sorry", "i am sorry"];
-
 const CONTRACTIONS: [(&str, &str); 5] =
     [("can't", "cannot"), ("n't", " not"), ("i'm ", "i am "), ("we're ", "we are "), ("it's ", "it is ")];
 
@@ -158,20 +84,67 @@ const MARK_BYTES_MAX: usize = 12;
 /// Returns whether a text says that the sources do not have what was asked for, and nothing else.
 pub(super) fn finds_nothing(text: &str, extent: Extent) -> bool {
     let lower = plain(text);
-    if is_blank_answer(&lower) {
+    let lower = lower.trim_matches(|c: char| c.is_whitespace() || ".!。*\"'“”".contains(c));
+    if BLANKS.contains(&lower) {
         return true;
-    }
-    if lower.contains(|c: char| c.is_ascii_digit()) {
-        return false;
     }
     let bare = match lower.split_once(',') {
         Some((lead, rest)) if LEADS.iter().any(|begin| lead.starts_with(begin)) => rest.trim_start(),
-        _ => &*lower,
+        _ => lower,
     };
-    names_nothing(bare)
-        || bare.strip_prefix("the answer is not ").is_some_and(names_sources)
-        || none_of_sources(bare, extent)
-        || denies(bare, extent)
+    if bare.contains(|c: char| c.is_ascii_digit() || ",;:".contains(c)) {
+        return false;
+    }
+    let words: Vec<&str> = bare.split_whitespace().map(|word| word.trim_matches(['.', '*', '_'])).collect();
+    let Some(denial) = words.iter().position(|word| has(DENIALS, word)) else { return false };
+    let may_begin = |at: usize| {
+        let (word, lists) = (words[at], [SOURCES, DENIALS, SAYING, HAVING, DOUBTS, MISSING, FRAME]);
+        // "Does not mention that it was Karl" says who it was.
+        lists.iter().any(|list| has(list, word)) && !(word == "that" && at > denial)
+    };
+    let head = (0..words.len()).take_while(|&at| may_begin(at)).count();
+    let (begin, rest) = words.split_at(head);
+    if denial >= head || rest.iter().any(|word| has(GOES_ON, word)) && rest[0] != "which" {
+        return false;
+    }
+    let asks = rest.first().is_none_or(|word| has(OPEN, word));
+    let last = |list: &str| begin.iter().rposition(|word| has(list, word)).filter(|&at| at >= denial);
+    let names_sources =
+        |words: &[&str]| words.iter().any(|word| has(SOURCES, word) && *word != "information");
+    if last(DOUBTS).is_some() {
+        return asks && begin[0] == "i";
+    }
+    if let Some(missing) = last(MISSING).filter(|&at| ["no", "enough"].contains(&begin[at - 1])) {
+        // In something else than the sources, that something is missing is a claim.
+        let is_elsewhere =
+            rest.iter().position(|word| *word == "in").is_some_and(|at| !names_sources(&rest[at..]));
+        let is_about = words
+            .get(missing + 1)
+            .is_none_or(|next| has(ABOUT, next) || has(FRAME, next) || has(SAYING, next));
+        return is_about && !is_elsewhere && (asks || has(ABOUT, words[missing + 1]));
+    }
+    if last(SAID).is_some() && asks {
+        return true;
+    }
+    let is_said = last(SAYING).is_some() || extent == Extent::Sentence && last(HAVING).is_some();
+    let is_nowhere = rest.is_empty()
+        && names_sources(&begin[denial..])
+        && begin[..denial].iter().any(|word| has(MISSING, word));
+    let (speaks, is_group) = (["i", "we"].contains(&begin[0]), begin[0] == "we");
+    if is_nowhere || !is_said || !(speaks || names_sources(begin)) {
+        return is_nowhere;
+    }
+    match extent {
+        _ if asks => true,
+        Extent::Sentence => speaks || names_sources(&begin[..denial]) || begin[0] == "none",
+        // People in a story may not find something, either.
+        Extent::Clause if is_group => names_sources(rest),
+        Extent::Clause => !rest.contains(&"that") && rest.len() <= MISSING_WORDS_MAX,
+    }
+}
+
+fn has(list: &str, word: &str) -> bool {
+    list.split_whitespace().any(|known| known == word)
 }
 
 /// Returns a text in small letters, without marks of citations and contractions.
@@ -185,118 +158,4 @@ fn plain(text: &str) -> String {
         lower = lower.replace(short, long);
     }
     lower
-}
-
-/// Returns whether an answer of a few words finds nothing. `lower` is in small letters.
-fn is_blank_answer(lower: &str) -> bool {
-    let text = lower.trim_matches(|c: char| c.is_whitespace() || ".!。*\"'“”".contains(c));
-    let ends = |rest: &str| rest.is_empty() || names_sources(rest);
-    let predicate = SUBJECTS.iter().find_map(|begin| text.strip_prefix(begin)).unwrap_or(text);
-    let is_not_said = |begin: &str| {
-        predicate
-            .strip_prefix(begin)
-            .is_some_and(|rest| ends(rest) || OPEN.contains(&first_word(rest)) && !goes_on(rest))
-    };
-    FOREIGN.contains(&text)
-        || BLANKS.iter().any(|begin| text.strip_prefix(begin).is_some_and(ends))
-        || predicate.strip_prefix("not found").is_some_and(ends)
-        || NOT_SAID.iter().any(|begin| is_not_said(begin))
-        || NOT_IN_SOURCES.iter().any(|begin| predicate.strip_prefix(begin).is_some_and(names_sources))
-}
-
-/// Returns whether a text says that there is nothing, and not who looked: "There is no information about fees."
-fn names_nothing(text: &str) -> bool {
-    let is_information = |rest: &str| {
-        let next = first_word(rest);
-        next.is_empty() || ABOUT.contains(&next) || OPEN.contains(&next)
-    };
-    // In something else than the sources, that something is missing is a claim.
-    let is_mention =
-        |rest: &str| rest.rsplit_once(" in ").is_none_or(|(_, place)| after_source(place).is_some());
-    let is_unclear = |rest: &str| after_source(rest).is_some();
-    let ends = |begin: &str, is: &dyn Fn(&str) -> bool| {
-        text.strip_prefix(begin).is_some_and(|rest| is(rest) && !goes_on(rest))
-    };
-    ends("there is no information", &is_information)
-        || ends("there is not enough information", &is_information)
-        || ends("there is no mention of ", &is_mention)
-        || ends("it is not clear from the ", &is_unclear)
-        || ends("it is unclear from the ", &is_unclear)
-}
-
-/// Returns whether a text begins as "None of the documents mentions".
-fn none_of_sources(text: &str, extent: Extent) -> bool {
-    let Some(rest) = text.strip_prefix("none of the ").and_then(after_source) else { return false };
-    let verb = first_word(rest);
-    let says = SAYING.contains(&verb.strip_suffix('s').unwrap_or(verb));
-    says && says_nothing_else(&rest[rest.find(verb).map_or(0, |at| at + verb.len())..], false, extent)
-}
-
-/// Returns whether a text begins as "I could not find" or "The documents do not say".
-fn denies(text: &str, extent: Extent) -> bool {
-    let group = text.strip_prefix("we ");
-    let said = group.or_else(|| text.strip_prefix("i "));
-    let Some(said) = said.or_else(|| text.strip_prefix("the ").and_then(after_source)) else {
-        return false;
-    };
-    let rest_of = |denial: &str| {
-        let rest = said.strip_prefix(denial)?;
-        (!rest.starts_with(char::is_alphanumeric)).then_some(rest)
-    };
-    if let Some(rest) = DOUBTS.iter().find_map(|doubt| rest_of(doubt)) {
-        let next = first_word(rest);
-        return (next.is_empty() || OPEN.contains(&next)) && !goes_on(rest);
-    }
-    let of_sentences = DENIALS_OF_SENTENCES.iter().filter(|_| extent == Extent::Sentence);
-    let mut denials = DENIALS.iter().chain(of_sentences);
-    denials.any(|denial| rest_of(denial).is_some_and(|rest| says_nothing_else(rest, group.is_some(), extent)))
-}
-
-/// Returns whether what follows a denial only names what is missing. In a clause that is a question, or a few words. `may_tell`: after "we",
-/// which may be people in a story, the few words must name the sources.
-fn says_nothing_else(rest: &str, may_tell: bool, extent: Extent) -> bool {
-    let rest = rest.trim_matches(|c: char| c.is_whitespace() || ".!*".contains(c));
-    if goes_on(rest) {
-        return false;
-    }
-    if extent == Extent::Sentence || rest.is_empty() || OPEN.contains(&first_word(rest)) {
-        return true;
-    }
-    let mut words = rest.split_whitespace();
-    if may_tell {
-        return words.any(|word| SOURCES.contains(&word));
-    }
-    !words.clone().any(|word| word == "that") && words.nth(MISSING_WORDS_MAX).is_none()
-}
-
-/// Returns whether a text goes on with something else: it has a comma, or a word such as "because".
-fn goes_on(text: &str) -> bool {
-    text.contains([',', ';', ':'])
-        || text.split_whitespace().any(|word| GOES_ON.contains(&word)) && first_word(text) != "which"
-}
-
-/// Returns the rest of a text that begins with a name of the sources: "provided documents do not say".
-fn after_source(text: &str) -> Option<&str> {
-    let mut at = 0;
-    text.split_inclusive(' ').take(2).find_map(|word| {
-        at += word.len();
-        SOURCES.contains(&word.trim_end_matches(['.', ' '])).then(|| &text[at..])
-    })
-}
-
-fn first_word(text: &str) -> &str {
-    text.split(|c: char| c.is_whitespace() || ".!,;:".contains(c))
-        .find(|word| !word.is_empty())
-        .unwrap_or_default()
-}
-
-/// Returns whether a text is a phrase such as "in the context." or "stated in these documents."
-fn names_sources(text: &str) -> bool {
-    let mut words = text.split_whitespace().map(|word| word.trim_end_matches('.')).peekable();
-    words.next_if(|word| ["contained", "found", "given", "mentioned", "provided", "stated"].contains(word));
-    let has_place = words.next().is_some_and(|word| ["by", "from", "in"].contains(&word));
-    let is_one =
-        |word: &&str| ["the", "these", "this", "your", "given", "provided", "retrieved"].contains(word);
-    let mut noun = words.skip_while(is_one);
-    has_place && noun.next().is_some_and(|word| SOURCES.contains(&word)) && noun.next().is_none()
 }

@@ -23,6 +23,9 @@ const LABELS: [&str; 14] = [
     "source",
 ];
 
+/// The longest link that is looked for, in bytes.
+const LINK_BYTES_MAX: usize = 500;
+
 /// What may be between such a word and its number.
 const SEPARATORS: [char; 5] = [':', '-', '_', '#', ' '];
 
@@ -55,8 +58,35 @@ pub fn markers(text: &str) -> Vec<ByteRange> {
             found.push(ByteRange::new(open, open + bracket.len() + len + close.len_utf8()));
         }
     }
+    found.extend(links(text));
     found.extend(author_and_year(text));
+    found.sort_by_key(|marker| marker.start);
     found
+}
+
+/// Returns the links of Markdown that stand alone in parentheses: `([Okoye, 2024](https://journal.example/okoye24))`.
+fn links(text: &str) -> impl Iterator<Item = ByteRange> + '_ {
+    text.match_indices("([").filter_map(|(open, _)| {
+        let near = &text[open..text.floor_char_boundary(open + LINK_BYTES_MAX)];
+        let (inside, _) = near.split_once("))")?;
+        let (name, address) = inside[2..].split_once("](")?;
+        let is_link =
+            !name.contains(['[', ']', '\n']) && !address.contains(|c: char| c.is_whitespace() || c == '(');
+        is_link.then(|| ByteRange::new(open, open + inside.len() + 2))
+    })
+}
+
+/// Returns a text without its markers.
+pub fn without_markers(text: &str) -> String {
+    let (mut out, mut at) = (String::with_capacity(text.len()), 0);
+    for marker in markers(text).into_iter().filter(|marker| !marker.is_empty()) {
+        if marker.start >= at {
+            out.push_str(text[at..marker.start].trim_end());
+            at = marker.end;
+        }
+    }
+    out.push_str(&text[at..]);
+    out.trim().to_owned()
 }
 
 /// Returns the number of a list item at the start of a text.
@@ -138,7 +168,7 @@ fn is_work(work: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::markers;
+    use super::{markers, without_markers};
 
     /// Each of these took half a minute when every bracket was searched to the end.
     #[test]
@@ -178,5 +208,13 @@ mod tests {
         check("The games (Berlin 1936) were held.", &[]);
         check("It opened (in 1936).", &[]);
         check("It is red (p. 12).", &["(p. 12)"]);
+        let link = "([Okoye, 2024](https://journal.example/okoye24))";
+        check(&format!("It stored 31 tonnes {link}."), &[link]);
+        check("It is red ([see](the page)) and (blue).", &[]);
+        assert_eq!(without_markers("1. It is tall [1][2]."), "It is tall.");
+        assert_eq!(
+            without_markers(&format!("It stored 31 tonnes {link}, then 12.")),
+            "It stored 31 tonnes, then 12."
+        );
     }
 }

@@ -1,9 +1,6 @@
 //! Terms: the words of a text in the form in which search engines compare them, without punctuation and
 //! letter case.
 
-use std::collections::HashMap;
-use std::sync::LazyLock;
-
 use unicode_segmentation::UnicodeSegmentation;
 
 use super::amounts::{self, Amount, Measure};
@@ -43,8 +40,6 @@ pub struct Term {
     pub amount: Option<Amount>,
     /// Whether the term is the unit of the number before it.
     pub is_unit: bool,
-    /// Whether the term is the `non` of `non-refundable`, which denies the next word only.
-    pub is_prefix: bool,
     /// Whether the term is the English name of a month or a weekday that the text has in another language.
     pub is_translated: bool,
 }
@@ -224,7 +219,7 @@ fn push(found: &mut Vec<Term>, text: &str, cuts: &[usize], bytes: ByteRange) {
             // A "no-hitter" is not the absence of a hitter.
             "no" if !compound.starts_with("one") => folded.push('-'),
             "non" => {
-                found.push(Term { is_prefix: true, ..Term::new(bytes, "not".to_owned()) });
+                found.push(Term::new(bytes, "not".to_owned()));
                 return;
             }
             _ => {}
@@ -262,30 +257,15 @@ fn folded(word: &str) -> String {
 }
 
 /// Words such as `not`.
-const NEGATIONS: &str = "\
-    not no never none neither nor without nobody nothing nowhere nicht kein keine keinen keiner keines \
-    nie niemals ohne pas jamais aucun aucune sans nunca non niet geen";
-
-/// Words that deny a statement, such as `failed`, or have an opposite in them: "closed on Mondays" and "not open on Mondays" say the same.
-const NEGATIVE_WORDS: &str = "\
-    barely denied denies deny except fail failed failing fails false hardly impossible instead lack \
-    lacked lacking lacks rarely rather refuse refused refuses seldom unable unlike unsuccessful untrue \
-    abgelehnt abolished absence absent banned barred cancelled canceled cannot cease ceased cerrado \
-    close closed closes decline declined dismissed end ended ends excluded excludes exempt expired \
-    ferme fermé fermée fermées fermés forbidden forbids free geschlossen interdit interdite interdits \
-    missing off only out prohibido prohibidos prohibited prohibits reject rejected rejects repealed \
-    revoked shut stop stopped stops unless untersagt verboten void vetoed waived withdrawn withheld";
-
-/// `NEGATIONS` are true in it, `NEGATIVE_WORDS` false.
-static IS_NEGATION: LazyLock<HashMap<&str, bool>> = LazyLock::new(|| {
-    let words =
-        |list: &'static str, is_negation: bool| list.split_whitespace().map(move |word| (word, is_negation));
-    words(NEGATIONS, true).chain(words(NEGATIVE_WORDS, false)).collect()
-});
+const NEGATIONS: [&str; 28] = [
+    "not", "no", "never", "none", "neither", "nor", "without", "nobody", "nothing", "nowhere", "nicht",
+    "kein", "keine", "keinen", "keiner", "keines", "nie", "niemals", "ohne", "pas", "jamais", "aucun",
+    "aucune", "sans", "nunca", "non", "niet", "geen",
+];
 
 impl Term {
     fn new(bytes: ByteRange, folded: String) -> Self {
-        Self { bytes, folded, amount: None, is_unit: false, is_prefix: false, is_translated: false }
+        Self { bytes, folded, amount: None, is_unit: false, is_translated: false }
     }
 
     /// Returns whether the term is an English function word, which has little meaning by itself, such as
@@ -342,25 +322,14 @@ impl Term {
         self.folded.contains(char::is_numeric)
     }
 
-    /// Returns whether this negation, as the word `own` of a sentence, can deny the word `other`: `without` denies only
-    /// what follows it, and `non-` only the next word.
-    pub fn reaches(&self, own: usize, other: usize) -> bool {
-        match &*self.folded {
-            _ if self.is_prefix => own + 1 == other,
-            "without" | "ohne" | "sans" => own < other,
-            _ => true,
-        }
-    }
-
-    /// Returns whether the term is a negation, such as `not`, `without`, `nicht` or `jamais`, or a word that says that something is not so,
-    /// such as `failed` or `closed`.
-    pub fn is_negative(&self) -> bool {
-        IS_NEGATION.contains_key(&*self.folded)
-    }
-
     /// Returns whether the term is a negation, such as `not`, `without`, `nicht` or `jamais`.
     pub fn is_negation(&self) -> bool {
-        IS_NEGATION.get(&*self.folded).is_some_and(|&is_negation| is_negation)
+        NEGATIONS.contains(&&*self.folded)
+    }
+
+    /// Returns whether the term has meaning by itself: it is neither a function word nor a negation.
+    pub fn is_content(&self) -> bool {
+        !self.is_function_word() && !self.is_negation()
     }
 
     /// Returns how the term limits a number after it, as `over` does in `over 30`.

@@ -20,7 +20,7 @@ use crate::model::ModelError;
 use crate::model::contract::{
     CONTRACT_FILE, Contract, Dim, Family, Graph, IoTensor, Side, VerdictWeights, check_io,
 };
-use crate::model::cross::{CrossEncoder, KNOWN_PAIRS, LABELS_MAX, Labels, PairOpinion};
+use crate::model::cross::{CrossEncoder, KNOWN_PAIRS, LABELS_MAX, Labels, PairOpinion, Separation};
 use crate::model::tokenizer::ModelTokenizer;
 use crate::text::script_of;
 
@@ -170,46 +170,52 @@ impl CrossRuntime {
             let bytes = fs::read(file).map_err(|error| refuse(error.to_string()))?;
             hash = hash.chain_update(bytes);
         }
-        let hash = hash.chain_update(ort::info()).chain_update(device.arithmetic());
         let mut model = Self {
             name: dir.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-            fingerprint: hex::encode(&hash.finalize()[..16]),
+            fingerprint: String::new(),
             graph: name.clone(),
             inputs,
             labels: Labels { count: 1, support: 0, conflict: None },
-            weights: VerdictWeights::load(dir)?,
+            weights: VerdictWeights::default(),
             tokenizer,
             sessions: Arc::new(Pool::new(vec![session])),
             flow: Flow::DEFAULT,
         };
-        model.labels = model.find_labels(&config.id2label.into_values().collect::<Vec<_>>())?;
+        let (labels, weights) = model.find_labels(&config.id2label.into_values().collect::<Vec<_>>())?;
+        model.labels = labels;
+        model.weights = VerdictWeights::load(dir)?.or(weights).unwrap_or_default();
+        let settings = format!("{:?} {:?} {}", model.labels, model.weights, ort::info());
+        let hash = hash.chain_update(settings).chain_update(device.arithmetic());
+        model.fingerprint = hex::encode(&hash.finalize()[..16]);
         Ok(model)
     }
 
-    /// Finds out what the labels mean: from their names, or from pairs whose answer is known. The pairs also show that the graph runs.
-    fn find_labels(&self, names: &[String]) -> Result<Labels, ModelError> {
+    /// Finds out what the labels mean, from their names or from pairs whose answer is known, and how the model is weighed, if it knows the
+    /// pairs. The pairs also show that the graph runs.
+    fn find_labels(&self, names: &[String]) -> Result<(Labels, Option<VerdictWeights>), ModelError> {
         let refuse = |reason: String| graph_error(&self.graph, reason);
-        let logits = |claim: usize, pairs: usize| -> Result<Vec<Vec<f32>>, ModelError> {
+        let logits = |claim: usize| -> Result<Vec<Vec<f32>>, ModelError> {
             let logits = |pair: &[&str; 3]| Ok(self.logits(pair[0], pair[claim], &|| true)?.0);
-            KNOWN_PAIRS[..pairs].iter().map(logits).collect()
+            KNOWN_PAIRS.iter().map(logits).collect()
         };
-        let count = logits(1, 1)?[0].len();
+        let [evidence, claim, _] = KNOWN_PAIRS[0];
+        let count = self.logits(evidence, claim, &|| true)?.0.len();
         if !(1..=LABELS_MAX).contains(&count) {
             return Err(refuse(format!(
                 "has {count} labels; a model of evidence and claims has one to {LABELS_MAX}"
             )));
         }
-        if let Some(labels) = Labels::of_names(names).filter(|labels| labels.count == count) {
-            return Ok(labels);
-        }
-        let pairs = KNOWN_PAIRS.len();
-        Labels::of_logits(&logits(1, pairs)?, &logits(2, pairs)?).ok_or_else(|| {
+        let (same, other) = (logits(1)?, logits(2)?);
+        let named = Labels::of_names(names).filter(|labels| labels.count == count);
+        let labels = named.or_else(|| Labels::of_logits(&same, &other)).ok_or_else(|| {
             refuse(
                 "does not tell claims that their evidence supports from others on ten known pairs; name its labels in id2label \
                  of config.json, such as entailment, neutral and contradiction"
                     .to_owned(),
             )
-        })
+        })?;
+        let found = Separation::measure(&same, &other, labels.support);
+        Ok((labels, found.is_clear.then(|| VerdictWeights::of_known_pairs(&found))))
     }
 
     /// Returns what the model's labels mean.

@@ -13,10 +13,14 @@ use crate::kv::store;
 use crate::pipeline::blocks::Blocks;
 use crate::pipeline::tokenize::tokens_under;
 use crate::pipeline::units::{Unit, UnitSpan};
+use crate::text::outline::Layout;
 use crate::text::{self, Term, Writing};
 
 /// The fewest words that the two halves of a sentence share, where chunks overlap.
 const HALF_WORDS_MIN: usize = 3;
+
+/// The longest context of a sentence, such as its heading, that a model reads with it.
+const CONTEXT_BYTES_MAX: usize = 240;
 
 /// The chunks that an answer may have come from. They are read and indexed once for all sentences of the
 /// answer.
@@ -49,6 +53,8 @@ pub struct Candidates {
     unit_terms: Vec<Vec<u32>>,
     /// `[unit]`: the words of the unit, computed at the first use.
     words: Vec<OnceLock<Vec<Term>>>,
+    /// `[chunk]`: the pieces of its text, computed at the first use.
+    layouts: Vec<OnceLock<Layout>>,
 }
 
 impl Candidates {
@@ -111,6 +117,7 @@ impl Candidates {
             chunk_terms: Vec::new(),
             unit_terms: Vec::new(),
             words: terms.iter().map(|_| OnceLock::new()).collect(),
+            layouts: chunks.iter().map(|_| OnceLock::new()).collect(),
         };
         candidates.index(terms);
         candidates
@@ -189,6 +196,24 @@ impl Candidates {
         let index = unit;
         let unit = &self.units[index];
         self.words[index].get_or_init(|| terms_of(unit, &self.chunks, &self.langs))
+    }
+
+    /// Returns the ranges of a chunk's text without which some `ranges` of it cannot be understood, such as their heading, and that are not
+    /// among these. None is longer than [`CONTEXT_BYTES_MAX`], and each is text that can be cited.
+    pub(super) fn contexts(&self, chunk: usize, ranges: &[ByteRange]) -> Vec<ByteRange> {
+        let Chunk { text, kind, .. } = &*self.chunks[chunk];
+        let pieces = &self.layouts[chunk].get_or_init(|| Layout::detect(text, *kind)).pieces;
+        let mut found: Vec<ByteRange> = Vec::new();
+        let inside = pieces.iter().filter(|piece| ranges.iter().any(|range| range.overlaps(piece.bytes)));
+        for required in inside.flat_map(|piece| &piece.requires) {
+            let bytes = pieces[*required].bytes;
+            let is_known = ranges.iter().chain(&found).any(|range| range.overlaps(bytes));
+            let is_visible = self.sentences(chunk).any(|unit| self.units[unit].bytes.encloses(bytes));
+            if !is_known && is_visible && bytes.len() <= CONTEXT_BYTES_MAX {
+                found.push(bytes);
+            }
+        }
+        found
     }
 
     /// Returns the unit of another chunk that has the rest of a sentence, if the sentence is cut at the start or the end of its chunk: the end

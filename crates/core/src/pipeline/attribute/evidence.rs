@@ -14,34 +14,22 @@ pub(super) const EVIDENCE_MIN: f32 = 0.5;
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Evidence {
     pub is_citable: bool,
-    /// The mean evidence of the part's words (`docs/attribution.md`).
-    pub evidence_mean: f32,
-    /// The least evidence of a rare word of the part; 1 if it has none.
-    pub evidence_least: f32,
-    /// The mean and the least evidence together, reduced for missing names and for a differing negation.
+    /// The mean evidence of the part's content words that are no numbers (`docs/attribution.md`): how far the sources speak of the same.
+    pub shared: f32,
+    /// The weighted mean evidence of all words of the part, reduced for missing numbers, names and rare words and for a differing negation.
     pub evidence: f32,
-    /// The number of the part's numbers that the sources have.
-    pub numbers_found: f32,
     /// The number of the part's numbers of which the sources have another one instead.
     pub numbers_excluded: f32,
     /// The number of the part's numbers that no cited chunk has, and of which no source has another one.
     pub numbers_missing: f32,
-    /// Whether either the part or its sources deny what the others say.
+    /// Whether either the part or its sources deny a word that the others do not deny.
     pub negation_differs: bool,
-    /// Whether the sources have a number or a negation that excludes the part.
-    pub has_conflict: bool,
-    /// The mean evidence of the content words that nothing excludes, if something excludes others; else 0.
-    pub conflict_beside: f32,
     /// The number of the part's content words that no cited chunk has.
     pub words_missing: f32,
     /// The share of the pairs of neighbouring words of the part that are neighbours in the sources.
     pub copied: f32,
-    /// The same share without the longest row of content words for which there is no evidence.
-    pub copied_beside: f32,
     /// The share of the pairs of content words of the part, without one between, that are near each other in a source.
     pub gathered: f32,
-    /// The share of the part's content words in the longest row of them without evidence.
-    pub gap: f32,
     /// What a cross-encoder says; `None` if the settings name none, or if there is nothing to ask it about.
     pub second_opinion: Option<SecondOpinion>,
 }

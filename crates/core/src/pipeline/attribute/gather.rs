@@ -7,14 +7,11 @@
 //!       └─▶ how far it repeats the sources ─────────────┘
 //! ```
 
-use std::ops::Range;
-
 use super::evidence::{
     Conflict, ConflictKind, EVIDENCE_MIN, Evidence, UnsupportedKind, UnsupportedSpan, mean,
 };
-use super::part::{Part, PartWord, UnitWord, words_near};
+use super::part::{Part, PartWord, UnitWord};
 use super::sentence_scores::AnswerTerm;
-use crate::domain::ByteRange;
 use crate::text::{Amount, Limit};
 
 /// The weight of a word outside of the part, relative to a word inside, is [`CONTEXT_WEIGHT`] times
@@ -44,12 +41,6 @@ const LIMIT_REACH_WORDS: usize = 4;
 /// The fewest content words of a part beside a number from which on a unit with all of them is taken to be about the same thing.
 const SAME_WORDS_MIN: usize = 2;
 
-/// How many words before and after a negation it is surely taken to negate.
-const NEGATION_SCOPE_WORDS: usize = 3;
-
-/// How many words before and after a negation it may negate: "does not expect to pay a dividend".
-const NEGATION_REACH_WORDS: usize = 6;
-
 /// The evidence on a part, with the places in the answer and in the chunks that show it.
 pub(super) struct Gathered {
     pub evidence: Evidence,
@@ -72,8 +63,6 @@ impl Gathered {
             .conflicts
             .sort_by_key(|conflict| (conflict.bytes.start, conflict.chunk, conflict.source.start));
         gathered.unsupported.sort_by_key(|span| (span.bytes.start, span.bytes.end));
-        gathered.evidence.has_conflict = !gathered.conflicts.is_empty();
-        gathered.evidence.conflict_beside = gathered.evidence_beside(part);
         gathered
     }
 
@@ -96,10 +85,7 @@ impl Gathered {
             let of_same = amount.and_then(|amount| number_of_same(part, word.term, &amount));
             let other = if of_same.is_some() {
                 of_same
-            } else if part.units_have(word.term) || of_units.iter().any(|(_, other)| is_met(other)) {
-                self.evidence.numbers_found += 1.0;
-                continue;
-            } else if part.chunks_have(word.term) {
+            } else if part.chunks_have(word.term) || of_units.iter().any(|(_, other)| is_met(other)) {
                 continue;
             } else {
                 let excludes = |other: &Amount| amount.is_some_and(|amount| amount.excludes(other));
@@ -119,41 +105,35 @@ impl Gathered {
         }
     }
 
-    /// Finds what the part denies and its sources do not, and the reverse.
+    /// Finds words that the part denies and its sources do not, and the reverse.
     fn compare_negations(&mut self, part: &Part) {
-        let mut negations = part.words.iter().filter(|word| word.term.is_negation).peekable();
-        let Some(top) = part.unit_words.first() else {
-            self.evidence.negation_differs = negations.peek().is_some();
-            return;
-        };
-        if negations.peek().is_none() && !part.words.iter().any(|word| word.term.word.is_negative()) {
-            let dropped = top.iter().filter(|word| word.term.is_negation()).find(|negation| {
-                let is_denied = |word: &&UnitWord| {
-                    word.at.abs_diff(negation.at) <= NEGATION_SCOPE_WORDS
-                        && negation.term.reaches(negation.at, word.at)
-                        && part.content().any(|own| own.term.id.is_some() && own.term.id == word.id)
-                };
-                top.iter().any(|word| is_denied(&word))
-            });
-            if let Some(&negation) = dropped {
-                self.evidence.negation_differs = true;
-                self.conflicts.push(part.conflict(part.bytes, ConflictKind::Negation, negation));
-                let kind = UnsupportedKind::NegationDropped;
-                self.unsupported.push(UnsupportedSpan { bytes: part.bytes, kind });
+        let own: Vec<(Option<u32>, bool)> =
+            part.words.iter().map(|word| (word.term.id, word.term.is_negation)).collect();
+        let is_content = |at: usize| part.words[at].term.is_content;
+        let denied_by_part = denied(own.len(), &|at| own[at].1, &is_content);
+        for &(negation, word) in &denied_by_part {
+            let Some(id) = part.words[word].term.id else { continue };
+            let places: Vec<UnitWord> = part.all_unit_words().filter(|other| other.id == Some(id)).collect();
+            if places.iter().any(|place| part.denies(place)) {
+                continue;
             }
-        }
-        for negation in negations.filter(|negation| !sources_negate(part, negation)) {
-            let bytes = negation.term.bytes;
+            let Some(&place) = places.first() else { continue };
+            let (bytes, kind) = (part.words[negation].term.bytes, UnsupportedKind::Negation);
             self.evidence.negation_differs = true;
-            self.unsupported.push(UnsupportedSpan { bytes, kind: UnsupportedKind::Negation });
-            let around = words_near(negation.index, NEGATION_SCOPE_WORDS, negation.sentence.len());
-            let is_denied = |word: &&UnitWord| {
-                let has_meaning = |term: &&AnswerTerm| term.is_content && term.id.is_some();
-                negation.sentence[around.clone()].iter().filter(has_meaning).any(|term| term.id == word.id)
-            };
-            if let Some(&word) = top.iter().find(is_denied) {
-                self.conflicts.push(part.conflict(bytes, ConflictKind::Negation, word));
-            }
+            self.unsupported.push(UnsupportedSpan { bytes, kind });
+            self.conflicts.push(part.conflict(bytes, ConflictKind::Negation, place));
+        }
+        // A denial of the sentence that has most of the part's words, which the part leaves out.
+        let Some(top) = part.unit_words.first() else { return };
+        let affirmed = |word: &&UnitWord| {
+            let own = part.words.iter().position(|own| own.term.is_content && own.term.id == word.id);
+            own.is_some_and(|own| !denied_by_part.iter().any(|(_, denied)| *denied == own))
+        };
+        if let Some(word) = top.iter().filter(|word| part.denies(word)).find(affirmed) {
+            let (bytes, kind) = (part.bytes, UnsupportedKind::NegationDropped);
+            self.evidence.negation_differs = true;
+            self.unsupported.push(UnsupportedSpan { bytes, kind });
+            self.conflicts.push(part.conflict(bytes, ConflictKind::Negation, *word));
         }
     }
 
@@ -175,44 +155,42 @@ impl Gathered {
             };
             self.unsupported.extend(kind.map(|kind| UnsupportedSpan { bytes: term.bytes, kind }));
         }
-        let mean = mean_evidence(part);
+        let is_shared_word = |word: &&PartWord| !word.term.is_number && word.term.word.amount.is_none();
+        let shared: Vec<f32> =
+            part.content().filter(is_shared_word).map(|word| word.trace.evidence).collect();
         let lacks_number = self.evidence.numbers_excluded + self.evidence.numbers_missing > 0.0;
         let number = if lacks_number { NUMBER_MISSING_FACTOR } else { 1.0 };
         let negation = if self.evidence.negation_differs { NEGATION_DIFFERS_FACTOR } else { 1.0 };
         let name = NAME_MISSING_FACTOR + (1.0 - NAME_MISSING_FACTOR) * names_least;
         let least_share = 1.0 - LEAST_WORD_SHARE + LEAST_WORD_SHARE * least;
-        self.evidence.evidence_mean = mean;
-        self.evidence.evidence_least = least;
-        self.evidence.evidence = mean * least_share * number.min(negation).min(name);
+        // A part of numbers alone, such as a value of JSON.
+        self.evidence.shared = if shared.is_empty() { 1.0 } else { mean(&shared) };
+        self.evidence.evidence = mean_evidence(part) * least_share * number.min(negation).min(name);
     }
 
     /// Measures how far the part repeats its sources.
     fn measure_overlap(&mut self, part: &Part) {
-        let content: Vec<&PartWord> = part.content().collect();
-        let gap = longest_gap(&content);
-        let without = content[gap.clone()].iter().map(|word| word.term.bytes);
-        let without = without.reduce(ByteRange::joined);
-        let is_missing = |word: &&&PartWord| !part.units_have(word.term) && !part.chunks_have(word.term);
-        self.evidence.words_missing = content.iter().filter(is_missing).count() as f32;
-        self.evidence.copied = part.share_copied(None);
-        self.evidence.copied_beside = part.share_copied(without);
+        let is_missing = |word: &&PartWord| !part.chunks_have(word.term);
+        self.evidence.words_missing = part.content().filter(is_missing).count() as f32;
+        self.evidence.copied = part.share_copied();
         self.evidence.gathered = part.share_gathered();
-        self.evidence.gap = gap.len() as f32 / content.len().max(1) as f32;
     }
+}
 
-    /// Returns the mean evidence of the part's content words that no number excludes; 0 if nothing excludes the part.
-    fn evidence_beside(&self, part: &Part) -> f32 {
-        if self.conflicts.is_empty() {
-            return 0.0;
-        }
-        let is_excluded = |word: &&PartWord| {
-            self.conflicts.iter().any(|conflict| {
-                conflict.kind == ConflictKind::Number && conflict.bytes.encloses(word.term.bytes)
-            })
-        };
-        let rest = part.content().filter(|word| !is_excluded(word));
-        mean(&rest.map(|word| word.trace.evidence).collect::<Vec<_>>())
+/// Returns the negations of a text of `len` words, each with the word that it denies: the next content word or, behind all of them, the last
+/// one.
+pub(super) fn denied(
+    len: usize,
+    is_negation: &dyn Fn(usize) -> bool,
+    is_content: &dyn Fn(usize) -> bool,
+) -> Vec<(usize, usize)> {
+    let mut found = Vec::new();
+    for negation in (0..len).filter(|&at| is_negation(at)) {
+        let next = (negation + 1..len).find(|&at| is_content(at));
+        let word = next.or_else(|| (0..negation).rev().find(|&at| is_content(at)));
+        found.extend(word.map(|word| (negation, word)));
     }
+    found
 }
 
 /// Returns the conflict of the number `at` of a part with another number of a unit. Both ranges have the units of measurement that follow.
@@ -258,42 +236,6 @@ fn is_met(amount: &Amount, limit: Option<Limit>, other: &Amount) -> bool {
                 Some(Limit::AtMost) => other.low < amount.high,
                 None => false,
             }
-}
-
-/// Returns whether a unit says what a negation in the part says: it has a negation, or a word with an opposite in it such as `closed`, near
-/// one of the words around it, or a negation and none of these words.
-fn sources_negate(part: &Part, negation: &PartWord) -> bool {
-    let around =
-        &negation.sentence[words_near(negation.index, NEGATION_SCOPE_WORDS, negation.sentence.len())];
-    let next = negation.sentence.get(negation.index + 1).map(|next| &*next.word.folded);
-    // "No other town" is what "the only town" says.
-    let excludes_others = matches!(next, Some("other" | "others" | "else"));
-    part.unit_words.iter().any(|words| {
-        let is_shared = |word: &&UnitWord| {
-            let has_meaning = |term: &&AnswerTerm| term.is_content && term.id.is_some();
-            around.iter().filter(has_meaning).any(|term| term.id == word.id)
-        };
-        let shared: Vec<&UnitWord> = words.iter().filter(is_shared).collect();
-        let is_near = |negation: &UnitWord| {
-            shared.is_empty()
-                || shared.iter().any(|word| word.at.abs_diff(negation.at) <= NEGATION_REACH_WORDS)
-        };
-        words.iter().any(|word| word.term.is_negative() && is_near(word))
-            || excludes_others && words.iter().any(|word| word.term.folded == "only")
-    })
-}
-
-/// Returns the longest row of content words for which there is no evidence, as a range of indices; the first of several.
-fn longest_gap(content: &[&PartWord]) -> Range<usize> {
-    let (mut longest, mut start) = (0..0, 0);
-    for (at, word) in content.iter().enumerate() {
-        if word.trace.evidence >= EVIDENCE_MIN {
-            start = at + 1;
-        } else if at + 1 - start > longest.len() {
-            longest = start..at + 1;
-        }
-    }
-    longest
 }
 
 /// Returns the weighted mean evidence of the words of a part; other words of its sentences count with the weight of

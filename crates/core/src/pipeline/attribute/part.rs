@@ -2,13 +2,14 @@
 //! [`super::gather`] gathers from it what the verdict depends on.
 
 use std::collections::{BTreeMap, HashSet};
-use std::ops::Range;
+use std::slice;
 
 use super::candidates::Candidates;
 use super::evidence::{Conflict, ConflictKind};
+use super::gather::denied;
 use super::sentence_scores::{AnswerTerm, SentenceScores};
 use super::trace::{IN_CHUNK_EVIDENCE, Trace};
-use crate::domain::ByteRange;
+use crate::domain::{ByteRange, Chunk};
 use crate::text::{Amount, Term};
 
 /// The most units with which a part is compared.
@@ -35,6 +36,8 @@ pub(super) struct Part<'a> {
     pub units: Vec<usize>,
     /// `[unit]`: the words of each of `units`.
     pub unit_words: Vec<Vec<UnitWord<'a>>>,
+    /// `[unit]`: the indices of the words that each of `units` denies.
+    denied: Vec<Vec<usize>>,
     /// The best unit of each chunk that is cited for the part.
     cited: &'a [usize],
 }
@@ -42,9 +45,6 @@ pub(super) struct Part<'a> {
 pub(super) struct PartWord<'a> {
     pub term: &'a AnswerTerm,
     pub trace: Trace,
-    pub sentence: &'a [AnswerTerm],
-    /// The index of the word in its sentence.
-    pub index: usize,
 }
 
 /// A word of a unit that the part is compared with.
@@ -72,18 +72,38 @@ impl<'a> Part<'a> {
             let words = candidates.words(index).iter().enumerate();
             words.map(|(at, term)| UnitWord { unit, at, term, id: candidates.term(&term.folded) }).collect()
         };
-        let unit_words = units.iter().enumerate().map(words_of).collect();
+        let unit_words: Vec<Vec<UnitWord>> = units.iter().enumerate().map(words_of).collect();
+        let denied_of = |words: &Vec<UnitWord>| {
+            let found =
+                denied(words.len(), &|at| words[at].term.is_negation(), &|at| words[at].term.is_content());
+            found.into_iter().map(|(_, word)| word).collect()
+        };
+        let denied = unit_words.iter().map(denied_of).collect();
         let mut words = Vec::new();
         for sentence in sentences {
             let inside = (0..sentence.terms.len()).filter(|&at| sentence.terms[at].bytes.overlaps(bytes));
-            words.extend(inside.map(|index| PartWord {
-                term: &sentence.terms[index],
-                trace: sentence.traces[index],
-                sentence: &sentence.terms,
-                index,
-            }));
+            words.extend(inside.map(|at| PartWord { term: &sentence.terms[at], trace: sentence.traces[at] }));
         }
-        (!words.is_empty()).then_some(Self { candidates, bytes, sentences, words, units, unit_words, cited })
+        (!words.is_empty()).then_some(Self {
+            candidates,
+            bytes,
+            sentences,
+            words,
+            units,
+            unit_words,
+            denied,
+            cited,
+        })
+    }
+
+    /// Returns the sentences of the part, each beside the units that it is compared with by itself.
+    pub fn by_sentence(&self) -> impl Iterator<Item = Self> + '_ {
+        self.sentences.iter().filter_map(|sentence| {
+            let (start, end) =
+                (sentence.bytes.start.max(self.bytes.start), sentence.bytes.end.min(self.bytes.end));
+            let bytes = ByteRange::new(start, end.max(start));
+            Self::align(self.candidates, slice::from_ref(sentence), bytes, self.cited)
+        })
     }
 
     /// Returns the words of the part that have meaning by themselves.
@@ -93,6 +113,11 @@ impl<'a> Part<'a> {
 
     pub fn all_unit_words(&self) -> impl Iterator<Item = UnitWord<'a>> {
         self.unit_words.iter().flatten().copied()
+    }
+
+    /// Returns whether the unit of a word denies it.
+    pub fn denies(&self, word: &UnitWord) -> bool {
+        self.denied[word.unit].contains(&word.at)
     }
 
     /// Returns whether one of the units has a word of the part, in this form or as an equal number.
@@ -125,26 +150,34 @@ impl<'a> Part<'a> {
         if self.chunks_have(term) { trace.evidence.max(IN_CHUNK_EVIDENCE) } else { trace.evidence }
     }
 
-    /// Returns the titles and the texts of the units in the order of the chunks.
+    /// Returns what a model reads of the units: those of the chunk with most of the part's words first, each chunk with its title, and each unit
+    /// with what it cannot be understood without, such as its heading or the sentence before a pronoun.
     pub fn text_of_units(&self) -> String {
-        let mut units: Vec<_> = self.units.iter().map(|&unit| &self.candidates.units[unit]).collect();
-        units.sort_by_key(|unit| (unit.chunk, unit.bytes.start));
-        let mut text = String::new();
-        let mut before = None;
-        for unit in units {
-            let chunk = &self.candidates.chunks[unit.chunk];
-            let title = chunk
-                .title
-                .as_deref()
-                .filter(|_| before != Some(unit.chunk))
-                .map(|title| format!("{title}."));
-            before = Some(unit.chunk);
-            for piece in title.iter().map(String::as_str).chain([unit.bytes.slice(&chunk.text).trim()]) {
-                if !text.is_empty() {
-                    text.push(' ');
-                }
-                text.push_str(piece);
+        let mut chunks: Vec<usize> = Vec::new();
+        for &unit in &self.units {
+            let chunk = self.candidates.units[unit].chunk;
+            if !chunks.contains(&chunk) {
+                chunks.push(chunk);
             }
+        }
+        let mut text = String::new();
+        let mut push = |piece: &str| {
+            if !text.is_empty() {
+                text.push(' ');
+            }
+            text.push_str(piece.trim());
+        };
+        for chunk in chunks {
+            let of_chunk = self.units.iter().map(|&unit| &self.candidates.units[unit]);
+            let mut ranges: Vec<ByteRange> =
+                of_chunk.filter(|unit| unit.chunk == chunk).map(|unit| unit.bytes).collect();
+            ranges.extend(self.candidates.contexts(chunk, &ranges));
+            ranges.sort_by_key(|range| range.start);
+            let Chunk { title, text, .. } = &*self.candidates.chunks[chunk];
+            if let Some(title) = title {
+                push(&format!("{title}."));
+            }
+            ranges.iter().for_each(|range| push(range.slice(text)));
         }
         text
     }
@@ -167,29 +200,21 @@ impl<'a> Part<'a> {
         Some(Conflict { bytes: self.bytes, kind, chunk: unit.chunk, source })
     }
 
-    /// Returns the share of the pairs of neighbouring words of the part that are neighbours in a unit, too. Pairs with a word
-    /// in `without` are left out.
-    pub fn share_copied(&self, without: Option<ByteRange>) -> f32 {
+    /// Returns the share of the pairs of neighbouring words of the part that are neighbours in a unit, too.
+    pub fn share_copied(&self) -> f32 {
+        if let [word] = &*self.words {
+            // Such as a value of JSON.
+            return if self.units_have(word.term) { 1.0 } else { 0.0 };
+        }
         let mut known: HashSet<(Option<u32>, Option<u32>)> = HashSet::new();
         for words in &self.unit_words {
             known.extend(words.windows(2).map(|pair| (pair[0].id, pair[1].id)));
         }
-        let (mut pairs, mut found) = (0_usize, 0_usize);
-        for pair in self.words.windows(2) {
-            let is_left_out =
-                |word: &PartWord| without.is_some_and(|without| word.term.bytes.overlaps(without));
-            if pair.iter().any(is_left_out) {
-                continue;
-            }
+        let is_found = |pair: &&[PartWord]| {
             let ids = (pair[0].term.id, pair[1].term.id);
-            pairs += 1;
-            found += usize::from(ids.0.is_some() && ids.1.is_some() && known.contains(&ids));
-        }
-        if self.words.len() == 1 {
-            // A single word, such as a value of JSON.
-            return if without.is_none() && self.units_have(self.words[0].term) { 1.0 } else { 0.0 };
-        }
-        found as f32 / pairs.max(1) as f32
+            ids.0.is_some() && ids.1.is_some() && known.contains(&ids)
+        };
+        self.words.windows(2).filter(is_found).count() as f32 / (self.words.len() - 1) as f32
     }
 
     /// Returns the share of the pairs of content words of the part, without one between, that are near each other in a unit.
@@ -254,9 +279,4 @@ fn choose_units(
     units.truncate(UNITS_MAX - others.len());
     units.extend(others);
     units
-}
-
-/// Returns the places of the word `at` and of those up to `reach` words away, in a text of `len` words.
-pub(super) fn words_near(at: usize, reach: usize, len: usize) -> Range<usize> {
-    at.saturating_sub(reach)..len.min(at + reach + 1)
 }

@@ -308,7 +308,7 @@ fn answer_terms(
             is_unit: term.is_unit
                 && terms.last().is_some_and(|before: &AnswerTerm| before.amount_ids.is_some()),
             weight: candidates.rarity(id) * factor,
-            is_content: !term.is_function_word() && !term.is_negation(),
+            is_content: term.is_content(),
             // A weekday or a month that is similar to another is a different one, like a number.
             is_number: term.is_number() && !is_in_name
                 || (is_capitalized || term.is_translated) && term.is_calendar(),
