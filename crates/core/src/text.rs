@@ -21,8 +21,8 @@ mod terms;
 
 pub use thresher_text::{
     Gram, GramWord, Mentions, Names, RULES_VERSION, SENTENCE_BYTES_MAX, gram_words, intent,
-    is_compared_by_characters, is_list_item, outline, questions, script_of, sentences, sentences_within,
-    words,
+    is_compared_by_characters, is_list_item, lexicon, outline, questions, script_of, sentences,
+    sentences_within, words,
 };
 
 pub use amounts::{Amount, Measure};

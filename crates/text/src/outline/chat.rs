@@ -11,7 +11,8 @@ mod turn;
 
 pub(super) use turn::{Format, format};
 
-use super::{Pieces, Sentences, line::Line, line::lines, line::span};
+use super::{Pieces, Sentences};
+use crate::line::{Line, lines, span};
 use crate::range::ByteRange;
 
 /// The longest turn that is one piece, in bytes.
@@ -37,7 +38,7 @@ pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
         return Pieces::default();
     }
     let first = &turns[0].bytes;
-    let above = super::line::trimmed(text, 0, first.start);
+    let above = crate::line::trimmed(text, 0, first.start);
     if !above.is_empty() {
         pieces.prose(text, above, &[], sentences);
     }
@@ -64,9 +65,9 @@ fn turns<'a>(text: &'a str, lines: &[Line<'a>], format: Format) -> Vec<Turn<'a>>
 fn write(pieces: &mut Pieces, text: &str, turn: &Turn, sentences: &Sentences) -> std::ops::Range<usize> {
     if turn.bytes.len() > TURN_BYTES_WHOLE {
         let said_at = turn.bytes.end - turn.said.len();
-        let said = super::line::trimmed(text, said_at, turn.bytes.end);
+        let said = crate::line::trimmed(text, said_at, turn.bytes.end);
         if sentences(said.slice(text)).len() > 1 {
-            let name = super::line::trimmed(text, turn.bytes.start, said.start);
+            let name = crate::line::trimmed(text, turn.bytes.start, said.start);
             let requires = Vec::from_iter((!name.is_empty()).then(|| pieces.frame(name, &[])));
             return pieces.prose(text, said, &requires, sentences);
         }

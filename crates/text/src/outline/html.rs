@@ -11,7 +11,8 @@
 mod tag;
 mod tree;
 
-use super::{Pieces, Sentences, line::Line};
+use super::{Pieces, Sentences};
+use crate::line::Line;
 use crate::range::ByteRange;
 use tag::Class;
 use tree::Node;

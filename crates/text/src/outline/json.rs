@@ -11,6 +11,7 @@
 mod reader;
 
 use super::{Joint, Pieces};
+use crate::lexicon::{Class, is};
 use crate::range::ByteRange;
 use reader::{Form, Node, Nodes};
 
@@ -22,29 +23,6 @@ const ELEMENT_BYTES_SHARED: usize = 48;
 const IDENTITY_BYTES_MAX: usize = 160;
 /// The most members that say what record they belong to.
 const IDENTITIES_MAX: usize = 3;
-/// The keys of members that say what record they belong to.
-const IDENTITY_KEYS: [&str; 20] = [
-    "id",
-    "uuid",
-    "guid",
-    "iid",
-    "name",
-    "title",
-    "key",
-    "slug",
-    "number",
-    "sku",
-    "code",
-    "label",
-    "subject",
-    "path",
-    "fullname",
-    "username",
-    "service",
-    "environment",
-    "type",
-    "kind",
-];
 
 /// Returns whether a text can be JSON, or a part of it: it has a key, or is a whole value. The reader takes brackets
 /// and quotes in any text for JSON, and would write commas between the pieces of a log.
@@ -228,7 +206,7 @@ fn identities(text: &str, nodes: &Nodes, first: usize, end: usize) -> Vec<usize>
         let is_short = matches!(node.form, Form::Scalar) && node.end - node.start <= IDENTITY_BYTES_MAX;
         if is_short && !node.key.is_empty() {
             short = short.or(Some(index));
-            if IDENTITY_KEYS.iter().any(|name| name.eq_ignore_ascii_case(node.key.slice(text))) {
+            if is(Class::Identity, node.key.slice(text)) {
                 named.push(index);
             }
         }

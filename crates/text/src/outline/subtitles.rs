@@ -4,7 +4,8 @@
 //! - Subtitles without full stops, as programs make them, are divided every [`CUES_UNSTOPPED`] cues.
 //! - What is before the first cue, and every block without a time, is a piece of its own or, if it is for programs, a frame.
 
-use super::{Pieces, bonds, line::Line, line::lines, line::span};
+use super::{Pieces, bonds};
+use crate::line::{Line, lines, span};
 use crate::range::ByteRange;
 
 /// The most cues in one piece.

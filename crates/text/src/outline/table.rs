@@ -10,7 +10,8 @@ mod cells;
 use cells::{Cells, is_rule};
 pub(super) use cells::{Form, are_aligned, form, is_bar_row};
 
-use super::{Pieces, Sentences, line::Line, line::lines, line::span, markdown};
+use super::{Pieces, Sentences, markdown};
+use crate::line::{Line, lines, span};
 use crate::range::ByteRange;
 
 /// How many rows decide whether the line above them is a header.

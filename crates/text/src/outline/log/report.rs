@@ -3,7 +3,8 @@
 
 use std::collections::HashMap;
 
-use super::super::{Pieces, line::Line, line::span, line::trimmed};
+use super::super::Pieces;
+use crate::line::{Line, span, trimmed};
 use crate::range::ByteRange;
 
 /// Returns whether a text is the report of a test run.

@@ -7,7 +7,8 @@
 
 use std::ops::Range;
 
-use super::super::{Pieces, line::Line, line::span, line::trimmed};
+use super::super::Pieces;
+use crate::line::{Line, span, trimmed};
 use crate::range::ByteRange;
 
 /// What the messages of one trace require of each other, over all events that it is printed in.
