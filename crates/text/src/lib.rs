@@ -15,7 +15,6 @@ pub mod intent;
 mod questions;
 mod grams;
 mod mentions;
-mod names;
 pub mod outline;
 
 #[cfg(test)]
@@ -25,7 +24,6 @@ pub use grams::{Gram, GramWord, gram_words, is_compared_by_characters, script_of
 pub use kind::Kind;
 pub use line::is_item as is_list_item;
 pub use mentions::Mentions;
-pub use names::Names;
 pub use questions::questions;
 pub use range::ByteRange;
 pub use sentences::{RULES_VERSION, SENTENCE_BYTES_MAX, sentences, sentences_within, words};

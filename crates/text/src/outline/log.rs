@@ -270,17 +270,7 @@ fn part_end(text: &str, start: usize, end: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Kind, tests::check};
-
-    #[test]
-    fn events_begin_with_a_point_in_time() {
-        let check = |name: &str, text: &str, expect: &[&str]| check(name, Kind::Log, text, expect);
-        check("stack trace", "10:00:01 a\n  at b\nc\n10:00:02 d", &["10:00:01 a/  at b/c", "10:00:02 d"]);
-        check("no points in time", "a\nb\n  c\nd", &["a", "b/  c", "d"]);
-        check("levels", "INFO a\nWARN b", &["INFO a", "WARN b"]);
-        check("begins in the middle", "  at b\n10:00:02 d", &["  at b", "10:00:02 d"]);
-        check("columns", "AGE   TYPE\n58m   a\n57m   b", &["F AGE   TYPE", "0 58m   a", "0 57m   b"]);
-    }
+    use super::super::Kind;
 
     #[test]
     fn a_long_event_is_divided() {

@@ -322,92 +322,9 @@ fn range(text: &str, lines: &[Line]) -> ByteRange {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Kind, grammar::kind_of, tests::check};
+    use super::super::{Kind, grammar::kind_of};
 
     const MAIL: &str = "From: Ann Lee\nTo: Bob\nDate: 3 March 2026\nSubject: Crane\n\nThe crane comes tomorrow. Bring gloves.\n\nOn Mon, Bob wrote:\n> When does it come? I have\n> a lorry on Friday.\n>\n> Bob";
-
-    #[test]
-    fn sentences_require_who_wrote_them() {
-        check(
-            "a head and a quotation",
-            Kind::Mail,
-            MAIL,
-            &[
-                "From: Ann Lee",
-                "To: Bob",
-                "Date: 3 March 2026",
-                ">4 Subject: Crane",
-                "0,2 The crane comes tomorrow.",
-                "0 Bring gloves.",
-                "On Mon, Bob wrote:",
-                "4,5,6 > When does it come? I have/> a lorry on Friday.",
-                "F >",
-                "4,5,6 > Bob",
-            ],
-        );
-        check(
-            "answers between the lines",
-            Kind::Mail,
-            "Ann wrote:\n> May we smoke?\nOutside.\n> And inside?\nNo.",
-            &["Ann wrote:", "0,2 > May we smoke?", "1 Outside.", "0,4 > And inside?", "3 No."],
-        );
-    }
-
-    #[test]
-    fn quoted_text_requires_the_reply_that_may_correct_it() {
-        check(
-            "a reply above",
-            Kind::Mail,
-            "From: Ann\nSubject: Re: Crane\n\nHi,\n\nNo, the crane comes on 9 May. Sorry.\n\n> The crane comes on 2 May.\n> Ann",
-            &[
-                "From: Ann",
-                ">3 Subject: Re: Crane",
-                "0 Hi,",
-                "0 No, the crane comes on 9 May.",
-                "0 Sorry.",
-                "3,4 > The crane comes on 2 May.",
-                "3,4 > Ann",
-            ],
-        );
-        check(
-            "a reply above a head",
-            Kind::Mail,
-            "The crane comes on 9 May, not before.\n\nFrom: Ann\nSent: 1 May\nSubject: Crane\n\nIt comes on 2 May.",
-            &[
-                "The crane comes on 9 May, not before.",
-                "From: Ann",
-                "Sent: 1 May",
-                ">4 Subject: Crane",
-                "0,1,3 It comes on 2 May.",
-            ],
-        );
-    }
-
-    #[test]
-    fn only_the_newest_reply_is_required() {
-        check(
-            "three mails",
-            Kind::Mail,
-            "All off!\n\nFrom: Ann\nSent: 2 May\nSubject: Re: Crane\n\nOn 9 May then.\n\nFrom: Bob\nSent: 1 May\nSubject: Crane\n\nOn 3 May.",
-            &[
-                "All off!",
-                "From: Ann",
-                "Sent: 2 May",
-                ">4 Subject: Re: Crane",
-                "0,1 On 9 May then.",
-                "From: Bob",
-                "Sent: 1 May",
-                ">8 Subject: Crane",
-                "0,5 On 3 May.",
-            ],
-        );
-        check(
-            "a reply below a quotation, behind a greeting",
-            Kind::Mail,
-            "Bob wrote:\n> The crane comes on 2 May.\n\nHi Bob,\n\nno. It is off.",
-            &["Bob wrote:", "0,3,4 > The crane comes on 2 May.", "1 Hi Bob,", "1 no.", "1,3 It is off."],
-        );
-    }
 
     #[test]
     fn mails_are_recognised() {

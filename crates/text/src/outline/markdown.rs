@@ -170,28 +170,3 @@ impl Writer<'_, '_> {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::super::{Kind, tests::check};
-
-    #[test]
-    fn blocks_require_their_headings() {
-        let check = |name: &str, text: &str, expect: &[&str]| check(name, Kind::Markdown, text, expect);
-        check(
-            "levels",
-            "# A\n## B\nOne. Two.\n# C\nThree.",
-            &["F # A", "F 0 ## B", "1 One.", "1 Two.", "F # C", "4 Three."],
-        );
-        check("list", "See:\n\n- a\n- b:\n  - c\n- d", &[">1 See:", "0 - a", "0,3 - b:", "2   - c", "0 - d"]);
-        check("underlined", "A\n---\ntext", &["F A/---", "0 text"]);
-        check(
-            "table",
-            "# A\n| x | y |\n|---|---|\n| 1 | 2 |",
-            &["F # A", "F 0 | x | y |/|---|---|", "R 0,1 | 1 | 2 |"],
-        );
-        check("fence", "# A\n```\n# b\n\nc\n```", &["F # A", "0 ```/# b//c/```"]);
-        check("front matter", "---\na: b\n---\n# A\ntext", &["---/a: b/---", "F # A", "1 text"]);
-        check("only headings", "# A\n## B", &[]);
-    }
-}

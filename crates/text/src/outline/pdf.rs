@@ -423,7 +423,6 @@ pub(super) fn is_year(word: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::super::grammar;
-    use super::super::tests::check;
     use super::*;
     use crate::kind::Kind;
 
@@ -459,45 +458,6 @@ $ 1.92
 $ 1.70
 41
 ";
-
-    #[test]
-    fn a_row_is_a_label_with_all_its_cells() {
-        check(
-            "a page",
-            Kind::Pdf,
-            PAGE,
-            &[
-                ">3 Northern Ferries plc",
-                ">3 Consolidated statement of income",
-                "F Year ended March 31,/(in thousands)/2024/2023",
-                "2 Revenue/$/48,210/$/44,907",
-                "2 Cost of crews and fuel/(21,330)/(20,118)",
-                "F 2 Operating expenses:",
-                "2,5 Maintenance/6,204//5,870",
-                "2,5 Gains from the sale of vessels, net of/costs to sell/-/1,140",
-                "Ferries are depreciated over thirty years.",
-                "The pier is/leased from the harbour authority.",
-                "2 Earnings per share/$ 1.92/$ 1.70/41",
-            ],
-        );
-        check(
-            "cells in the line of their label",
-            Kind::Pdf,
-            "Fiscal year\n2024 2023\nRevenue $ 48,210 $ 44,907\nCrews (21,330) (20,118)\nHarbour dues ........ 310",
-            &[
-                "F Fiscal year/2024 2023",
-                "0 Revenue $ 48,210 $ 44,907",
-                "0 Crews (21,330) (20,118)",
-                "0 Harbour dues ........ 310",
-            ],
-        );
-        check(
-            "years are labels, too",
-            Kind::Pdf,
-            "Payments\n2025\n1,200\n2026\n1,300\nThereafter\n9,000",
-            &["F Payments", "0 2025/1,200", "0 2026/1,300", "0 Thereafter/9,000"],
-        );
-    }
 
     #[test]
     fn pages_are_told_from_other_texts() {
