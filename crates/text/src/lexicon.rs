@@ -42,6 +42,8 @@ classes! {
     Asks "asks",
     /// Asks for one thing, as `who`.
     AsksOne "asks-one",
+    /// Says above a text that it does not hold, or not yet.
+    Banner "banner",
     /// Stands before a number whose full stop makes it an ordinal, as in `am 3. Oktober`.
     BeforeOrdinal "before-ordinal",
     /// Stands before the number of a table or a figure.
@@ -78,6 +80,8 @@ classes! {
     Joins "joins",
     /// Begins a line of a program.
     Keyword "keyword",
+    /// Begins a phrase of time or place before the subject of a sentence.
+    Leads "leads",
     /// The level of an event of a log.
     Level "level",
     /// The level of an event that is an error.

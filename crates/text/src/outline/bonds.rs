@@ -15,7 +15,7 @@ use super::{Pieces, markdown::is_item};
 use crate::kind::Kind;
 use crate::lexicon::{Class, is};
 use entries::entries;
-use headings::{is_clause, titles, titles_of_page};
+use headings::{banner, is_clause, titles, titles_of_page};
 use lists::{lists, records, steps, values};
 use pages::{captions, contents, footnotes, interrupted};
 use questions::questions;
@@ -50,6 +50,7 @@ pub(super) fn bind(pieces: &mut Pieces, text: &str, kind: Kind) {
         Kind::Pdf => titles_of_page(pieces, &parts),
         _ => {}
     }
+    banner(pieces, &parts);
     questions(pieces, &parts);
     lists(pieces, &parts);
     values(pieces, &parts);

@@ -3,6 +3,7 @@
 use super::super::pdf::is_year;
 use super::lists::begins_list;
 use super::{Part, Pieces, TITLE_BYTES_MAX, TITLE_WORDS_MAX};
+use crate::lexicon::{Class, has_word};
 
 /// Returns how many levels the number has with which a text begins: 1 for `2. Rent`, 2 for `4.3 Release` and `D.2 Extension`.
 pub(super) fn levels(text: &str) -> Option<usize> {
@@ -90,6 +91,23 @@ pub(super) fn titles(pieces: &mut Pieces, parts: &[Part]) {
             pieces.list[at].introduces = Some(at + 1);
         }
     }
+}
+
+/// Among how many pieces at its beginning a text says that it does not hold.
+const BANNER_PIECES: usize = 4;
+
+/// Lets a text require a short line above it that says that it does not hold, or not yet: "Status: superseded".
+pub(super) fn banner(pieces: &mut Pieces, parts: &[Part]) {
+    let is_banner = |part: &&Part| {
+        part.begins_line
+            && part.ends_line
+            && !part.is_row
+            && part.text.len() <= TITLE_BYTES_MAX
+            && part.is_within(TITLE_WORDS_MAX)
+            && has_word(Class::Banner, part.text)
+    };
+    let Some(banner) = parts.iter().take(BANNER_PIECES).position(|part| is_banner(&part)) else { return };
+    (banner + 1..parts.len()).for_each(|below| pieces.require(below, banner));
 }
 
 /// The most lines between a title of a page and what it introduces.

@@ -9,6 +9,9 @@ const SUBJECT_REACH: usize = 4;
 /// The longest sentence that is kept with what it is an exception to, in bytes.
 const EXCEPTION_BYTES_MAX: usize = 160;
 
+/// How many words a phrase before the subject of a sentence has.
+const LEADING_WORDS: usize = 5;
+
 /// Among how many words at the beginning of a sentence it says that it takes something back.
 const TAKING_BACK_WORDS: usize = 8;
 
@@ -26,10 +29,17 @@ fn refers(text: &str) -> bool {
         || has(Class::Refers, &format!("{word}_{}", first_word(next)))
 }
 
-/// Returns whether the subject of a sentence, or its owner, stands in one before it: "She left.", "His son rebuilt it."
+/// Returns whether the subject of a sentence, or its owner, stands in one before it: "She left.", "His son rebuilt it.", "In 1929
+/// she moved."
 fn has_subject_before(text: &str) -> bool {
     let word = first_word(text);
-    has(Class::Pronoun, &word) || has(Class::Owner, &word)
+    if !has(Class::Leads, &word) {
+        return has(Class::Pronoun, &word) || has(Class::Owner, &word);
+    }
+    // A name in the phrase may be that of the person.
+    let mut words = text.split_whitespace().skip(1).take(LEADING_WORDS);
+    let first = words.find(|word| word.starts_with(char::is_uppercase) || has(Class::Pronoun, word));
+    first.is_some_and(|word| has(Class::Pronoun, word))
 }
 
 /// Returns whether a sentence begins with words that refer to something before it.
