@@ -427,8 +427,9 @@ fn libraries_are_used_only_by_the_files_that_own_them() {
 }
 
 /// The folders whose rules know words, and how many lists of words they have outside `crates/text/lexicon`. The number may only fall.
-const RULES: [&str; 3] = ["crates/text/src/", "crates/core/src/text/", "src/middleware/"];
-const WORD_LISTS_MAX: usize = 87;
+const RULES: [&str; 4] =
+    ["crates/text/src/", "crates/core/src/text/", "crates/core/src/pipeline/", "src/middleware/"];
+const WORD_LISTS_MAX: usize = 23;
 
 #[test]
 fn words_that_rules_know_are_in_the_lexicon() {

@@ -20,9 +20,9 @@ mod spelling;
 mod terms;
 
 pub use thresher_text::{
-    Gram, GramWord, Mentions, Names, RULES_VERSION, SENTENCE_BYTES_MAX, gram_words, intent,
-    is_compared_by_characters, is_list_item, outline, questions, script_of, sentences, sentences_within,
-    words,
+    Gram, GramWord, Mentions, RULES_VERSION, SENTENCE_BYTES_MAX, gram_words, intent,
+    is_compared_by_characters, is_list_item, lexicon, outline, questions, script_of, sentences,
+    sentences_within, words,
 };
 
 pub use amounts::{Amount, Measure};

@@ -6,107 +6,178 @@
 //! summar- translat-
 //! ```
 //!
-//! Words are in lower case and sorted. `-` at the end stands for any ending, and `_` for the space in an expression of two words. A class
+//! Words are in lower case, except abbreviations, and sorted. `-` at the end stands for any ending, and `_` for the space in an expression of several words. A class
 //! that a language lacks has no words in it. The function words also come from the crate `stop-words`, as far as it has the language.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-/// What a word does in a text or a question.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Class {
+macro_rules! classes {
+    ($($(#[$doc:meta])* $class:ident $name:literal,)*) => {
+        /// What a word does in a text or a question.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum Class { $($(#[$doc])* $class,)* }
+
+        /// The classes with their names in the files.
+        const CLASSES: &[(Class, &str)] = &[$((Class::$class, $name),)*];
+    };
+}
+
+classes! {
+    /// Is shortened with a full stop, which also ends a sentence before a word that clearly begins one. With case, as the next two.
+    Abbreviation "abbreviation",
+    /// As that, but its full stop ends no sentence: a title before a name, or a word that introduces something.
+    AbbreviationNever "abbreviation-never",
+    /// As that, but its full stop ends no sentence before a number.
+    AbbreviationNumber "abbreviation-number",
     /// Agrees, thanks or asks to go on.
-    Agrees,
+    Agrees "agrees",
+    /// Says in an introduction that all items of its list belong together.
+    AllOf "all-of",
     /// Joins questions, as `and`.
-    And,
+    And "and",
+    /// Stands with a colon before an answer.
+    AnswerLabel "answer-label",
     /// Begins a question.
-    Asks,
+    Asks "asks",
     /// Asks for one thing, as `who`.
-    AsksOne,
+    AsksOne "asks-one",
+    /// Says above a text that it does not hold, or not yet.
+    Banner "banner",
+    /// Stands before a number whose full stop makes it an ordinal, as in `am 3. Oktober`.
+    BeforeOrdinal "before-ordinal",
+    /// Stands before the number of a table or a figure.
+    Caption "caption",
+    /// Continues a statement of a program with another part, as `else`.
+    Clause "clause",
+    /// Ends a block of a program.
+    Closes "closes",
     /// Compares all things of a kind, as `cheapest` and `total`.
-    Compares,
+    Compares "compares",
+    /// Stands before a hyphen of its own, as in `well-known`.
+    Compound "compound",
+    /// Names a table of contents.
+    Contents "contents",
+    /// Says that something is not so, or not always.
+    Denies "denies",
+    /// Stands before the reason for which a program ended.
+    Ends "ends",
+    /// Begins an exception to what was said before.
+    Exception "exception",
+    /// Says that something went wrong in a program.
+    Fault "fault",
     /// Has little meaning by itself, as `the`.
-    Function,
+    Function "function",
     /// Names no content: kinds of text, their parts, and what one does with them.
-    Generic,
+    Generic "generic",
+    /// Begins a greeting or thanks.
+    Greeting "greeting",
+    /// Is the key of a member of JSON that says which record it is.
+    Identity "identity",
+    /// Begins a line that imports something into a program.
+    Imports "imports",
+    /// Joins two words, of which the first can end with a hyphen.
+    Joins "joins",
     /// Begins a line of a program.
-    Keyword,
+    Keyword "keyword",
+    /// Begins a phrase of time or place before the subject of a sentence.
+    Leads "leads",
     /// The level of an event of a log.
-    Level,
+    Level "level",
+    /// The level of an event that is an error.
+    LevelFault "level-fault",
+    /// Forbids or limits something.
+    Limits "limits",
     /// Asks for a list if a sentence begins with it.
-    Lists,
+    Lists "lists",
+    /// Stands between a reply and the mail that it answers.
+    MailBetween "mail-between",
+    /// Names the field of a mail that says when it was sent.
+    MailDate "mail-date",
+    /// Names another field of the head of a mail.
+    MailOther "mail-other",
+    /// Names the date in a head that is quoted below a reply.
+    MailQuoted "mail-quoted",
+    /// Names the field of a mail that says who wrote it.
+    MailSender "mail-sender",
+    /// Names the field of a mail that says what it is about.
+    MailSubject "mail-subject",
+    /// Is a unit without a full stop behind a number.
+    Measure "measure",
     /// Begins a question that is also a polite request, as `can`.
-    Modal,
+    Modal "modal",
+    /// A month.
+    Month "month",
+    /// Stands before a colon, and is no speaker.
+    NoName "no-name",
     /// Names after a word what the thing is of.
-    Of,
+    Of "of",
+    /// Ends no sentence and no heading.
+    Open "open",
     /// Says the place in an order, as `first`.
-    Ordinal,
+    Ordinal "ordinal",
+    /// A word of this language that is an abbreviation in another.
+    Ordinary "ordinary",
     /// Asks for the contents of a text as a whole, as `decided`.
-    Overview,
+    Overview "overview",
+    /// Stands for the owner of a thing, who was named before.
+    Owner "owner",
+    /// Says in the header of a page of figures what they are, as `year` and `million`.
+    Period "period",
+    /// Stands for a thing or a person named before.
+    Pronoun "pronoun",
     /// Begins a line of a query.
-    Query,
+    Query "query",
+    /// Continues a query on a new line.
+    QueryClause "query-clause",
+    /// Stands with a colon before a question.
+    QuestionLabel "question-label",
+    /// Refers at the beginning of a sentence to the one before it.
+    Refers "refers",
     /// Begins a relative clause as well as a question.
-    Relative,
+    Relative "relative",
+    /// Says which day something is, as seen from another.
+    RelativeDay "relative-day",
+    /// Names who speaks in a chat by a part, as `customer`.
+    Role "role",
     /// Stands in the tables of a query.
-    Schema,
+    Schema "schema",
+    /// Stands before the number of a section, an article or a clause.
+    Section "section",
+    /// Stands before the number of a source.
+    SourceLabel "source-label",
+    /// Begins a sentence even after an abbreviation.
+    Starter "starter",
+    /// Stands before a number that says how a program or a request ended.
+    Status "status",
+    /// Begins a line of a program that only steers what happens.
+    Steers "steers",
+    /// Takes back what was said before.
+    TakesBack "takes-back",
+    /// Begins the label of a sum.
+    Total "total",
+    /// Is a unit in what programs print.
+    Unit "unit",
+    /// A day of the week.
+    Weekday "weekday",
     /// Asks for one of several, as `which`.
-    Which,
+    Which "which",
     /// Asks for something that needs a whole text, as `translate`.
-    Whole,
+    Whole "whole",
+    /// A time zone or a half of the day.
+    Zone "zone",
 }
 
 impl Class {
-    const ALL: [Self; 19] = [
-        Self::Agrees,
-        Self::And,
-        Self::Asks,
-        Self::AsksOne,
-        Self::Compares,
-        Self::Function,
-        Self::Generic,
-        Self::Keyword,
-        Self::Level,
-        Self::Lists,
-        Self::Modal,
-        Self::Of,
-        Self::Ordinal,
-        Self::Overview,
-        Self::Query,
-        Self::Relative,
-        Self::Schema,
-        Self::Which,
-        Self::Whole,
-    ];
-
-    /// The name of the class in the files.
-    fn name(self) -> &'static str {
-        match self {
-            Self::Agrees => "agrees",
-            Self::And => "and",
-            Self::Asks => "asks",
-            Self::AsksOne => "asks-one",
-            Self::Compares => "compares",
-            Self::Function => "function",
-            Self::Generic => "generic",
-            Self::Keyword => "keyword",
-            Self::Level => "level",
-            Self::Lists => "lists",
-            Self::Modal => "modal",
-            Self::Of => "of",
-            Self::Ordinal => "ordinal",
-            Self::Overview => "overview",
-            Self::Query => "query",
-            Self::Relative => "relative",
-            Self::Schema => "schema",
-            Self::Which => "which",
-            Self::Whole => "whole",
-        }
+    /// Whether words of the class can be beginnings of words.
+    fn has_stems(self) -> bool {
+        matches!(self, Self::Fault | Self::Whole)
     }
 }
 
 /// A set of languages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Langs(u16);
+pub struct Langs(u32);
 
 impl Langs {
     /// Only English.
@@ -142,25 +213,29 @@ macro_rules! files {
     ($($lang:literal)*) => { [$(($lang, include_str!(concat!("../lexicon/", $lang, ".txt")))),*] };
 }
 
-/// The languages with their files. The first is English; the last has the words of programs.
-const FILES: [(&str, &str); 12] = files!["en" "de" "fr" "es" "it" "pt" "nl" "pl" "ru" "zh" "ja" "code"];
+/// The languages with their files. The first is English; the last has the words of programs and of what they print.
+const FILES: [(&str, &str); 13] = files!["en" "de" "fr" "es" "it" "pt" "nl" "da" "pl" "ru" "zh" "ja" "code"];
 
 struct Lexicon {
+    /// The words of the files by their class.
+    of_class: HashMap<Class, Vec<&'static str>>,
     words: HashMap<(Class, &'static str), Langs>,
     /// Beginnings of words.
     stems: HashMap<(Class, &'static str), Langs>,
 }
 
 static LEXICON: LazyLock<Lexicon> = LazyLock::new(|| {
-    let mut lexicon = Lexicon { words: HashMap::new(), stems: HashMap::new() };
+    let mut lexicon = Lexicon { of_class: HashMap::new(), words: HashMap::new(), stems: HashMap::new() };
     for (number, (lang, file)) in FILES.into_iter().enumerate() {
         let lang_bit = Langs(1 << number);
         for word in stop_words::lookup(lang).unwrap_or_default() {
             lexicon.add(Class::Function, word, lang_bit);
         }
         for (class, word) in entries(file) {
-            let class = Class::ALL.into_iter().find(|known| known.name() == class);
-            lexicon.add(class.expect("the test of the files has checked the names"), word, lang_bit);
+            let class = CLASSES.iter().find(|(_, name)| *name == class);
+            let class = class.expect("the test of the files has checked the names").0;
+            lexicon.of_class.entry(class).or_default().push(word);
+            lexicon.add(class, word, lang_bit);
         }
     }
     lexicon
@@ -192,7 +267,7 @@ fn entries(file: &str) -> impl Iterator<Item = (&str, &str)> {
 /// Returns the languages in which `word`, in lower case, is of a class.
 pub fn langs(class: Class, word: &str) -> Langs {
     let exact = LEXICON.words.get(&(class, word)).copied().unwrap_or_default();
-    if class != Class::Whole {
+    if !class.has_stems() {
         return exact;
     }
     let ends = word.char_indices().map(|(at, c)| at + c.len_utf8());
@@ -212,6 +287,26 @@ pub fn has(class: Class, word: &str) -> bool {
     !langs(class, word).is_empty()
 }
 
+/// Returns whether a text in lower case contains a word of a class, also inside a word: some programs lose the blanks of a page.
+pub fn is_within(class: Class, text: &str) -> bool {
+    LEXICON.of_class.get(&class).is_some_and(|words| words.iter().any(|word| text.contains(word)))
+}
+
+/// As [`has`], for a word in any case.
+pub fn is(class: Class, word: &str) -> bool {
+    has(class, &word.to_lowercase())
+}
+
+/// Returns whether a text in lower case is an expression of a class, with any blanks between its words.
+pub fn is_phrase(class: Class, text: &str) -> bool {
+    has(class, &text.split_whitespace().collect::<Vec<_>>().join("_"))
+}
+
+/// Returns whether a word of a text is of a class.
+pub fn has_word(class: Class, text: &str) -> bool {
+    text.split(|c: char| !(c.is_alphanumeric() || c == '\'')).any(|word| !word.is_empty() && is(class, word))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -225,9 +320,14 @@ mod tests {
                 "{lang}.txt is sorted, and has no word twice"
             );
             for (class, word) in found {
-                assert!(Class::ALL.iter().any(|known| known.name() == class), "{lang}.txt: [{class}]");
-                assert_eq!(word, word.to_lowercase(), "{lang}.txt");
-                assert!(!word.ends_with('-') || class == Class::Whole.name(), "{lang}.txt: {word}");
+                let known = CLASSES.iter().find(|(_, name)| *name == class);
+                assert!(known.is_some(), "{lang}.txt: [{class}]");
+                assert!(
+                    class.starts_with("abbreviation") || word == word.to_lowercase(),
+                    "{lang}.txt: {word}"
+                );
+                let has_stems = known.is_some_and(|(class, _)| class.has_stems());
+                assert!(!word.ends_with('-') || has_stems, "{lang}.txt: {word}");
             }
         }
     }

@@ -83,7 +83,7 @@ fn name(title: &str) -> &str {
 }
 
 /// Returns whether a range of `text` begins and ends where words do.
-pub(crate) fn is_whole(text: &str, bytes: ByteRange) -> bool {
+fn is_whole(text: &str, bytes: ByteRange) -> bool {
     let is_one_word = |before: Option<char>, after: Option<char>| {
         before.zip(after).is_some_and(|(before, after)| {
             let continues = |c: char| c.is_alphanumeric() && !by_characters(script_of(c));

@@ -12,7 +12,6 @@ mod code;
 mod grammar;
 mod html;
 mod json;
-mod line;
 mod log;
 mod mail;
 mod markdown;
@@ -25,9 +24,9 @@ mod table;
 mod tests;
 
 use grammar::kind_of;
-use line::Line;
 
 use crate::kind::Kind;
+use crate::line::Line;
 use crate::range::ByteRange;
 
 /// Returns the speaker of each text, as far as it names one, if the texts are turns of one dialogue: most begin with the name of a

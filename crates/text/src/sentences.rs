@@ -20,7 +20,7 @@ pub const SENTENCE_BYTES_MAX: usize = 2000;
 
 /// The version of the segmentation rules. It changes whenever [`sentences`] may cut a text differently, so
 /// that caches of sentences built with older rules are not used.
-pub const RULES_VERSION: u32 = 7;
+pub const RULES_VERSION: u32 = 8;
 
 /// Returns the sentences of `text` in order.
 ///

@@ -14,6 +14,7 @@ use icu_segmenter::options::SentenceBreakInvariantOptions;
 use unicode_segmentation::GraphemeCursor;
 
 use crate::abbreviations::{Abbreviation, abbreviation, is_month, precedes_ordinal};
+use crate::lexicon::{Class, has, is};
 use crate::lines::is_wide;
 use crate::stop_context::{NextWord, extended, is_closing, is_opening, is_roman, last_word, precedes_source};
 
@@ -222,7 +223,7 @@ impl Boundary<'_> {
 fn ends_at_dot(before: &str, next: &NextWord) -> bool {
     let word = last_word(before);
     let rest = &before[..before.len() - word.len()];
-    if is_enumerator(rest, word) {
+    if is_enumerator(rest, word) || is_section(rest, word) {
         return false;
     }
     if word.bytes().all(|b| b.is_ascii_digit()) && !word.is_empty() {
@@ -240,10 +241,8 @@ fn ends_at_dot(before: &str, next: &NextWord) -> bool {
 
 /// Returns whether a word is a unit behind a number, such as `mg` in `10 mg`. What follows its stop with a capital is a new sentence.
 fn is_measure(rest: &str, word: &str) -> bool {
-    const UNITS: [&str; 17] =
-        ["cl", "cm", "dl", "ft", "g", "h", "kg", "km", "l", "lb", "lbs", "m", "mg", "mi", "ml", "mm", "oz"];
     let number = rest.trim_end_matches([' ', '\u{a0}']);
-    number.len() < rest.len() && number.ends_with(|c: char| c.is_ascii_digit()) && UNITS.contains(&word)
+    number.len() < rest.len() && number.ends_with(|c: char| c.is_ascii_digit()) && has(Class::Measure, word)
 }
 
 /// Returns whether an unknown word before a number looks like an abbreviation: `KV. 550`, `xii. 115`, but not
@@ -272,6 +271,15 @@ fn is_enumerator(rest: &str, word: &str) -> bool {
         && (is_roman(word)
             || word.len() == 1 && word != "I" && word.bytes().all(|b| b.is_ascii_alphabetic()));
     starts && (number || letters)
+}
+
+/// Returns whether `word` is the number of a section that a sentence begins with, such as `Art. 5.` or `Kapitel 2.`
+fn is_section(rest: &str, word: &str) -> bool {
+    let name = rest.trim_start_matches(|c: char| !c.is_alphanumeric()).trim_end_matches([' ', '\u{a0}', '.']);
+    name.len() < rest.len()
+        && word.len() <= 8
+        && word.starts_with(|c: char| c.is_ascii_digit())
+        && is(Class::Section, name)
 }
 
 /// Returns whether a cut at byte offset `at` divides no grapheme cluster.

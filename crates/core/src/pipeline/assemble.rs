@@ -7,6 +7,7 @@ use std::fmt::{self, Write as _};
 use std::sync::Arc;
 
 use crate::domain::{ByteRange, Chunk, CompressRequest, Format, KeptSpan, Kind, Omissions};
+use crate::text::lexicon::{Class, has};
 use crate::text::{
     self,
     outline::{Joint, Layout},
@@ -391,10 +392,17 @@ fn comment_marker(text: &str) -> Option<&'static str> {
     let lines_end_with = |end: char| text.lines().filter(|line| line.trim_end().ends_with(end)).count();
     match most {
         Some(marker) => Some(marker),
+        None if text.lines().any(begins_query) => Some("--"),
         None if lines_end_with('{') > lines_end_with(':') => Some("//"),
         None if lines_end_with(':') > 0 => Some("#"),
         None => None,
     }
+}
+
+/// Returns whether a line of a program begins a query, as `SELECT` does.
+fn begins_query(line: &str) -> bool {
+    let word = line.split(' ').next().unwrap_or_default();
+    word.bytes().all(|byte| byte.is_ascii_uppercase()) && has(Class::Query, &word.to_ascii_lowercase())
 }
 
 /// Escapes the value of an XML attribute.

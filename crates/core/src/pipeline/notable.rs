@@ -4,64 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::text;
-
-/// The levels of lines that warn, as loggers write them.
-const LEVELS: [&str; 13] = [
-    "WARN", "WARNING", "ERROR", "ERR", "FATAL", "CRITICAL", "CRIT", "SEVERE", "PANIC", "ALERT", "EMERG",
-    "FAIL", "FAILED",
-];
-
-/// Beginnings of words with which programs say that something went wrong.
-const FAULTS: [&str; 22] = [
-    "abort",
-    "assert",
-    "cannot",
-    "crash",
-    "critical",
-    "denied",
-    "error",
-    "exception",
-    "fail",
-    "fatal",
-    "forbidden",
-    "killed",
-    "oom",
-    "panic",
-    "refused",
-    "rejected",
-    "stuck",
-    "timeout",
-    "traceback",
-    "unable",
-    "unreachable",
-    "warn",
-];
-
-/// Phrases with which programs say why they ended.
-const ENDS: [&str; 6] = ["exit code", "exit status", "exited with", "reason:", "timed out", "no space left"];
-
-/// Words before a number that says how a program or a request ended.
-const STATUS: [&str; 6] = ["code", "exit", "exitcode", "rc", "signal", "status"];
-
-/// Words with which instructions forbid or limit something.
-const LIMITS: [&str; 16] = [
-    "caution",
-    "except",
-    "exception",
-    "exceptions",
-    "forbidden",
-    "important",
-    "must",
-    "mustn't",
-    "never",
-    "not",
-    "only",
-    "otherwise",
-    "prohibited",
-    "required",
-    "unless",
-    "warning",
-];
+use crate::text::lexicon::{Class, has, is};
 
 /// The fewest lines in which a line can be rare, and of one form that are folded.
 const LINES_MIN: usize = 20;
@@ -139,7 +82,7 @@ fn form(line: &str) -> String {
         let word = &rest[start..end];
         let is_number = word.bytes().all(|b| b.is_ascii_digit());
         let is_apart = |beside: Option<char>| beside.is_none_or(char::is_whitespace);
-        let is_status = STATUS.iter().any(|name| before.eq_ignore_ascii_case(name))
+        let is_status = is(Class::Status, before)
             || word.len() == 3
                 && matches!(word.as_bytes()[0], b'1'..=b'5')
                 && is_apart(rest[..start].chars().next_back())
@@ -155,24 +98,22 @@ fn form(line: &str) -> String {
 
 /// Returns whether a text begins with the unit of a number before it.
 fn has_unit(text: &str) -> bool {
-    let unit = words(text).next().unwrap_or_default().to_lowercase();
-    ["b", "bytes", "kb", "m", "mb", "min", "ms", "ns", "s", "sec", "seconds", "us"].contains(&&*unit)
+    is(Class::Unit, words(text).next().unwrap_or_default())
 }
 
 /// Returns whether a text says that something went wrong, or why a program ended. "0 errors" and "failed=0" say that nothing did.
 fn is_fault(text: &str) -> bool {
     let all: Vec<&str> = words(text).collect();
-    let lower = text.to_lowercase();
-    let ends = ENDS.iter().any(|phrase| {
-        lower.match_indices(phrase).any(|(at, _)| words(&lower[at + phrase.len()..]).next() != Some("0"))
+    let ends = all.windows(2).enumerate().any(|(at, pair)| {
+        let phrase = format!("{}_{}", pair[0], pair[1]).to_lowercase();
+        has(Class::Ends, &phrase) && all.get(at + 2) != Some(&"0")
     });
     let is_none = |word: Option<&&str>| word.is_some_and(|word| ["0", "no", "null", "none"].contains(word));
     ends || all.iter().enumerate().any(|(at, word)| {
         let lower = word.to_lowercase();
-        let names_fault = LEVELS.contains(word)
-            || FAULTS.iter().any(|fault| lower.starts_with(fault))
-            || lower.ends_with("error")
-            || lower.ends_with("exception");
+        let is_level = word.bytes().all(|byte| byte.is_ascii_uppercase()) && has(Class::LevelFault, &lower);
+        let names_fault =
+            is_level || has(Class::Fault, &lower) || lower.ends_with("error") || lower.ends_with("exception");
         // The number stands before its word, or behind it as in `failed=0`.
         let is_counted_before = at > 0 && is_none(all.get(at - 1)) && !is_value(text, all[at - 1]);
         names_fault && !is_counted_before && !(is_none(all.get(at + 1)) && is_value(text, all[at + 1]))
@@ -189,7 +130,7 @@ fn is_value(text: &str, word: &str) -> bool {
 fn limits(sentence: &str) -> bool {
     text::words(sentence).iter().any(|word| {
         let word = word.slice(sentence).to_lowercase().replace('’', "'");
-        LIMITS.contains(&&*word) || word.ends_with("n't")
+        has(Class::Limits, &word) || word.ends_with("n't")
     })
 }
 

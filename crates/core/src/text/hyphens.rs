@@ -4,13 +4,7 @@
 use std::borrow::Cow;
 
 use crate::domain::ByteRange;
-
-/// Words that stand before a hyphen of their own: `well-known` is no divided word, wherever its line ends.
-const COMPOUNDS: [&str; 33] = [
-    "all", "anti", "co", "cross", "ex", "five", "four", "full", "half", "high", "in", "long", "low", "mid",
-    "multi", "non", "off", "on", "one", "open", "part", "post", "pre", "re", "real", "self", "semi", "short",
-    "so", "three", "two", "well", "year",
-];
+use thresher_text::lexicon::{Class, has, is};
 
 /// A text with its divided words joined.
 #[derive(Debug, Clone)]
@@ -68,9 +62,9 @@ pub(super) fn break_end(text: &str, hyphen: usize) -> Option<usize> {
         && second.chars().count() >= 2
         && first.ends_with(char::is_lowercase)
         && second.starts_with(char::is_lowercase)
-        && !COMPOUNDS.contains(&&*first.to_lowercase())
-        // "Ein- und Ausgang"
-        && !["and", "bis", "oder", "or", "und"].contains(&second);
+        // `well-known` is no divided word, wherever its line ends, and "Ein- und Ausgang" has none.
+        && !is(Class::Compound, first)
+        && !has(Class::Joins, second);
     is_divided.then(|| text.len() - rest.len())
 }
 

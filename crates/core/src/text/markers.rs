@@ -1,27 +1,10 @@
 //! Markers: what refers to a source, or numbers an item, and is not part of what a sentence says.
 
 use crate::domain::ByteRange;
+use thresher_text::lexicon::{Class, has};
 
 /// The most digits of a marker's number. Longer ones, such as years, are not markers.
 const DIGITS_MAX: usize = 3;
-
-/// Words before the number of a source, as prompts and frameworks write them.
-const LABELS: [&str; 14] = [
-    "article",
-    "chunk",
-    "citation",
-    "context",
-    "doc",
-    "document",
-    "id",
-    "node",
-    "note",
-    "passage",
-    "ref",
-    "reference",
-    "result",
-    "source",
-];
 
 /// The longest link that is looked for, in bytes.
 const LINK_BYTES_MAX: usize = 500;
@@ -116,13 +99,15 @@ fn is_reference(inside: &str) -> bool {
         let letters = one.bytes().take_while(u8::is_ascii_alphabetic).count();
         let (label, number) = one.split_at(letters);
         let is_label = label.is_empty()
-            || LABELS.iter().any(|known| {
-                let label = label.to_ascii_lowercase();
-                label == *known || label.strip_suffix('s') == Some(*known)
-            }) && number.contains(|c: char| c.is_ascii_digit());
+            || is_source_label(&label.to_ascii_lowercase()) && number.contains(|c: char| c.is_ascii_digit());
         is_label && number.trim_start_matches(SEPARATORS).split(['^', '-', '–', ':', ' ']).all(is_number)
     };
     !inside.is_empty() && inside.split([',', ';']).all(is_one)
+}
+
+/// Returns whether a word stands before the number of a source, as prompts and frameworks write it.
+fn is_source_label(word: &str) -> bool {
+    has(Class::SourceLabel, word) || word.strip_suffix('s').is_some_and(|one| has(Class::SourceLabel, one))
 }
 
 /// Returns the reference in parentheses at the end of a text that names authors and a year.

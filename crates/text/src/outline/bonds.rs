@@ -13,11 +13,12 @@ use std::ops::Range;
 
 use super::{Pieces, markdown::is_item};
 use crate::kind::Kind;
+use crate::lexicon::{Class, is};
 use entries::entries;
-use headings::{is_clause, titles, titles_of_page};
+use headings::{banner, is_clause, titles, titles_of_page};
 use lists::{lists, records, steps, values};
 use pages::{captions, contents, footnotes, interrupted};
-use questions::{QUESTION_LABELS, questions};
+use questions::questions;
 pub(super) use references::is_dependent;
 use references::references;
 
@@ -25,8 +26,8 @@ use references::references;
 const TITLE_BYTES_MAX: usize = 80;
 const TITLE_WORDS_MAX: usize = 10;
 
-/// The longest heading that ends with a full stop, on a line of its own or at the start of a paragraph, in words.
-const STOPPED_TITLE_WORDS_MAX: usize = 5;
+/// The longest label with a full stop at the start of a paragraph, in words.
+const LABEL_WORDS_MAX: usize = 5;
 
 /// A list that must be complete is kept together with its introduction up to this length, in bytes.
 const LIST_BYTES_WHOLE: usize = 450;
@@ -49,6 +50,7 @@ pub(super) fn bind(pieces: &mut Pieces, text: &str, kind: Kind) {
         Kind::Pdf => titles_of_page(pieces, &parts),
         _ => {}
     }
+    banner(pieces, &parts);
     questions(pieces, &parts);
     lists(pieces, &parts);
     values(pieces, &parts);
@@ -91,11 +93,11 @@ impl Part<'_> {
     }
 
     fn is_question(&self) -> bool {
-        self.bare().ends_with(['?', '？', '؟']) || self.has_label(&QUESTION_LABELS)
+        self.bare().ends_with(['?', '？', '؟']) || self.has_label(Class::QuestionLabel)
     }
 
     /// Whether the text begins with a label and a colon, as `Q:`, `Q 12:` or `Frage:`.
-    fn has_label(&self, labels: &[&str]) -> bool {
+    fn has_label(&self, label_class: Class) -> bool {
         let bare = self.bare();
         let letters = bare.find(|c: char| !c.is_alphabetic()).unwrap_or(bare.len());
         let (label, rest) = bare.split_at(letters);
@@ -103,7 +105,7 @@ impl Part<'_> {
         // "a)" and "F." number items and shorten names.
         let is_numbered = bare[letters..].starts_with(|c: char| c.is_ascii_digit());
         let has_colon = rest.starts_with(':') || is_numbered && rest.starts_with(['.', ')']);
-        has_colon && labels.contains(&&*label.to_lowercase())
+        has_colon && is(label_class, label)
     }
 
     fn is_item(&self) -> bool {
@@ -136,20 +138,12 @@ impl Part<'_> {
         self.is_short_line() && (!is_stopped(self.bare()) || is_clause(self.bare())) && !self.is_list_item()
     }
 
-    /// Whether the text is such a line with a full stop: "Help with the cost."
-    fn is_stopped_title(&self) -> bool {
-        self.is_short_line()
-            && self.text.ends_with('.')
-            && self.is_within(STOPPED_TITLE_WORDS_MAX)
-            && !self.is_item()
-    }
-
     /// Whether the text is a label in front of the sentences of its paragraph: "Refunds. The full price …".
     fn is_label(&self) -> bool {
         self.begins_paragraph
             && !self.ends_line
             && self.text.ends_with('.')
-            && self.is_within(STOPPED_TITLE_WORDS_MAX)
+            && self.is_within(LABEL_WORDS_MAX)
     }
 
     /// Whether the text is an item of a list and no numbered heading.
@@ -199,170 +193,4 @@ fn together(pieces: &mut Pieces, parts: &[Part], first: usize, rest: Range<usize
         before = at;
     }
     pieces.require(before, first);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::{Kind, tests::check};
-
-    #[test]
-    fn what_needs_another_piece_requires_it() {
-        let check = |name: &str, text: &str, expect: &[&str]| check(name, Kind::Prose, text, expect);
-        check(
-            "a table of contents",
-            "1 Use ........ 3\n2 Storage ........ 7\n3 Repair ........ 9\nThe pump is red.",
-            &["F 1 Use ........ 3", "F 2 Storage ........ 7", "F 3 Repair ........ 9", "The pump is red."],
-        );
-        check("sentences alone", "The tide rises. The moon pulls.", &[]);
-        check(
-            "a list of prices",
-            "Our menu is small.\nTea ........ 3\nCoffee ........ 3\nCake ........ 5",
-            &[],
-        );
-        check(
-            "an exception",
-            "The bath opens daily. However, it does not open in May. Entry is 3 euros.",
-            &["1 The bath opens daily.", "0 However, it does not open in May.", "Entry is 3 euros."],
-        );
-        check(
-            "who it is about",
-            "Ida Frey painted. She moved to Ulm. The bridge fell.",
-            &["Ida Frey painted.", "0 She moved to Ulm.", "The bridge fell."],
-        );
-        check(
-            "a record alone",
-            "Product: Ridge 40\nWeight: 1.2 kg\nColour: red",
-            &[">1 Product: Ridge 40", "0 Weight: 1.2 kg", "0 Colour: red"],
-        );
-        check(
-            "a clause that another one limits",
-            "2.1 The rent is 80 euros.\n2.2 It is paid in May.\n2.3 Clause 2.1 does not apply to barns.",
-            &[
-                "2 2.1 The rent is 80 euros.",
-                "2.2 It is paid in May.",
-                "0 2.3 Clause 2.1 does not apply to barns.",
-            ],
-        );
-        check(
-            "sections of a law",
-            "§ 3 Rent\nThe rent is low.\n\n§ 4 Pets\nDogs may stay.",
-            &[">1 § 3 Rent", "0 The rent is low.", ">3 § 4 Pets", "2 Dogs may stay."],
-        );
-        check(
-            "questions below a title",
-            "Frequently asked\n\nMay I smoke?\nNo.\n\nMay I sing?\nYes.",
-            &[">1 Frequently asked", "0,2 May I smoke?", "0,1 No.", "0,4 May I sing?", "0,3 Yes."],
-        );
-        check(
-            "steps",
-            "- 5 eggs\n\n1. Heat the oven.\n2. Bake. Wait.\n3. Eat.",
-            &["- 5 eggs", "2 1. Heat the oven.", "1,3 2. Bake.", "1,4 Wait.", "1 3. Eat."],
-        );
-        check(
-            "records",
-            "Name: Ann\nBorn: 1988\n\nName: Bob\nBorn: 1961",
-            &[">1 Name: Ann", "0 Born: 1988", ">3 Name: Bob", "2 Born: 1961"],
-        );
-        check(
-            "labels above their values",
-            "Invoice 12\nTotal\n  80.00\nDue date\n  2 May",
-            &["Invoice 12", "2 Total", "1 80.00", "4 Due date", "3 2 May"],
-        );
-        check(
-            "a label above several lines",
-            "Invoice 12\nTotal\n  80.00\nReadings\n  41.5\n  38.2",
-            &["Invoice 12", "2 Total", "1 80.00", "4 Readings", "3,5 41.5", "3 38.2"],
-        );
-        check(
-            "entries of a help text",
-            "OPTIONS\n  -a, --all\n    Stash all. This is slow.\n\n    Clean up.\n\n  -u, --untracked\n    When used, stash more.",
-            &[
-                ">1 OPTIONS",
-                "0 -a, --all/    Stash all.",
-                "0,1 This is slow.",
-                "0,1 Clean up.",
-                "0 -u, --untracked/    When used, stash more.",
-            ],
-        );
-        check(
-            "terms of a manual",
-            "Tide\n\n    The sea rises. It falls.\n\nMoon\n    It pulls.\n\n    Always.",
-            &[">1 Tide", "0 The sea rises.", "0,1 It falls.", "4,>4 Moon", "3 It pulls.", "3 Always."],
-        );
-        check("lines of a song", "red apples\n\nblue plums\n\ngreen pears", &[]);
-        check(
-            "a reference",
-            "Rust is a fungus. That is wrong.",
-            &["1 Rust is a fungus.", "0 That is wrong."],
-        );
-        check(
-            "a subject further up",
-            "The pump is old. It leaks. It is loud.",
-            &["The pump is old.", "0 It leaks.", "0 It is loud."],
-        );
-        check(
-            "possessives, and a pronoun behind a phrase",
-            "Ada built two mills. Her son sold them. In 1929 she left. After Eve died, she came back.",
-            &[
-                "Ada built two mills.",
-                "0 Her son sold them.",
-                "0 In 1929 she left.",
-                "After Eve died, she came back.",
-            ],
-        );
-        for own in ["In 1903 Ada said she left.", "On Monday Eve said she left."] {
-            check(
-                "a subject of its own",
-                &format!("Rain fell. {own} She died."),
-                &["Rain fell.", own, "1 She died."],
-            );
-        }
-        check(
-            "the owner, in the sentence before",
-            "Ada was a painter. In 1929 she opened a school. Its roof leaked.",
-            &["Ada was a painter.", "0 In 1929 she opened a school.", "1 Its roof leaked."],
-        );
-        check(
-            "the person meant, behind a sentence about something else",
-            "Max ran the kiln. Arthur joined in May. By 1900 the firm had grown. His glazes sold. It closed.",
-            &[
-                "Max ran the kiln.",
-                "Arthur joined in May.",
-                "By 1900 the firm had grown.",
-                "1 His glazes sold.",
-                "2 It closed.",
-            ],
-        );
-        check(
-            "no exception",
-            "Bees build. Their hives never move.",
-            &["Bees build.", "0 Their hives never move."],
-        );
-        check(
-            "a question among sentences",
-            "The mill is old. When was it built? Parish records name 1790.",
-            &["The mill is old.", "2 When was it built?", "Parish records name 1790."],
-        );
-        check(
-            "questions and answers",
-            "Q: May I bring a dog? A: No.\nQ: May I smoke? A: Outside.",
-            &["1 Q: May I bring a dog?", "0 A: No.", "3 Q: May I smoke?", "2 A: Outside."],
-        );
-        check(
-            "a clause and its text",
-            "4.1 Notice\nEither side may end it.\n4.2 Rent\nIt is paid monthly.",
-            &[">1 4.1 Notice", "0 Either side may end it.", ">3 4.2 Rent", "2 It is paid monthly."],
-        );
-        check(
-            "all of a list",
-            "You must bring:\n- a towel\n- a key",
-            &["1,>1 You must bring:", "0,2 - a towel", "0 - a key"],
-        );
-        check("one of a list", "We sell:\n- towels\n- keys", &[">1 We sell:", "0 - towels", "0 - keys"]);
-        check(
-            "a label of a paragraph",
-            "Refunds. The price is paid back.\n\nHelp with costs. Write to us.",
-            &[">1 Refunds.", "0 The price is paid back.", ">3 Help with costs.", "2 Write to us."],
-        );
-    }
 }

@@ -11,7 +11,8 @@ mod turn;
 
 pub(super) use turn::{Format, format};
 
-use super::{Pieces, Sentences, line::Line, line::lines, line::span};
+use super::{Pieces, Sentences};
+use crate::line::{Line, lines, span};
 use crate::range::ByteRange;
 
 /// The longest turn that is one piece, in bytes.
@@ -37,7 +38,7 @@ pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
         return Pieces::default();
     }
     let first = &turns[0].bytes;
-    let above = super::line::trimmed(text, 0, first.start);
+    let above = crate::line::trimmed(text, 0, first.start);
     if !above.is_empty() {
         pieces.prose(text, above, &[], sentences);
     }
@@ -64,9 +65,9 @@ fn turns<'a>(text: &'a str, lines: &[Line<'a>], format: Format) -> Vec<Turn<'a>>
 fn write(pieces: &mut Pieces, text: &str, turn: &Turn, sentences: &Sentences) -> std::ops::Range<usize> {
     if turn.bytes.len() > TURN_BYTES_WHOLE {
         let said_at = turn.bytes.end - turn.said.len();
-        let said = super::line::trimmed(text, said_at, turn.bytes.end);
+        let said = crate::line::trimmed(text, said_at, turn.bytes.end);
         if sentences(said.slice(text)).len() > 1 {
-            let name = super::line::trimmed(text, turn.bytes.start, said.start);
+            let name = crate::line::trimmed(text, turn.bytes.start, said.start);
             let requires = Vec::from_iter((!name.is_empty()).then(|| pieces.frame(name, &[])));
             return pieces.prose(text, said, &requires, sentences);
         }
@@ -77,36 +78,7 @@ fn write(pieces: &mut Pieces, text: &str, turn: &Turn, sentences: &Sentences) ->
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Kind, tests::check};
-
-    #[test]
-    fn turns_begin_in_many_ways() {
-        let check = |name: &str, text: &str, expect: &[&str]| check(name, Kind::Chat, text, expect);
-        check(
-            "times",
-            "[09:02] Mia: a\nb\n[09:03] Tom: c\n[09:04] Mia: d",
-            &["[09:02] Mia: a/b", "[09:03] Tom: c", "[09:04] Mia: d"],
-        );
-        check("roles", "User: a\nAssistant: b", &["User: a", "Assistant: b"]);
-        check("bold", "**Ann**: a\n**Bob**: b\n**Ann**: c", &["**Ann**: a", "**Bob**: b", "**Ann**: c"]);
-        check("angles", "<ann> a\n<bob> b\n<ann> c", &["<ann> a", "<bob> b", "<ann> c"]);
-        check(
-            "export",
-            "Ann  9:02 AM\na\nBob  9:03 AM\nb\nAnn  9:04 AM\nc",
-            &["Ann  9:02 AM/a", "Bob  9:03 AM/b", "Ann  9:04 AM/c"],
-        );
-        check(
-            "time behind",
-            "Ann (09:02): a\nBob (09:03): b\nAnn (09:05): c",
-            &["Ann (09:02): a", "Bob (09:03): b", "Ann (09:05): c"],
-        );
-        check(
-            "a title",
-            "Call 7\nAnn: a\nBob: b\nAnn: c\nBob: d",
-            &["Call 7", "Ann: a", "Bob: b", "Ann: c", "Bob: d"],
-        );
-        check("a list of facts", "Director: A\nWriter: B\nMusic: C\nYear: D", &[]);
-    }
+    use super::super::Kind;
 
     #[test]
     fn a_long_turn_is_divided() {

@@ -12,7 +12,9 @@
 mod source;
 mod statement;
 
-use super::{Pieces, line::Line, line::lines, line::span};
+use super::Pieces;
+use crate::lexicon::{Class, has};
+use crate::line::{Line, lines, span};
 use source::Source;
 use statement::{Clause, Form, Statement, clauses, statements};
 use std::ops::Range;
@@ -207,14 +209,12 @@ struct Part {
 /// Returns whether a line names a function, and does not only steer what happens.
 fn is_signature(text: &str) -> bool {
     let word = text.split(|c: char| !c.is_alphanumeric()).next().unwrap_or("");
-    let steers =
-        ["if", "for", "while", "switch", "match", "try", "do", "return", "with", "select", "else", "case"];
-    text.contains('(') && !word.is_empty() && !steers.contains(&word)
+    text.contains('(') && !word.is_empty() && !has(Class::Steers, word)
 }
 
 fn closes(text: &str) -> bool {
     text.starts_with(['}', ')', ']'])
-        || ["end", "fi", "done", "esac"].iter().any(|word| text.starts_with(word))
+        || has(Class::Closes, text.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! Grammars: which signs make a text of a kind. A grammar is a value; a text is of the kind whose grammar has the best score, and prose if
 //! none is better than [`PROSE`]: prose that is taken for something else loses more than anything else that is taken for prose.
 
-use super::line::lines;
 use super::sign::{Sign, Signs, signs};
 use crate::kind::Kind;
+use crate::line::lines;
 use Sign::*;
 
 /// How much of a text is read, in bytes.

@@ -11,7 +11,8 @@
 mod tag;
 mod tree;
 
-use super::{Pieces, Sentences, line::Line};
+use super::{Pieces, Sentences};
+use crate::line::Line;
 use crate::range::ByteRange;
 use tag::Class;
 use tree::Node;
@@ -285,39 +286,5 @@ impl Writer<'_, '_> {
                 self.top().has_text_below |= self.headings.len() > self.open[self.open.len() - 1].headings;
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::{Kind, tests::check};
-
-    #[test]
-    fn blocks_require_their_headings_and_lists() {
-        let check = |name: &str, text: &str, expect: &[&str]| check(name, Kind::Html, text, expect);
-        check("paragraphs", "<h1>A</h1><p>b</p><p>c</p>", &["F <h1>A</h1>", "0 <p>b</p>", "0 <p>c</p>"]);
-        check("no closing tags", "<ul><li>a<li>b</ul>", &["F 3 <ul>", "0 <li>a", "0 <li>b", "F 0 </ul>"]);
-        check(
-            "table",
-            "<table><tr><th>A</th></tr><tr><td>1</td></tr></table>",
-            &["F 3 <table>", "F 0 <tr><th>A</th></tr>", "R 0,1 <tr><td>1</td></tr>", "F 0 </table>"],
-        );
-        check(
-            "definitions",
-            "<dl><dt>a<dd>b<dt>c<dd>d</dl>",
-            &["F 3 <dl>", "0 <dt>a<dd>b", "0 <dt>c<dd>d", "F 0 </dl>"],
-        );
-        check(
-            "junk",
-            "<nav><a>x</a></nav><script>if (a<b) {}</script><p>y</p>",
-            &["F <nav><a>x</a></nav>", "F <script>if (a<b) {}</script>", "<p>y</p>"],
-        );
-        check(
-            "sections end headings",
-            "<section><h2>A</h2><p>b</p></section><p>c</p>",
-            &["F <section>", "F <h2>A</h2>", "1 <p>b</p>", "F </section>", "<p>c</p>"],
-        );
-        check("cut off", "rest</p><p>b</p><p cl", &["rest", "F </p>", "<p>b</p>", "<p cl"]);
-        check("no tags", "a < b and b > c", &[]);
     }
 }

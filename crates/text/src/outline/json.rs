@@ -11,6 +11,7 @@
 mod reader;
 
 use super::{Joint, Pieces};
+use crate::lexicon::{Class, is};
 use crate::range::ByteRange;
 use reader::{Form, Node, Nodes};
 
@@ -22,29 +23,6 @@ const ELEMENT_BYTES_SHARED: usize = 48;
 const IDENTITY_BYTES_MAX: usize = 160;
 /// The most members that say what record they belong to.
 const IDENTITIES_MAX: usize = 3;
-/// The keys of members that say what record they belong to.
-const IDENTITY_KEYS: [&str; 20] = [
-    "id",
-    "uuid",
-    "guid",
-    "iid",
-    "name",
-    "title",
-    "key",
-    "slug",
-    "number",
-    "sku",
-    "code",
-    "label",
-    "subject",
-    "path",
-    "fullname",
-    "username",
-    "service",
-    "environment",
-    "type",
-    "kind",
-];
 
 /// Returns whether a text can be JSON, or a part of it: it has a key, or is a whole value. The reader takes brackets
 /// and quotes in any text for JSON, and would write commas between the pieces of a log.
@@ -228,46 +206,11 @@ fn identities(text: &str, nodes: &Nodes, first: usize, end: usize) -> Vec<usize>
         let is_short = matches!(node.form, Form::Scalar) && node.end - node.start <= IDENTITY_BYTES_MAX;
         if is_short && !node.key.is_empty() {
             short = short.or(Some(index));
-            if IDENTITY_KEYS.iter().any(|name| name.eq_ignore_ascii_case(node.key.slice(text))) {
+            if is(Class::Identity, node.key.slice(text)) {
                 named.push(index);
             }
         }
         index = node.next;
     }
     if named.is_empty() { Vec::from_iter(short) } else { named }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::{Kind, tests::check};
-
-    #[test]
-    fn members_require_their_record() {
-        let long = "x".repeat(250);
-        let check = |name: &str, text: &str, expect: &[&str]| {
-            let expect: Vec<String> = expect.iter().map(|line| line.replace("LONG", &long)).collect();
-            let expect: Vec<&str> = expect.iter().map(String::as_str).collect();
-            check(name, Kind::Json, &text.replace("LONG", &long), &expect);
-        };
-        check("short", r#"{"a": 1, "b": [2]}"#, &[r#"{"a": 1, "b": [2]}"#]);
-        check(
-            "long",
-            r#"{"name":"n","b":"LONG","c":3}"#,
-            &["F 4 {", r#"0 "name":"n""#, r#"0,1 "b":"LONG""#, r#"0,1 "c":3"#, "F 0 }"],
-        );
-        check(
-            "nested",
-            r#"{"b":["LONG",1,2]}"#,
-            &["F 5 {", r#"F 0,4 "b":["#, r#"1 "LONG""#, "1 1,2", "F 1 ]", "F 0 }"],
-        );
-        check("cut off", r#"{"a":1,"b":"LONG"#, &["F {", r#"0 "a":1"#, r#"0,1 "b":"LONG"#]);
-        check(
-            "begins in the middle",
-            r#"rest", "id": 7, "c": 3}, {"id": 8}"#,
-            &[r#"rest""#, r#""id": 7"#, r#"1 "c": 3"#, "F }", r#"{"id": 8}"#],
-        );
-        check("lines", "{\"a\":1}\n{\"a\":2}", &["{\"a\":1}", "{\"a\":2}"]);
-        check("comments", "{\"a\":1} // {", &["{\"a\":1}", "// {"]);
-        check("prose", "No braces here.", &[]);
-    }
 }

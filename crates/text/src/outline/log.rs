@@ -12,7 +12,9 @@ mod trace;
 
 pub(super) use report::is_report;
 
-use super::{Pieces, line::Line, line::lines, line::span, stamp};
+use super::{Pieces, stamp};
+use crate::lexicon::{Class, has};
+use crate::line::{Line, lines, span};
 use crate::range::ByteRange;
 
 /// The longest piece of an event, in bytes.
@@ -21,11 +23,6 @@ const EVENT_BYTES_MAX: usize = 2000;
 const DIAGNOSTIC_LINES_MAX: usize = 6;
 /// How far into a line an access log has its point in time, in bytes.
 const ACCESS_BYTES: usize = 120;
-/// The levels that a line of a log can begin with.
-const LEVELS: [&str; 14] = [
-    "TRACE", "DEBUG", "INFO", "NOTICE", "WARN", "WARNING", "ERROR", "FATAL", "CRITICAL", "SEVERE", "ERR",
-    "CRIT", "ALERT", "EMERG",
-];
 /// What a line begins with that is made of keys and values, or of JSON.
 const KEYED: [&str; 12] = [
     "time=",
@@ -225,7 +222,14 @@ fn begins_with_level(line: &str) -> bool {
     let word = line.trim_start_matches(['[', '<']);
     let end = word.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(word.len());
     let is_marked = end < word.len() || word.len() < line.len();
-    is_marked && LEVELS.contains(&&word[..end])
+    is_marked && is_level(&word[..end])
+}
+
+/// Returns whether a word is a level as loggers write it, in capitals.
+pub(super) fn is_level(word: &str) -> bool {
+    word.len() > 1
+        && word.bytes().all(|byte| byte.is_ascii_uppercase())
+        && has(Class::Level, &word.to_ascii_lowercase())
 }
 
 /// `#7 1.204 npm warn`: a step of a build, with its number.
@@ -266,17 +270,7 @@ fn part_end(text: &str, start: usize, end: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Kind, tests::check};
-
-    #[test]
-    fn events_begin_with_a_point_in_time() {
-        let check = |name: &str, text: &str, expect: &[&str]| check(name, Kind::Log, text, expect);
-        check("stack trace", "10:00:01 a\n  at b\nc\n10:00:02 d", &["10:00:01 a/  at b/c", "10:00:02 d"]);
-        check("no points in time", "a\nb\n  c\nd", &["a", "b/  c", "d"]);
-        check("levels", "INFO a\nWARN b", &["INFO a", "WARN b"]);
-        check("begins in the middle", "  at b\n10:00:02 d", &["  at b", "10:00:02 d"]);
-        check("columns", "AGE   TYPE\n58m   a\n57m   b", &["F AGE   TYPE", "0 58m   a", "0 57m   b"]);
-    }
+    use super::super::Kind;
 
     #[test]
     fn a_long_event_is_divided() {

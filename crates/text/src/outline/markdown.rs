@@ -9,10 +9,11 @@
 
 mod block;
 
-use super::{Pieces, Sentences, code, line::Line, line::lines, line::span, table};
+use super::{Pieces, Sentences, code, table};
+use crate::line::{Line, fence, fences, lines, span};
 use crate::range::ByteRange;
+pub(super) use block::is_item;
 use block::{Block, block_of};
-pub(super) use block::{fence, heading_level, is_item};
 
 /// The largest fenced code block that is one piece, in bytes.
 const CODE_BYTES_WHOLE: usize = 600;
@@ -32,9 +33,10 @@ pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
         lead: None,
         list_lead: None,
     };
+    let fences = fences(&lines);
     let mut at = 0;
     while at < lines.len() {
-        let (block, end) = block_of(&lines, at);
+        let (block, end) = block_of(&lines, &fences, at);
         writer.block(&block, &lines[at..end]);
         at = end;
     }
@@ -159,33 +161,12 @@ impl Writer<'_, '_> {
         }
         let requires = self.requires(item);
         let pieces = self.pieces.prose(self.text, bytes, &requires, self.sentences);
-        if bytes.slice(self.text).ends_with(':') {
+        // "(in thousands of euros)" above a table says what its numbers are.
+        let text = bytes.slice(self.text);
+        if text.ends_with(':')
+            || text.starts_with('(') && text.ends_with(')') && bytes.len() <= HEADING_BYTES_SHORT
+        {
             self.lead = pieces.last();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::{Kind, tests::check};
-
-    #[test]
-    fn blocks_require_their_headings() {
-        let check = |name: &str, text: &str, expect: &[&str]| check(name, Kind::Markdown, text, expect);
-        check(
-            "levels",
-            "# A\n## B\nOne. Two.\n# C\nThree.",
-            &["F # A", "F 0 ## B", "1 One.", "1 Two.", "F # C", "4 Three."],
-        );
-        check("list", "See:\n\n- a\n- b:\n  - c\n- d", &[">1 See:", "0 - a", "0,3 - b:", "2   - c", "0 - d"]);
-        check("underlined", "A\n---\ntext", &["F A/---", "0 text"]);
-        check(
-            "table",
-            "# A\n| x | y |\n|---|---|\n| 1 | 2 |",
-            &["F # A", "F 0 | x | y |/|---|---|", "R 0,1 | 1 | 2 |"],
-        );
-        check("fence", "# A\n```\n# b\n\nc\n```", &["F # A", "0 ```/# b//c/```"]);
-        check("front matter", "---\na: b\n---\n# A\ntext", &["---/a: b/---", "F # A", "1 text"]);
-        check("only headings", "# A\n## B", &[]);
     }
 }

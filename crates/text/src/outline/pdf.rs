@@ -17,7 +17,9 @@
 //! A row is one piece, so that its label and its numbers are kept together or not at all. It requires the heading above
 //! it and the header of its table.
 
-use super::{Pieces, Sentences, line::Line, line::lines, line::span};
+use super::{Pieces, Sentences};
+use crate::lexicon::{Class, has, is, is_within};
+use crate::line::{Line, lines, span};
 use crate::range::ByteRange;
 
 /// The longest line that is a heading or the beginning of a label, in bytes.
@@ -36,9 +38,6 @@ const ROWS_MIN: usize = 3;
 const CELLS_SHARE: f64 = 0.12;
 
 const CAPTION_PIECES_MAX: usize = 3;
-
-/// What the labels of rows begin with below which a heading no longer holds.
-const TOTALS: [&str; 5] = ["total", "subtotal", "summe", "gesamt", "insgesamt"];
 
 /// The longest name of a column that stands in a line of its own, in bytes.
 const COLUMN_BYTES_MAX: usize = 32;
@@ -221,13 +220,7 @@ impl Page<'_, '_> {
         let names =
             (open..first).rev().take_while(is_text).take_while(|&line| is_column_name(self.lines[line].text));
         let count = names.clone().count();
-        // "Europe" and then "Revenue" again: the line above the first row names a part of the table, not a column.
-        let label = self.lines[first].text.trim();
-        let is_again = || {
-            (end..self.lines.len())
-                .any(|line| self.kinds[line] == LineKind::Text && self.lines[line].text.trim() == label)
-        };
-        if count > 1 && (cells..=cells + 1).contains(&count) && !is_again() { first - count } else { first }
+        if count > 1 && (cells..=cells + 1).contains(&count) { first - count } else { first }
     }
 
     fn header(&mut self, first: usize, end: usize) {
@@ -285,8 +278,9 @@ impl Page<'_, '_> {
         self.begins_table = false;
         // Not a row that a question compares with all others: "total" and "average" are names of rows here.
         let row = self.pieces.push(self.range(first, end), &requires);
-        let label = self.pieces.list[row].bytes.slice(self.text).to_lowercase();
-        if TOTALS.iter().any(|name| label.starts_with(name)) {
+        let label = self.pieces.list[row].bytes.slice(self.text);
+        let first = label.split_whitespace().next().unwrap_or_default().to_lowercase();
+        if is_within(Class::Total, &first) {
             self.heading = None;
         }
     }
@@ -297,9 +291,7 @@ fn continues(line: &str, next: &str) -> bool {
     let (line, next) = (line.trim(), next.trim());
     let begins_small = next.starts_with(|c: char| c.is_lowercase() || c == '(');
     let is_open = line.ends_with([',', '-', '–', '—', '&', '/'])
-        || ["and", "or", "of", "to", "the", "for", "in", "from", "by", "on", "with", "net"]
-            .iter()
-            .any(|word| line.rsplit(' ').next() == Some(*word));
+        || line.rsplit(' ').next().is_some_and(|word| has(Class::Open, word));
     !line.is_empty() && !next.is_empty() && (begins_small || is_open) && !line.ends_with([':', '.'])
 }
 
@@ -315,10 +307,7 @@ fn is_column_name(line: &str) -> bool {
 /// Returns whether a text names a table: "Table 2.1 Applications", and not "Table 2 shows".
 fn is_caption(text: &str) -> bool {
     let mut words = text.split_whitespace();
-    let is_table = matches!(
-        words.next(),
-        Some("Table" | "Tabelle" | "Tab." | "Tableau" | "Tabla" | "Exhibit" | "Schedule")
-    );
+    let is_table = words.next().is_some_and(|word| is(Class::Caption, word.trim_end_matches('.')));
     let is_numbered = words
         .next()
         .is_some_and(|number| number.starts_with(|c: char| c.is_ascii_digit() || c.is_ascii_uppercase()));
@@ -333,42 +322,7 @@ fn columns(line: &str) -> usize {
 /// Returns whether a line above years says what the columns are: a period, a date, or a unit.
 fn names_columns(line: &str) -> bool {
     let line = line.trim().to_lowercase();
-    let words = [
-        "year",
-        "month",
-        "quarter",
-        "period",
-        "week",
-        "ended",
-        "ending",
-        "fiscal",
-        "as of",
-        "million",
-        "thousand",
-        "billion",
-        "except",
-        "per share",
-        "unaudited",
-        "audited",
-        "january",
-        "february",
-        "march",
-        "april",
-        "may ",
-        "june",
-        "july",
-        "august",
-        "september",
-        "october",
-        "november",
-        "december",
-        "in $",
-        "usd",
-        "eur",
-        "change",
-        "note",
-    ];
-    line.len() <= LABEL_BYTES_MAX && words.iter().any(|word| line.contains(word))
+    line.len() <= LABEL_BYTES_MAX && is_within(Class::Period, &line)
 }
 
 /// Returns what each line is. A single year above cells is a label, as in a table of payments by year.
@@ -469,7 +423,6 @@ pub(super) fn is_year(word: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::super::grammar;
-    use super::super::tests::check;
     use super::*;
     use crate::kind::Kind;
 
@@ -505,45 +458,6 @@ $ 1.92
 $ 1.70
 41
 ";
-
-    #[test]
-    fn a_row_is_a_label_with_all_its_cells() {
-        check(
-            "a page",
-            Kind::Pdf,
-            PAGE,
-            &[
-                ">3 Northern Ferries plc",
-                ">3 Consolidated statement of income",
-                "F Year ended March 31,/(in thousands)/2024/2023",
-                "2 Revenue/$/48,210/$/44,907",
-                "2 Cost of crews and fuel/(21,330)/(20,118)",
-                "F 2 Operating expenses:",
-                "2,5 Maintenance/6,204//5,870",
-                "2,5 Gains from the sale of vessels, net of/costs to sell/-/1,140",
-                "Ferries are depreciated over thirty years.",
-                "The pier is/leased from the harbour authority.",
-                "2 Earnings per share/$ 1.92/$ 1.70/41",
-            ],
-        );
-        check(
-            "cells in the line of their label",
-            Kind::Pdf,
-            "Fiscal year\n2024 2023\nRevenue $ 48,210 $ 44,907\nCrews (21,330) (20,118)\nHarbour dues ........ 310",
-            &[
-                "F Fiscal year/2024 2023",
-                "0 Revenue $ 48,210 $ 44,907",
-                "0 Crews (21,330) (20,118)",
-                "0 Harbour dues ........ 310",
-            ],
-        );
-        check(
-            "years are labels, too",
-            Kind::Pdf,
-            "Payments\n2025\n1,200\n2026\n1,300\nThereafter\n9,000",
-            &["F Payments", "0 2025/1,200", "0 2026/1,300", "0 Thereafter/9,000"],
-        );
-    }
 
     #[test]
     fn pages_are_told_from_other_texts() {

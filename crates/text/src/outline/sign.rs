@@ -1,8 +1,9 @@
 //! Signs: what the single lines of a text look like. Knows lines and how they stand together, and no kind; `grammar` says which signs make a
 //! text of a kind.
 
-use super::{chat, html, line::Line, log, mail, markdown, pdf, subtitles, table};
+use super::{chat, html, log, mail, markdown, pdf, subtitles, table};
 use crate::lexicon::{Class, has};
+use crate::line::{Line, fence, fences, heading_level};
 
 /// What a line can look like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,13 +96,15 @@ impl Signs {
 /// Returns the signs of each of the lines of `text` that are not blank.
 pub(super) fn signs(text: &str, lines: &[Line]) -> Vec<Signs> {
     let mut signs = vec![Signs::default(); lines.len()];
-    let mut is_fenced = false;
-    for (line, signs) in lines.iter().zip(&mut signs) {
-        let is_fence = markdown::fence(line.text).is_some();
-        signs.set(Sign::Fence, is_fence);
-        is_fenced ^= is_fence;
-        if !is_fence && !is_fenced {
-            of_line(line.text, signs);
+    let fences = fences(lines);
+    // Where the fenced block ends that a line stands in.
+    let mut fenced_to = 0;
+    for (at, line) in lines.iter().enumerate() {
+        fenced_to = fences[at].map_or(fenced_to, |close| close + 1);
+        let is_fence = fence(line.text).is_some();
+        signs[at].set(Sign::Fence, is_fence);
+        if !is_fence && at >= fenced_to {
+            of_line(line.text, &mut signs[at]);
         }
     }
     of_text(text, lines, &mut signs);
@@ -115,14 +118,14 @@ fn of_line(line: &str, signs: &mut Signs) {
     signs.set(Sign::Event, log::begins_event(line));
     signs.set(Sign::Level, has_level(text));
     signs.set(Sign::Command, text.starts_with("$ "));
-    signs.set(Sign::Heading, text.starts_with('#') && markdown::heading_level(line).is_some());
+    signs.set(Sign::Heading, text.starts_with('#') && heading_level(line).is_some());
     signs.set(Sign::Item, markdown::is_item(text));
     signs.set(Sign::Bar, table::is_bar_row(text));
     signs.set(Sign::Comment, is_comment(line));
     signs.set(Sign::Strong, is_strong(text));
     signs.set(Sign::Code, is_code(text) || is_strong(text));
     signs.set(Sign::Setting, is_setting(line));
-    signs.set(Sign::Term, crate::lines::is_option(text));
+    signs.set(Sign::Term, crate::line::is_option(text));
     signs.set(Sign::Words, is_prose(text) && !is_comment(line));
     signs.set(Sign::WideRow, pdf::is_wide_row(line));
 }

@@ -1,14 +1,10 @@
 //! Points in time at the beginning of a line. Knows how logs and chats write them, and must not know what
 //! stands behind them.
 
+use crate::lexicon::{Class, is};
+
 /// The most words that a point in time is made of.
 const WORDS_MAX: usize = 7;
-const MONTHS: [&str; 12] =
-    ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"];
-const DAYS: [&str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
-/// Names of time zones and halves of the day.
-const SUFFIXES: [&str; 12] =
-    ["am", "pm", "utc", "gmt", "cet", "cest", "est", "edt", "pst", "pdt", "ist", "z"];
 
 /// Returns the length of the point in time that `line` begins with, brackets around it included. It must have
 /// a time of day: a date alone also begins an ordinary sentence.
@@ -52,11 +48,10 @@ enum Part {
 fn part(word: &str) -> Option<Part> {
     let first = word.bytes().next()?;
     if first.is_ascii_alphabetic() {
-        let is_in = |names: &[&str]| names.iter().any(|name| name.eq_ignore_ascii_case(word));
-        return if is_in(&MONTHS) || is_in(&DAYS) {
+        return if is(Class::Month, word) || is(Class::Weekday, word) {
             Some(Part::Date)
         } else {
-            is_in(&SUFFIXES).then_some(Part::Suffix)
+            is(Class::Zone, word).then_some(Part::Suffix)
         };
     }
     if matches!(first, b'+' | b'-') {

@@ -4,7 +4,8 @@
 //! - Subtitles without full stops, as programs make them, are divided every [`CUES_UNSTOPPED`] cues.
 //! - What is before the first cue, and every block without a time, is a piece of its own or, if it is for programs, a frame.
 
-use super::{Pieces, bonds, line::Line, line::lines, line::span};
+use super::{Pieces, bonds};
+use crate::line::{Line, lines, span};
 use crate::range::ByteRange;
 
 /// The most cues in one piece.
@@ -114,37 +115,4 @@ fn ends_sentence(block: &[Line]) -> bool {
     let last = block.last().map_or("", |line| line.text.trim_end());
     let last = last.strip_suffix('>').and_then(|last| last.rfind('<').map(|at| &last[..at])).unwrap_or(last);
     last.trim_end_matches(|c: char| "\"'”’»*".contains(c)).ends_with(|c: char| ".!?…。！？)]♪".contains(c))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::{Kind, grammar::kind_of, tests::check};
-
-    #[test]
-    fn a_piece_has_all_cues_of_a_sentence() {
-        let srt = "1\n00:00:01,000 --> 00:00:02,000\nThe mill used\n\n2\n00:00:02,000 --> 00:00:03,000\nten kilowatts.\n\n3\n00:00:04,000 --> 00:00:05,000\nGood.";
-        check(
-            "numbered cues",
-            Kind::Subtitles,
-            srt,
-            &[
-                "1/00:00:01,000 --> 00:00:02,000/The mill used//2/00:00:02,000 --> 00:00:03,000/ten kilowatts.",
-                "3/00:00:04,000 --> 00:00:05,000/Good.",
-            ],
-        );
-        assert_eq!(kind_of(srt), Kind::Subtitles);
-        let vtt = "WEBVTT\n\nNOTE by Ann\n\n00:01.000 --> 00:02.000 align:start\n<v Ann>We said\n00:02.000 --> 00:03.000\nno.</v>\n00:03.000 --> 00:04.000\nYes.";
-        check(
-            "without identifiers and blank lines",
-            Kind::Subtitles,
-            vtt,
-            &[
-                "F WEBVTT",
-                "NOTE by Ann",
-                "00:01.000 --> 00:02.000 align:start/<v Ann>We said/00:02.000 --> 00:03.000/no.</v>",
-                "00:03.000 --> 00:04.000/Yes.",
-            ],
-        );
-        assert_ne!(kind_of("The arrow --> points at it.\nSo does 12 --> 13."), Kind::Subtitles);
-    }
 }

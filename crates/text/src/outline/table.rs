@@ -10,7 +10,8 @@ mod cells;
 use cells::{Cells, is_rule};
 pub(super) use cells::{Form, are_aligned, form, is_bar_row};
 
-use super::{Pieces, Sentences, line::Line, line::lines, line::span, markdown};
+use super::{Pieces, Sentences, markdown};
+use crate::line::{Line, lines, span};
 use crate::range::ByteRange;
 
 /// How many rows decide whether the line above them is a header.
@@ -210,46 +211,4 @@ fn is_number(cell: &str) -> bool {
     let digits = cell.bytes().filter(u8::is_ascii_digit).count();
     let is_year = cell.len() == 4 && digits == 4 && (cell.starts_with("19") || cell.starts_with("20"));
     cell.is_empty() || !is_year && digits > 0 && cell.chars().all(|c| !c.is_alphabetic())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::{Kind, tests::check};
-
-    #[test]
-    fn rows_require_their_header() {
-        let check = |name: &str, text: &str, expect: &[&str]| check(name, Kind::Table, text, expect);
-        check(
-            "bars",
-            "Title\n\n| A | B |\n|---|---|\n| 1 | 2 |",
-            &["Title", "F | A | B |/|---|---|", "R 1 | 1 | 2 |"],
-        );
-        check("no header", "| 1 | 2 |\n| 3 | 4 |", &["R | 1 | 2 |", "R | 3 | 4 |"]);
-        check("names above numbers", "n,x,y\na,1,2\nb,3,4", &["F n,x,y", "R 0 a,1,2", "R 0 b,3,4"]);
-        check("words", "n,x,y\na,b,c\nd,e,f", &["n,x,y", "R 0 a,b,c", "R 0 d,e,f"]);
-        check("from the middle", "a,1,2\nb,3,4\nc,5,6", &["R a,1,2", "R b,3,4", "R c,5,6"]);
-        check("quotes", "n,x,y\n\"a\nb\",1,2\nc,3,4", &["F n,x,y", "R 0 \"a/b\",1,2", "R 0 c,3,4"]);
-        check("tabs", "n\tx\na\t1\nb\t2", &["F n\tx", "R 0 a\t1", "R 0 b\t2"]);
-        check(
-            "columns",
-            "List 1\nName   Age  City\nAnn      3  Rome\n                and Bari\nBob     12  Oslo",
-            &[
-                "List 1",
-                "F Name   Age  City",
-                "R 1 Ann      3  Rome/                and Bari",
-                "R 1 Bob     12  Oslo",
-            ],
-        );
-        check(
-            "underline",
-            "N    X    Y\n---  ---  ---\na    b    c\nd    e    f",
-            &["F N    X    Y/---  ---  ---", "R 0 a    b    c", "R 0 d    e    f"],
-        );
-        check(
-            "groups",
-            "| A | B | C |\n|---|---|---|\n| North | | |\n| a | 1 | 2 |",
-            &["F | A | B | C |/|---|---|---|", "0 | North | | |", "R 0,1 | a | 1 | 2 |"],
-        );
-        check("prose", "One line.\nAnother line.", &[]);
-    }
 }

@@ -145,6 +145,24 @@ fn damaged(random: &mut fastrand::Rng, text: &str) -> String {
     text
 }
 
+/// Each block of `samples/pieces.txt` is a line with a kind and a name, a text, and below `=>` its pieces as [`check`] shows them. A kind
+/// that is `detected` is what the text looks like.
+#[test]
+fn pieces_require_what_they_need() {
+    let blocks: Vec<&str> = include_str!("samples/pieces.txt").split("@@@@ ").skip(1).collect();
+    for block in blocks {
+        let (head, rest) = block.split_once('\n').expect("a head");
+        let (text, expect) = rest.split_once("\n=>\n").expect("a text and its pieces");
+        let (kind, name) = head.split_once(": ").expect("a kind and a name");
+        let named = kind.trim_end_matches(" detected");
+        let kind = KINDS.into_iter().find(|of| format!("{of:?}").to_lowercase() == named).expect(head);
+        if head.contains(" detected: ") {
+            assert_eq!(kind_of(text), kind, "{name}");
+        }
+        check(name, kind, text, &expect.lines().collect::<Vec<_>>());
+    }
+}
+
 #[test]
 fn every_text_has_sound_pieces_in_every_kind() {
     let mut random = fastrand::Rng::with_seed(7);

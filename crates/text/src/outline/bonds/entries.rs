@@ -2,7 +2,7 @@
 //! blank lines in between.
 
 use super::{Part, Pieces, TITLE_BYTES_MAX};
-use crate::lines::is_option;
+use crate::line::is_option;
 
 /// The fewest terms of a text that is divided into entries, unless one of them is an option of a command.
 const TERMS_MIN: usize = 2;

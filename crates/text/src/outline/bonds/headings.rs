@@ -2,8 +2,8 @@
 
 use super::super::pdf::is_year;
 use super::lists::begins_list;
-use super::references::is_dependent;
 use super::{Part, Pieces, TITLE_BYTES_MAX, TITLE_WORDS_MAX};
+use crate::lexicon::{Class, has_word};
 
 /// Returns how many levels the number has with which a text begins: 1 for `2. Rent`, 2 for `4.3 Release` and `D.2 Extension`.
 pub(super) fn levels(text: &str) -> Option<usize> {
@@ -34,18 +34,9 @@ pub(super) fn is_clause(text: &str) -> bool {
 
 /// Lets sentences require the line above them that names them.
 pub(super) fn titles(pieces: &mut Pieces, parts: &[Part]) {
-    let is_stopped = |at: &usize| {
-        let next = parts.get(at + 1);
-        // "It is." below a question is an answer.
-        let answers = is_dependent(parts[*at].bare()) || *at > 0 && parts[at - 1].is_question();
-        parts[*at].is_stopped_title()
-            && !answers
-            && next.is_some_and(|next| next.begins_line && next.text.len() > parts[*at].text.len())
-    };
     let is_label =
         |at: &usize| parts[*at].is_label() && parts.get(at + 1).is_some_and(|next| !next.begins_line);
     let has_labels = (0..parts.len()).filter(is_label).nth(1).is_some();
-    let has_stopped = (0..parts.len()).filter(is_stopped).nth(1).is_some();
     // The headings above, each with its levels; one without a number has none. What stands less deep than the first line below a heading is
     // not below it.
     let mut above: Vec<(usize, usize)> = Vec::new();
@@ -64,7 +55,6 @@ pub(super) fn titles(pieces: &mut Pieces, parts: &[Part]) {
         }
         let own = levels(part.bare());
         let could_be = part.is_title()
-            || has_stopped && is_stopped(&at)
             || own == Some(1)
                 && !part.text.starts_with(['*', '-', '•'])
                 && part.is_short_line()
@@ -101,6 +91,23 @@ pub(super) fn titles(pieces: &mut Pieces, parts: &[Part]) {
             pieces.list[at].introduces = Some(at + 1);
         }
     }
+}
+
+/// Among how many pieces at its beginning a text says that it does not hold.
+const BANNER_PIECES: usize = 4;
+
+/// Lets a text require a short line above it that says that it does not hold, or not yet: "Status: superseded".
+pub(super) fn banner(pieces: &mut Pieces, parts: &[Part]) {
+    let is_banner = |part: &&Part| {
+        part.begins_line
+            && part.ends_line
+            && !part.is_row
+            && part.text.len() <= TITLE_BYTES_MAX
+            && part.is_within(TITLE_WORDS_MAX)
+            && has_word(Class::Banner, part.text)
+    };
+    let Some(banner) = parts.iter().take(BANNER_PIECES).position(|part| is_banner(&part)) else { return };
+    (banner + 1..parts.len()).for_each(|below| pieces.require(below, banner));
 }
 
 /// The most lines between a title of a page and what it introduces.

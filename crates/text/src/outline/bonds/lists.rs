@@ -1,56 +1,14 @@
 //! Lists: items and what introduces them, steps, and the fields of records.
 
-use super::pages::{RUNNING_LINES_MAX, is_running};
-use super::questions::ANSWER_LABELS;
+use super::pages::is_running;
 use super::{ANSWER_BYTES_WHOLE, LIST_BYTES_WHOLE, Part, Pieces, TITLE_BYTES_MAX, together};
+use crate::lexicon::{Class, has_word};
 
 /// The longest name of a field of a record, in bytes.
 const FIELD_BYTES_MAX: usize = 40;
 
 /// The most lines of a value below its label, as of an address.
 const VALUE_LINES_MAX: usize = 4;
-
-/// The fewest fields of a record that stands alone, and the names of its first field.
-const RECORD_FIELDS_MIN: usize = 3;
-const WHOSE: [&str; 16] = [
-    "artikel", "company", "customer", "employee", "item", "model", "name", "nom", "nombre", "patient",
-    "product", "produit", "produkt", "site", "station", "title",
-];
-
-/// Words by which an introduction says that all of its items belong together.
-const ALL_OF: [&str; 31] = [
-    "all",
-    "alle",
-    "allen",
-    "bedingungen",
-    "benötigt",
-    "both",
-    "bring",
-    "conditions",
-    "each",
-    "erforderlich",
-    "every",
-    "folgende",
-    "following",
-    "have",
-    "if",
-    "include",
-    "includes",
-    "must",
-    "mitbringen",
-    "mitzubringen",
-    "muss",
-    "müssen",
-    "need",
-    "needs",
-    "nur",
-    "provided",
-    "required",
-    "requires",
-    "sofern",
-    "unless",
-    "wenn",
-];
 
 /// Lets a label and the indented lines below it require each other: "Due date" says nothing without the date in the next line, and the line
 /// after it says something else.
@@ -104,11 +62,13 @@ pub(super) fn lists(pieces: &mut Pieces, parts: &[Part]) {
                 parents.retain(|(_, indent)| *indent < parts[part].indent);
                 let parent = parents.last().map(|(parent, _)| *parent);
                 pieces.require(part, parent.unwrap_or(at));
-                // "Bicycles outside the home:" says nothing without the limits below it.
+                // "Outside the home:" says nothing without the items below it.
                 if let Some(parent) = parent.filter(|parent| parent + 1 == part) {
-                    let end = (part..end)
-                        .find(|&next| parts[next].begins_line && parts[next].indent <= parts[parent].indent);
-                    together(pieces, parts, parent, part..end.unwrap_or(part + 1), ANSWER_BYTES_WHOLE);
+                    let is_out = |next: &usize| {
+                        parts[*next].begins_line && parts[*next].indent <= parts[parent].indent
+                    };
+                    let end = (part..end).find(is_out).unwrap_or(part + 1);
+                    together(pieces, parts, parent, part..end, ANSWER_BYTES_WHOLE);
                 }
                 parents.push((part, parts[part].indent));
             } else {
@@ -182,9 +142,7 @@ pub(super) fn records(pieces: &mut Pieces, parts: &[Part]) {
     let names: Vec<Option<&str>> = runs.iter().map(|&(first, _)| field(first)).collect();
     for (run, &(first, end)) in runs.iter().enumerate() {
         let is_record = run.checked_sub(1).is_some_and(|before| names[before] == names[run])
-            || names.get(run + 1).is_some_and(|next| *next == names[run])
-            || end - first >= RECORD_FIELDS_MIN
-                && names[run].is_some_and(|name| WHOSE.contains(&&*name.to_lowercase()));
+            || names.get(run + 1).is_some_and(|next| *next == names[run]);
         if is_record {
             (first + 1..end).for_each(|field| pieces.require_as_context(field, first));
             pieces.list[first].introduces = Some(first + 1);
@@ -203,7 +161,7 @@ pub(super) fn begins_list(parts: &[Part], intro: usize) -> bool {
             || above.introduces()
                 && first.begins_line
                 && !first.text.starts_with('>')
-                && !above.has_label(&ANSWER_LABELS)
+                && !above.has_label(Class::AnswerLabel)
                 && !above.is_question())
 }
 
@@ -231,14 +189,7 @@ pub(super) fn list_end(parts: &[Part], intro: usize) -> usize {
         };
         let is_out = is_sub && part.begins_line && part.indent <= above.indent;
         if !continues || is_out {
-            // A list can go on below the end of a page.
-            let rest = &parts[end..];
-            let between =
-                rest.iter().take(RUNNING_LINES_MAX).take_while(|part| is_running(part.text)).count();
-            match rest.get(between).filter(|next| between > 0 && has_marker && next.is_list_item()) {
-                Some(_) => end += between,
-                None => break,
-            }
+            break;
         }
         end += 1;
     }
@@ -254,6 +205,5 @@ fn names_items(parts: &[Part], intro: usize) -> bool {
 
 /// Returns whether an introduction says that all of its items belong together.
 fn says_all(intro: &str) -> bool {
-    let mut words = intro.split(|c: char| !c.is_alphanumeric()).map(str::to_lowercase);
-    words.any(|word| ALL_OF.contains(&&*word))
+    has_word(Class::AllOf, intro)
 }

@@ -2,11 +2,12 @@
 
 use super::{CHAIN_MAX, LIST_BYTES_WHOLE, Part, Pieces, TITLE_BYTES_MAX, TITLE_WORDS_MAX, together};
 use crate::kind::Kind;
-use crate::lines::has_leader;
+use crate::lexicon::{Class, is, is_phrase};
+use crate::line::has_leader;
 use crate::outline::Piece;
 
 /// The most lines of the end of one page and the beginning of the next, and the longest of them, in bytes.
-pub(super) const RUNNING_LINES_MAX: usize = 4;
+const RUNNING_LINES_MAX: usize = 4;
 const RUNNING_BYTES_MAX: usize = 120;
 
 /// How far above a footnote its marks are looked for, in pieces, and how many of them are found.
@@ -17,16 +18,6 @@ const FOOTNOTE_MARKS_MAX: usize = 8;
 /// have numbers of sections, or its name stands above them; otherwise the dots may lead to prices.
 pub(super) fn contents(pieces: &mut Pieces, text: &str) {
     const LINES_MIN: usize = 3;
-    const NAMES: [&str; 8] = [
-        "contents",
-        "table of contents",
-        "inhalt",
-        "inhaltsverzeichnis",
-        "sommaire",
-        "table des matières",
-        "índice",
-        "indice",
-    ];
     let line = |piece: &Piece| piece.bytes.slice(text).trim_matches(['#', '*', ' ', ':']).to_lowercase();
     let page = |piece: &Piece| {
         let line = piece.bytes.slice(text);
@@ -38,7 +29,7 @@ pub(super) fn contents(pieces: &mut Pieces, text: &str) {
     while at < pages.len() {
         let rises = |next: usize| pages[next].is_some() && (next == at || pages[next] >= pages[next - 1]);
         let end = (at..pages.len()).find(|&next| !rises(next)).unwrap_or(pages.len());
-        let is_named = || at > 0 && NAMES.contains(&&*line(&pieces.list[at - 1]));
+        let is_named = || at > 0 && is_phrase(Class::Contents, &line(&pieces.list[at - 1]));
         let numbered = pieces.list[at..end]
             .iter()
             .filter(|piece| piece.bytes.slice(text).starts_with(|c: char| c.is_ascii_digit()))
@@ -52,11 +43,9 @@ pub(super) fn contents(pieces: &mut Pieces, text: &str) {
 
 /// Lets the sentences of a caption require its number and each other: "Figure 4. Light at the canopy. The line is …".
 pub(super) fn captions(pieces: &mut Pieces, parts: &[Part]) {
-    const NAMES: [&str; 9] =
-        ["abb.", "abbildung", "fig.", "figure", "tab.", "tabelle", "table", "tableau", "tabla"];
     for at in 0..parts.len() {
         let mut words = parts[at].text.split_whitespace();
-        let is_name = words.next().is_some_and(|word| NAMES.contains(&&*word.to_lowercase()));
+        let is_name = words.next().is_some_and(|word| is(Class::Caption, word.trim_end_matches('.')));
         let has_number = words.next().is_some_and(|word| word.starts_with(|c: char| c.is_ascii_digit()));
         if is_name && has_number && words.next().is_none() && parts[at].begins_line {
             let end = (at + 1..parts.len()).find(|&next| parts[next].begins_line).unwrap_or(parts.len());

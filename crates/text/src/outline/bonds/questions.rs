@@ -1,7 +1,7 @@
 //! Questions: answers and the questions that they answer.
 
-use super::references::{SUBJECT_REACH, first_word};
 use super::{ANSWER_BYTES_WHOLE, CHAIN_MAX, Part, Pieces, together};
+use crate::lexicon::Class;
 
 /// The longest answer that says nothing without its question, in words.
 const SHORT_ANSWER_WORDS_MAX: usize = 3;
@@ -12,22 +12,15 @@ const ANSWER_PIECES_MAX: usize = 8;
 /// One question in so many pieces makes a text a list of questions.
 const PIECES_PER_QUESTION_MAX: usize = 6;
 
-/// Labels of questions and of answers, without the number and the colon after them.
-pub(super) const QUESTION_LABELS: [&str; 8] =
-    ["q", "question", "frage", "f", "pregunta", "pergunta", "domanda", "p"];
-pub(super) const ANSWER_LABELS: [&str; 9] =
-    ["a", "answer", "antwort", "respuesta", "resposta", "réponse", "risposta", "r", "ans"];
-
 /// Lets answers require their questions, and questions their answers.
 pub(super) fn questions(pieces: &mut Pieces, parts: &[Part]) {
     let questions: Vec<usize> =
         (0..parts.len()).filter(|&at| parts[at].is_question() && !parts[at].is_row).collect();
-    let has_labels = questions.iter().any(|&at| parts[at].has_label(&QUESTION_LABELS))
-        && parts.iter().any(|part| part.has_label(&ANSWER_LABELS));
+    let has_labels = questions.iter().any(|&at| parts[at].has_label(Class::QuestionLabel))
+        && parts.iter().any(|part| part.has_label(Class::AnswerLabel));
     let lines = questions.iter().filter(|&&at| parts[at].begins_line).count();
     let is_dense = questions.len() * PIECES_PER_QUESTION_MAX >= parts.len();
     let is_list = has_labels || is_dense && (lines >= 2 || questions.len() >= 3);
-    let mut follows = 0;
     for (index, &question) in questions.iter().enumerate() {
         let next = questions.get(index + 1).copied().unwrap_or(parts.len());
         // "Frage:" on a line of its own.
@@ -52,24 +45,14 @@ pub(super) fn questions(pieces: &mut Pieces, parts: &[Part]) {
         answer.clone().for_each(|part| pieces.require(part, question));
         pieces.require(question, question + 1);
         together(pieces, parts, question, answer, ANSWER_BYTES_WHOLE);
-        // "I moved. What then?"
-        let sentences = (question.saturating_sub(SUBJECT_REACH)..question)
-            .rev()
-            .take_while(|&before| !parts[before + 1].begins_line && !parts[before].is_question());
-        sentences.for_each(|before| pieces.require(question, before));
-        let asks = parts[question].bare();
-        let asks = if parts[question].has_label(&QUESTION_LABELS) {
-            asks.split_once(':').map_or(asks, |(_, asks)| asks.trim())
-        } else {
-            asks
-        };
-        let refers = ["and", "und", "or", "oder", "then"].contains(&&*first_word(asks));
-        follows = if refers { follows + 1 } else { 0 };
-        if let Some(before) = index
-            .checked_sub(1)
-            .map(|before| questions[before])
-            .filter(|_| (1..=CHAIN_MAX).contains(&follows))
+        // "I moved. What then?" needs what is said before it in its line.
+        let mut before = question;
+        while before > 0
+            && question - before < CHAIN_MAX
+            && !parts[before].begins_line
+            && !parts[before - 1].is_question()
         {
+            before -= 1;
             pieces.require(question, before);
         }
     }

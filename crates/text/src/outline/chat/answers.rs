@@ -2,6 +2,7 @@
 
 use super::super::Pieces;
 use super::Turn;
+use crate::lexicon::{Class, has};
 
 /// How many turns after a question can answer it.
 const ANSWER_TURNS: usize = 3;
@@ -9,43 +10,14 @@ const ANSWER_TURNS: usize = 3;
 const NAMED_ANSWER_TURNS: usize = 6;
 /// The longest answer that says little without its question, in bytes.
 const ANSWER_BYTES_SHORT: usize = 200;
-/// The longest turn that agrees with an answer, in bytes, and the most of them.
-const AGREEMENT_BYTES: usize = 60;
-const AGREEMENTS_MAX: usize = 3;
-/// Words of which such a turn has one.
-const AGREEMENTS: [&str; 26] = [
-    "agree",
-    "agreed",
-    "einverstanden",
-    "fine",
-    "good",
-    "great",
-    "gut",
-    "ja",
-    "let's",
-    "nein",
-    "no",
-    "nope",
-    "ok",
-    "okay",
-    "oui",
-    "passt",
-    "perfect",
-    "same",
-    "sounds",
-    "sure",
-    "sí",
-    "vale",
-    "works",
-    "yeah",
-    "yep",
-    "yes",
-];
+/// How many earlier turns of a speaker a turn takes back.
+const TAKEN_BACK_TURNS: usize = 3;
 /// The longest turn that says nothing of its own, in bytes: "one moment", "ok".
 const FILLER_BYTES: usize = 24;
 
-/// Lets questions require their answers, and short answers their questions.
+/// Lets questions require their answers, short answers their questions, and turns those that take them back.
 pub(super) fn link(pieces: &mut Pieces, turns: &[Turn]) {
+    corrections(pieces, turns);
     for (index, turn) in turns.iter().enumerate() {
         let Some(asks) = question_piece(pieces, turn) else { continue };
         let Some(answer) = answer(turns, index) else { continue };
@@ -55,12 +27,27 @@ pub(super) fn link(pieces: &mut Pieces, turns: &[Turn]) {
         if turn.said.len() <= ANSWER_BYTES_SHORT {
             pieces.require(piece, asks);
         }
-        // "Fine with me." "Yes, let's do that.": a question to all is decided by the last of several.
-        for more in agreements(turns, index, answer).filter_map(|more| more.pieces.clone().next()) {
-            pieces.require(asks, more);
-            pieces.require(more, asks);
+    }
+}
+
+/// Lets what a speaker said require the turn in which the same speaker takes it back: "Then scratch that, we take the other one."
+fn corrections(pieces: &mut Pieces, turns: &[Turn]) {
+    for (at, turn) in turns.iter().enumerate().filter(|(_, turn)| takes_back(turn.said)) {
+        let Some(correction) = turn.pieces.clone().next() else { continue };
+        let before = turns[..at].iter().rev().filter(|other| is_same(other.speaker, turn.speaker));
+        for piece in before.take(TAKEN_BACK_TURNS).filter_map(|other| other.pieces.clone().next()) {
+            pieces.require(piece, correction);
         }
     }
+}
+
+fn takes_back(said: &str) -> bool {
+    let words: Vec<String> = said
+        .split(|c: char| !c.is_alphanumeric())
+        .filter(|word| !word.is_empty())
+        .map(str::to_lowercase)
+        .collect();
+    words.windows(2).any(|pair| has(Class::TakesBack, &pair.join("_")))
 }
 
 /// Returns the piece of a turn that asks something: its last one with a question mark.
@@ -100,19 +87,6 @@ fn answer(turns: &[Turn], index: usize) -> Option<usize> {
     if answers(&first) { Some(*first) } else { near.iter().find(says_something).or(Some(first)).copied() }
 }
 
-/// Returns the short turns of others that follow the answer of a question as short, without a break.
-fn agreements<'a>(turns: &'a [Turn], question: usize, answer: usize) -> impl Iterator<Item = &'a Turn<'a>> {
-    let (asks, first) = (&turns[question], &turns[answer]);
-    let is_short = |turn: &Turn| turn.said.len() <= AGREEMENT_BYTES && !is_question(turn.said);
-    let agrees = move |turn: &&Turn| {
-        let mut words = turn.said.split(|c: char| !c.is_alphanumeric() && c != '\'');
-        let is_other = !is_same(turn.speaker, asks.speaker) && !is_same(turn.speaker, first.speaker);
-        is_other && is_short(turn) && words.any(|word| AGREEMENTS.contains(&&*word.to_lowercase()))
-    };
-    let count = if is_short(first) && !names(asks.said, first.speaker) { AGREEMENTS_MAX } else { 0 };
-    turns[answer + 1..].iter().take_while(agrees).take(count)
-}
-
 fn is_same(one: &str, other: &str) -> bool {
     one.eq_ignore_ascii_case(other)
 }
@@ -136,14 +110,6 @@ fn names(said: &str, speaker: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::super::super::{Kind, tests};
-
-    #[test]
-    fn a_question_to_all_is_answered_by_several() {
-        let text = "Ann: So we rent the barn?\nBob: Fine with me.\nEve: Same here.\nTom: Yes, do it.\nEve: I paid for the lamps.\nAnn: Next point.";
-        let pieces = tests::pieces(text, Kind::Chat);
-        assert_eq!(pieces[0].requires, [1, 2, 3]);
-        assert!(pieces[1..4].iter().all(|piece| piece.requires == [0]));
-    }
 
     #[test]
     fn a_question_finds_its_answer() {

@@ -1,6 +1,8 @@
 //! How a turn of a chat begins. Knows the formats of programs and of transcripts.
 
-use super::super::{line::Line, stamp};
+use super::super::stamp;
+use crate::lexicon::{Class, is};
+use crate::line::Line;
 
 /// The longest name of a speaker, in bytes.
 const NAME_BYTES_MAX: usize = 40;
@@ -8,42 +10,6 @@ const NAME_WORDS_MAX: usize = 4;
 /// How many lines decide how the turns of a chat begin.
 const LINES_READ: usize = 400;
 const SPEAKERS_MAX: usize = 64;
-/// The speakers of chats with an assistant and of support chats, which no other text is made of.
-const ROLES: [&str; 12] = [
-    "user",
-    "assistant",
-    "human",
-    "ai",
-    "bot",
-    "customer",
-    "agent",
-    "operator",
-    "interviewer",
-    "interviewee",
-    "caller",
-    "moderator",
-];
-/// Words before a colon that name no speaker.
-const NO_NAMES: [&str; 18] = [
-    "info",
-    "warn",
-    "warning",
-    "error",
-    "debug",
-    "fatal",
-    "trace",
-    "note",
-    "http",
-    "https",
-    "todo",
-    "fixme",
-    "tip",
-    "usage",
-    "example",
-    "source",
-    "caution",
-    "important",
-];
 
 /// How the turns of a chat begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,9 +108,9 @@ fn is_chat(format: Format, lines: &[&str]) -> bool {
     speakers.len() >= 2 && (are_roles || is_dense && speak_again)
 }
 
-/// Returns whether a name is that of a part, such as "User".
+/// Returns whether a name is that of a part, such as "User": no other text than a chat is made of those.
 fn is_role(name: &str) -> bool {
-    ROLES.iter().any(|role| role.eq_ignore_ascii_case(name))
+    is(Class::Role, name)
 }
 
 fn timed(line: &str) -> Option<Head<'_>> {
@@ -220,6 +186,7 @@ fn is_nickname(name: &str) -> bool {
         && (1..=NAME_WORDS_MAX).contains(&words)
         && name.contains(char::is_alphabetic)
         && name.chars().all(|c| is_letter(c) || !c.is_ascii())
-        && !NO_NAMES.iter().any(|no| no.eq_ignore_ascii_case(name))
+        && !is(Class::NoName, name)
+        && !is(Class::Level, name)
         && (words == 1 || name.chars().any(char::is_uppercase) || !name.is_ascii())
 }

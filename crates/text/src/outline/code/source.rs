@@ -1,42 +1,8 @@
 //! What the lines of a program look like: indents, comments, strings over several lines. Knows no language,
 //! only what most of them share.
 
-use super::super::line::Line;
-
-const CLOSING_WORDS: [&str; 9] =
-    ["end", "fi", "done", "esac", "endif", "endfunction", "endforeach", "endwhile", "endfor"];
-/// Words that continue the block above them with another part, as "else" does.
-const CLAUSE_WORDS: [&str; 12] = [
-    "else", "elif", "elsif", "elseif", "except", "finally", "catch", "rescue", "ensure", "then", "do",
-    "where",
-];
-/// Words that continue a statement of SQL on a new line.
-const SQL_WORDS: [&str; 22] = [
-    "FROM",
-    "WHERE",
-    "JOIN",
-    "LEFT",
-    "RIGHT",
-    "INNER",
-    "CROSS",
-    "GROUP",
-    "ORDER",
-    "SET",
-    "VALUES",
-    "AND",
-    "OR",
-    "ON",
-    "HAVING",
-    "LIMIT",
-    "UNION",
-    "RETURNING",
-    "USING",
-    "WHEN",
-    "AS",
-    "SELECT",
-];
-const IMPORT_WORDS: [&str; 9] =
-    ["import", "from", "use", "using", "#include", "package", "require", "require_once", "extern"];
+use crate::lexicon::{Class, has};
+use crate::line::Line;
 
 /// What a line does to the lines around it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,18 +103,18 @@ fn opening(bytes: &[u8], at: usize) -> Option<&'static str> {
 fn role_of(text: &str) -> Role {
     let word_end = text.find(|c: char| !c.is_alphanumeric() && c != '_' && c != '#').unwrap_or(text.len());
     let word = &text[..word_end];
-    let is_word = |words: &[&str]| words.contains(&word);
     if is_comment(text) {
         Role::Comment
     } else if is_decorator(text) {
         Role::Decorator
-    } else if text.starts_with(['}', ')', ']']) || is_word(&CLOSING_WORDS) && is_bare(&text[word_end..]) {
+    } else if text.starts_with(['}', ')', ']']) || has(Class::Closes, word) && is_bare(&text[word_end..]) {
         Role::Close
-    } else if is_clause(word, &text[word_end..]) || is_operator(text) || is_word(&SQL_WORDS) || text == "{" {
+    } else if is_clause(word, &text[word_end..]) || is_operator(text) || is_query_clause(word) || text == "{"
+    {
         Role::Continue
     } else if is_inner(word, text) {
         Role::Inner
-    } else if is_word(&IMPORT_WORDS) && !text.ends_with(['{', '(']) && text.contains([' ', '<', '"']) {
+    } else if has(Class::Imports, word) && !text.ends_with(['{', '(']) && text.contains([' ', '<', '"']) {
         Role::Import
     } else {
         Role::Plain
@@ -182,7 +148,12 @@ fn is_clause(word: &str, rest: &str) -> bool {
     // In a configuration file, such a word can be a key with a value.
     let is_key = rest.trim_start().starts_with('=')
         || rest.starts_with(": ") && matches!(word, "do" | "then" | "where");
-    CLAUSE_WORDS.contains(&word) && !is_key
+    has(Class::Clause, word) && !is_key
+}
+
+/// Returns whether a word continues a query on a new line. In small letters, such words also begin lines of programs.
+fn is_query_clause(word: &str) -> bool {
+    word.bytes().all(|byte| byte.is_ascii_uppercase()) && has(Class::QueryClause, &word.to_ascii_lowercase())
 }
 
 fn is_operator(text: &str) -> bool {

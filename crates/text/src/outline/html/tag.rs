@@ -1,5 +1,8 @@
 //! The tags of HTML. Knows where a tag ends, and what its name means for the division of a page.
 
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
 use crate::range::ByteRange;
 
 /// The longest tag, in bytes. What is longer is a "less than" sign in a text, or a tag that is cut off.
@@ -36,44 +39,38 @@ pub(super) enum Class {
     Wrapper,
 }
 
-/// The names of each class; every other element is inline.
-const NAMES: [(Class, &[&str]); 11] = [
-    (Class::Void, &["meta", "link", "base", "hr", "!doctype", "?xml", "wbr", "col", "source"]),
-    (Class::Raw, &["script", "style", "title", "!--", "template", "textarea"]),
-    (Class::Junk, &["nav", "svg", "noscript", "iframe", "canvas"]),
-    (Class::Heading(1), &["h1"]),
-    (Class::Heading(2), &["h2"]),
-    (Class::Heading(3), &["h3", "h4", "h5", "h6"]),
-    (Class::Caption, &["caption", "legend", "summary"]),
-    (Class::Row, &["tr", "pre"]),
-    (Class::Cell, &["td", "th"]),
-    (Class::List, &["table", "thead", "tbody", "tfoot", "ul", "ol", "dl"]),
-    (Class::Block, &["p", "li", "dt", "dd", "blockquote", "figcaption", "address", "button"]),
-];
-const WRAPPERS: [&str; 19] = [
-    "html", "head", "body", "div", "main", "section", "article", "header", "footer", "aside", "figure",
-    "form", "fieldset", "details", "hgroup", "center", "menu", "dialog", "colgroup",
-];
+/// The classes of the elements in `tags.txt`, by the names of the elements.
+static CLASSES: LazyLock<HashMap<&str, Class>> = LazyLock::new(|| {
+    let mut classes = HashMap::new();
+    for line in include_str!("tags.txt").lines().filter(|line| !line.starts_with('#')) {
+        let (class, names) = line.split_once(' ').expect("a class and its elements");
+        for name in names.split(' ') {
+            let class = match class {
+                "void" => Class::Void,
+                "raw" => Class::Raw,
+                "junk" => Class::Junk,
+                "heading" => Class::Heading(name.as_bytes()[1] - b'0'),
+                "caption" => Class::Caption,
+                "row" => Class::Row,
+                "cell" => Class::Cell,
+                "list" => Class::List,
+                "block" => Class::Block,
+                "wrapper" => Class::Wrapper,
+                _ => Class::Inline,
+            };
+            classes.insert(name, class);
+        }
+    }
+    classes
+});
 
-/// The inline elements that a part of a page can begin with.
-const INLINE: [&str; 20] = [
-    "a", "b", "i", "u", "em", "strong", "span", "code", "br", "img", "input", "label", "select", "option",
-    "small", "time", "sup", "sub", "picture", "video",
-];
-
+/// Returns whether an element is an inline one that a part of a page can begin with.
 pub(super) fn is_inline(name: &str) -> bool {
-    INLINE.iter().any(|other| name.eq_ignore_ascii_case(other))
+    CLASSES.get(&*name.to_ascii_lowercase()) == Some(&Class::Inline)
 }
 
 pub(super) fn class_of(name: &str) -> Class {
-    let is = |other: &&str| name.eq_ignore_ascii_case(other);
-    if WRAPPERS.iter().any(is) {
-        return Class::Wrapper;
-    }
-    if name.len() == 2 && name.starts_with(['h', 'H']) && matches!(name.as_bytes()[1], b'4'..=b'6') {
-        return Class::Heading(name.as_bytes()[1] - b'0');
-    }
-    NAMES.iter().find(|(_, names)| names.iter().any(is)).map_or(Class::Inline, |(class, _)| *class)
+    CLASSES.get(&*name.to_ascii_lowercase()).copied().unwrap_or(Class::Inline)
 }
 
 /// Returns whether a text begins as a page does.

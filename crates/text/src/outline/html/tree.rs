@@ -1,8 +1,8 @@
 //! Reads HTML, whole or broken, into a list of elements and runs of text with their places. Knows which
 //! elements end without a closing tag. Must not know which element becomes a piece.
 
-use super::super::line::trimmed;
 use super::tag::{Class, Tag, class_of, next_tag, raw_end};
+use crate::line::trimmed;
 use crate::range::ByteRange;
 
 /// How many elements may stand inside each other; deeper ones are text.
@@ -177,27 +177,20 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// Which elements that are open end where others begin.
+const ENDS: [(&str, &str); 8] = [
+    ("h1 h2 h3 h4 h5 h6", "h1 h2 h3 h4 h5 h6 p ul ol table section article"),
+    ("li", "li"),
+    ("dt dd", "dt dd"),
+    ("td th", "td th tr thead tbody tfoot"),
+    ("tr", "tr thead tbody tfoot"),
+    ("thead tbody tfoot", "thead tbody tfoot"),
+    ("caption", "tr thead tbody tfoot"),
+    ("head", "body"),
+];
+
 /// Returns whether an element that is open ends where another one begins, as an item does at the next item.
 fn ends_before(open: &str, name: &str) -> bool {
-    let is = |one: &str, names: &[&str]| names.iter().any(|other| one.eq_ignore_ascii_case(other));
-    let is_heading = |name: &str| name.len() == 2 && name.as_bytes()[1].is_ascii_digit();
-    if is(open, &["p"]) {
-        true
-    } else if is_heading(open) {
-        is_heading(name) || is(name, &["p", "ul", "ol", "table", "section", "article"])
-    } else if is(open, &["li"]) {
-        is(name, &["li"])
-    } else if is(open, &["dt", "dd"]) {
-        is(name, &["dt", "dd"])
-    } else if is(open, &["td", "th"]) {
-        is(name, &["td", "th", "tr", "thead", "tbody", "tfoot"])
-    } else if is(open, &["tr"]) {
-        is(name, &["tr", "thead", "tbody", "tfoot"])
-    } else if is(open, &["thead", "tbody", "tfoot", "caption"]) {
-        is(name, &["thead", "tbody", "tfoot"]) || is(open, &["caption"]) && is(name, &["tr"])
-    } else if is(open, &["head"]) {
-        is(name, &["body"])
-    } else {
-        false
-    }
+    let is_in = |one: &str, names: &str| names.split(' ').any(|other| one.eq_ignore_ascii_case(other));
+    is_in(open, "p") || ENDS.iter().any(|(ends, before)| is_in(open, ends) && is_in(name, before))
 }

@@ -1,7 +1,7 @@
 //! Reads JSON, whole or cut off, into a list of values with their places. Knows quotes, brackets and
 //! comments. Must not judge: a value that makes no sense is a value of its own.
 
-use super::super::line::trimmed;
+use crate::line::trimmed;
 use crate::range::ByteRange;
 
 /// How many objects and arrays may stand inside each other; what is deeper is one value.

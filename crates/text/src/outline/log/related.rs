@@ -1,6 +1,5 @@
 //! Events of a log that share an identifier: a request, an order, a process. Knows what identifiers and levels look
 //! like. A word that occurs in one event only relates nothing, and one that occurs in many names no single thing.
-//! An error right after another error of the same thing requires it: that one mostly says why.
 
 use super::super::Pieces;
 use super::stamp;
@@ -13,12 +12,6 @@ const EVENTS_MAX: usize = 12;
 /// The most identifiers of one event, which bounds the work for a long one.
 const IDENTIFIERS_MAX: usize = 40;
 const RELATED_MAX: usize = 6;
-/// The levels of errors and of other events, and among how many words at the beginning of an event its level is.
-const ERRORS: [&str; 9] = ["alert", "crit", "critical", "emerg", "err", "error", "fatal", "panic", "severe"];
-const OTHERS: [&str; 6] = ["debug", "info", "notice", "trace", "warn", "warning"];
-const LEVEL_WORDS_MAX: usize = 8;
-/// The most errors in a row that require each the one before.
-const CAUSES_MAX: usize = 2;
 /// How many events before and after one with the same identifier are related to it.
 const REACH: usize = 2;
 
@@ -46,37 +39,6 @@ pub(super) fn link(pieces: &mut Pieces, text: &str) {
         related.sort_unstable();
         pieces.list[event].related = related;
     }
-    let is_error: Vec<bool> = pieces.list.iter().map(|piece| is_error(piece.bytes.slice(text))).collect();
-    // How many errors of the same thing stand right before each event.
-    let mut causes = vec![0; pieces.len()];
-    for (event, words) in identifiers.iter().enumerate().filter(|(event, _)| is_error[*event]) {
-        let before = words.iter().filter_map(|word| before(&events[word], event)).max();
-        if let Some(cause) = before.filter(|&cause| is_error[cause] && causes[cause] < CAUSES_MAX) {
-            causes[event] = causes[cause] + 1;
-            let piece = &mut pieces.list[event];
-            // It is not scored as what it requires.
-            piece.contexts = piece.contexts.min(piece.requires.len());
-            pieces.require(event, cause);
-        }
-    }
-}
-
-/// Returns the event before `event` in a list of events with the same identifier.
-fn before(events: &[usize], event: usize) -> Option<usize> {
-    let at = events.binary_search(&event).ok()?;
-    events.get(at.checked_sub(1)?).copied().filter(|_| events.len() <= EVENTS_MAX)
-}
-
-/// Returns whether the level at the beginning of an event is that of an error.
-fn is_error(event: &str) -> bool {
-    let head = &event[stamp::length(event).unwrap_or(0)..];
-    let head = head.lines().next().unwrap_or_default();
-    let mut words = head.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
-    let level = words.by_ref().take(LEVEL_WORDS_MAX).find_map(|word| {
-        let is_one_of = |levels: &[&str]| levels.iter().any(|level| word.eq_ignore_ascii_case(level));
-        is_one_of(&ERRORS).then_some(true).or_else(|| is_one_of(&OTHERS).then_some(false))
-    });
-    level == Some(true)
 }
 
 /// Returns the events next to `event` in a list of events with the same identifier.
@@ -116,22 +78,6 @@ fn is_identifier(word: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_error_requires_the_one_right_before_it() {
-        let lines = [
-            "2026-01-05 10:00:00 INFO job=k-77 started",
-            "2026-01-05 10:00:02 ERROR store job=k-77 quota exceeded",
-            "2026-01-05 10:00:02 INFO error handler of job=k-78 loaded",
-            "2026-01-05 10:00:03 ERROR queue job=k-77 aborted",
-            "2026-01-05 10:00:09 INFO job=k-77 started",
-            "2026-01-05 10:00:10 ERROR queue job=k-77 aborted again",
-        ];
-        let pieces = super::super::outline(&lines.join("\n")).list;
-        let requires: Vec<_> = pieces.iter().map(|piece| &*piece.requires).collect();
-        assert_eq!(requires, [&[][..], &[], &[], &[1], &[], &[]]);
-        assert_eq!(pieces[3].contexts, 0);
-    }
 
     #[test]
     fn identifiers_are_words_with_digits() {

@@ -3,7 +3,8 @@
 
 use std::collections::HashMap;
 
-use super::super::{Pieces, line::Line, line::span, line::trimmed};
+use super::super::Pieces;
+use crate::line::{Line, span, trimmed};
 use crate::range::ByteRange;
 
 /// Returns whether a text is the report of a test run.
@@ -136,58 +137,4 @@ fn ends_test(line: &str) -> bool {
         "test ",
     ];
     is_rule(line.trim()) || SUMMARIES.iter().any(|begin| line.starts_with(begin))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::super::{Kind, grammar::kind_of, tests::check};
-
-    #[test]
-    fn a_failed_test_is_its_name_and_what_failed() {
-        let jest = "FAIL  tea.test.ts\n  ● tea › is hot\n\n    expect(received).toEqual(expected)\n\n    - Expected  - 1\n    + Received  + 1\n\n      Tea {\n    -   \"heat\": 90,\n    +   \"heat\": 9,\n      }\n\n      at tea.test.ts:4:2\n\nTests: 1 failed";
-        assert_eq!(kind_of(jest), Kind::Log);
-        check(
-            "Jest",
-            Kind::Log,
-            jest,
-            &[
-                "FAIL  tea.test.ts",
-                ">2 ● tea › is hot",
-                "1 expect(received).toEqual(expected)//    - Expected  - 1/    + Received  + 1//      Tea {/    -   \"heat\": 90,/    +   \"heat\": 9,/      }",
-                "1,2 at tea.test.ts:4:2",
-                "Tests: 1 failed",
-            ],
-        );
-        let go = "=== RUN   TestTea\n    tea_test.go:4: got 9, want 90\n--- FAIL: TestTea (0.00s)\n=== RUN   TestCup\n--- PASS: TestCup (0.00s)\nFAIL";
-        assert_eq!(kind_of(go), Kind::Log);
-        check(
-            "go test -v",
-            Kind::Log,
-            go,
-            &[
-                ">1 === RUN   TestTea",
-                "0 tea_test.go:4: got 9, want 90",
-                "0,1 --- FAIL: TestTea (0.00s)",
-                ">4 === RUN   TestCup",
-                "3 --- PASS: TestCup (0.00s)",
-                "FAIL",
-            ],
-        );
-        let pytest = "==== test session starts ====\ncollected 2 items\n\n==== FAILURES ====\n____ test_tea ____\n\n    def test_tea():\n>       assert heat() == 90\nE       assert 9 == 90\n\ntest_tea.py:3: AssertionError\n==== 1 failed in 0.1s ====";
-        assert_eq!(kind_of(pytest), Kind::Log);
-        check(
-            "pytest",
-            Kind::Log,
-            pytest,
-            &[
-                "==== test session starts ====",
-                "collected 2 items",
-                "==== FAILURES ====",
-                ">4 ____ test_tea ____",
-                "3 def test_tea():/>       assert heat() == 90/E       assert 9 == 90",
-                "3,4 test_tea.py:3: AssertionError",
-                "==== 1 failed in 0.1s ====",
-            ],
-        );
-    }
 }

@@ -7,7 +7,8 @@
 
 use std::ops::Range;
 
-use super::super::{Pieces, line::Line, line::span, line::trimmed};
+use super::super::Pieces;
+use crate::line::{Line, span, trimmed};
 use crate::range::ByteRange;
 
 /// What the messages of one trace require of each other, over all events that it is printed in.
@@ -170,50 +171,4 @@ fn parts(lines: &[Line]) -> Vec<Range<usize>> {
         in_frame = is_frame_line || continues_frame || is_python(line) || in_frame && text.is_empty();
     }
     found
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::super::{Kind, grammar::kind_of, tests::check};
-
-    #[test]
-    fn a_trace_is_its_message_its_frames_and_its_causes() {
-        let java = "10:00:01 ERROR import failed\nImportError: batch 12\n\tat a.Reader.next(R.java:8)\n\tat a.Job.run(J.java:6)\nCaused by: IOError: refused\n\tat b.S.c(S.java:1)\n\t... 2 more\n10:00:02 INFO ok";
-        check(
-            "causes below",
-            Kind::Log,
-            java,
-            &[
-                "3 10:00:01 ERROR import failed/ImportError: batch 12",
-                "0 at a.Reader.next(R.java:8)",
-                "0 at a.Job.run(J.java:6)",
-                "0 Caused by: IOError: refused",
-                "3 at b.S.c(S.java:1)",
-                "F 3 ... 2 more",
-                "10:00:02 INFO ok",
-            ],
-        );
-        let python = "Traceback (most recent call last):\n  File \"a.py\", line 3, in read\n    x = d[k]\nKeyError: 'k'\n\nDuring handling of the above exception, another exception occurred:\n\nTraceback (most recent call last):\n  File \"a.py\", line 9, in main\n    read()\nValueError: no k";
-        check(
-            "the last message was raised last",
-            Kind::Log,
-            python,
-            &[
-                "2 Traceback (most recent call last):",
-                "2 File \"a.py\", line 3, in read/    x = d[k]",
-                "6 KeyError: 'k'",
-                "6 During handling of the above exception, another exception occurred:",
-                "6 Traceback (most recent call last):",
-                "6 File \"a.py\", line 9, in main/    read()",
-                "2,3 ValueError: no k",
-            ],
-        );
-        assert_eq!(kind_of(python), Kind::Log);
-        assert_eq!(
-            kind_of(
-                "panic: no map\n\ngoroutine 1 [running]:\nmain.put(...)\n\t/src/a.go:4 +0x1d\nmain.main()\n\t/src/a.go:9 +0x2"
-            ),
-            Kind::Log
-        );
-    }
 }

@@ -1,14 +1,15 @@
 //! The blocks of a Markdown text: headings, items, tables, fences, paragraphs. Knows how each of them begins
 //! and ends, and must not know how they relate.
 
-use super::super::{line::Line, table};
+use super::super::table;
+use crate::line::{Line, fence, heading_level};
 
 /// How many lines front matter can have.
 const FRONT_MATTER_LINES: usize = 60;
 
 /// What consecutive lines are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) enum Block {
+pub(super) enum Block {
     Blank,
     /// The data at the beginning of a page, between two lines of dashes.
     FrontMatter,
@@ -32,8 +33,8 @@ pub(in super::super) enum Block {
     },
 }
 
-/// Returns the block that begins with the line `at`, and the index of the line after it.
-pub(in super::super) fn block_of(lines: &[Line], at: usize) -> (Block, usize) {
+/// Returns the block that begins with the line `at`, where `fences` has the closing line of each fenced block, and the index of the line after it.
+pub(super) fn block_of(lines: &[Line], fences: &[Option<usize>], at: usize) -> (Block, usize) {
     let line = &lines[at];
     if line.is_blank() {
         return (Block::Blank, at + 1);
@@ -43,7 +44,7 @@ pub(in super::super) fn block_of(lines: &[Line], at: usize) -> (Block, usize) {
     {
         return (Block::FrontMatter, end);
     }
-    if let Some(end) = fenced(lines, at) {
+    if let Some(end) = fenced(lines, fences, at) {
         return (Block::Code, end);
     }
     if let Some(level) = heading_level(line.text) {
@@ -84,21 +85,6 @@ fn is_drawn(line: &str) -> bool {
     line.len() >= 3 && ['-', '=', '*', '_'].iter().any(|&mark| line.chars().all(|c| c == mark || c == ' '))
 }
 
-/// Returns the level of a heading such as `## Usage` or `== Usage ==`.
-pub(in super::super) fn heading_level(line: &str) -> Option<usize> {
-    let text = line.trim();
-    if line.len() - line.trim_start().len() > 3 {
-        return None;
-    }
-    let level = text.bytes().take_while(|&b| b == b'#').count();
-    let marked = (1..=6).contains(&level) && text[level..].starts_with([' ', '\t']) && text.len() > level + 1;
-    let is_wiki = text.starts_with("==") && text.ends_with("==") && text.contains(char::is_alphanumeric);
-    if is_wiki {
-        return Some(text.bytes().take_while(|&b| b == b'=').count().min(6));
-    }
-    marked.then_some(level)
-}
-
 /// Returns the level of a heading that the line below it underlines.
 fn underlined(line: &str, below: &str) -> Option<usize> {
     let below = below.trim();
@@ -119,41 +105,18 @@ fn front_matter(lines: &[Line]) -> Option<usize> {
     is_data.then_some(end + 1)
 }
 
-/// The most lines of a block whose fence has no name. Many such fences that are never closed would otherwise be
-/// searched for to the end of the text, each again.
-const BARE_FENCED_LINES_MAX: usize = 5_000;
-
 /// Returns one past the closing fence of a fenced block that begins here. One that is never closed ends with
 /// the text, unless it has no name: such a fence can be the closing one of a block that began above.
-fn fenced(lines: &[Line], at: usize) -> Option<usize> {
+fn fenced(lines: &[Line], fences: &[Option<usize>], at: usize) -> Option<usize> {
     let open = fence(lines[at].text)?;
-    let closes =
-        |line: &Line| fence(line.text).is_some_and(|f| f.bare && f.mark == open.mark && f.len >= open.len);
-    let max = if open.bare { BARE_FENCED_LINES_MAX } else { lines.len() };
-    match lines[at + 1..].iter().take(max).position(closes) {
-        Some(skip) => Some(at + 2 + skip),
-        None if open.bare => None,
+    match fences[at] {
+        Some(close) => Some(close + 1),
+        None if open.is_bare => None,
         None => Some(lines.len()),
     }
 }
 
-/// A line of backticks or tildes around code.
-pub(in super::super) struct Fence {
-    mark: u8,
-    len: usize,
-    /// Whether the fence has no language name, so that it can close a block.
-    bare: bool,
-}
-
-pub(in super::super) fn fence(line: &str) -> Option<Fence> {
-    let line = line.trim();
-    let mark = line.bytes().next().filter(|b| matches!(b, b'`' | b'~'))?;
-    let len = line.bytes().take_while(|&b| b == mark).count();
-    let name = &line[len..];
-    (len >= 3 && !name.contains('`')).then(|| Fence { mark, len, bare: name.trim().is_empty() })
-}
-
 /// Returns whether the line is a list item, with any indent.
 pub(in super::super) fn is_item(line: &str) -> bool {
-    crate::lines::is_item(line.trim())
+    crate::line::is_item(line.trim())
 }

@@ -1,7 +1,7 @@
 //! How the rows of a table are divided into cells. Knows bars, separators with quotes, and columns that are
 //! set off by several spaces.
 
-use super::super::line::Line;
+use crate::line::Line;
 use std::collections::HashMap;
 
 /// How many lines decide how a table is divided.
