@@ -6,16 +6,14 @@ use std::fs;
 use std::sync::Arc;
 
 use serde::Deserialize;
-use thresher_core::domain::{AttributeRequest, ByteRange, Chunk, Parts};
+use thresher_core::domain::{AttributeRequest, Chunk};
 use thresher_core::kv::store::KvStore;
 use thresher_core::model::ort::LateRuntime;
 use thresher_core::model::tokenizer::ModelTokenizer;
 use thresher_core::pipeline::attribute::{QuoteVerdict, Verdict};
 use thresher_core::pipeline::calibration::Calibration;
 use thresher_core::pipeline::cancel::Cancel;
-use thresher_core::pipeline::clock::Clock;
 use thresher_core::pipeline::{Pipeline, Settings};
-use thresher_core::text::Arriving;
 
 use crate::support::{in_checkout, model_dir, ort_settings};
 
@@ -59,46 +57,6 @@ fn verdicts_of_short_claims() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
-}
-
-#[test]
-fn a_sentence_that_arrives_has_the_outcome_that_it_has_in_the_whole_answer() {
-    let pipeline = pipeline();
-    let chunks = [
-        "2031-05-14 09:12:07 WARN  [o-88213] card vault: connection pool \"vault-eu\" is empty, 0 of 16 free\n\
-         2031-05-14 09:12:12 ERROR [o-88213] payment failed: no answer from the card vault within 5 s",
-        "{\"pools\":[{\"name\":\"vault-eu\",\"connections_max\":16},{\"name\":\"catalogue\",\"connections_max\":128}]}",
-        "The size of the connection pool vault-eu was lowered from 64 to 16, because most cards are now stored in the \
-         vault of the bank.",
-    ]
-    .map(str::to_owned);
-    let answer = "The payment of order 88213 failed because the card vault did not answer within 5 s. The connection pool \
-                  vault-eu was empty, 0 of 16 free. On 13 May the size of the pool was lowered from 128 to 16. Unfortunately, \
-                  the documents do not say why.";
-    let (request, cancel) = (request(answer, &chunks), Cancel::default());
-    let whole = pipeline.attribute(&request, &cancel).unwrap().parts;
-    let candidates = pipeline.candidates(&request, &mut Clock::start(), &cancel).unwrap();
-    let (mut arriving, mut parts) = (Arriving::default(), Vec::new());
-    let mut attribute = |arrived: &Arriving, sentences: Vec<ByteRange>| {
-        for sentence in sentences {
-            let found = pipeline.attribute_sentence(
-                &candidates,
-                arrived.text(),
-                sentence,
-                &Parts::Sentences,
-                request.sources_max,
-                &cancel,
-            );
-            parts.extend(found.unwrap());
-        }
-    };
-    for word in answer.split_inclusive(' ') {
-        let sentences = arriving.push(word);
-        attribute(&arriving, sentences);
-    }
-    let sentences = arriving.finish();
-    attribute(&arriving, sentences);
-    assert_eq!(parts, whole);
 }
 
 /// What a quotation came from: the verdict, the passages and the words that were altered.
