@@ -48,7 +48,7 @@ pub struct VerdictWeights {
 }
 
 /// The log-odds that a model's word on an easy pair counts for, without labelled claims: with this value, probabilities are calibrated best on
-/// the development halves of three sets (`docs/verdicts.md`).
+/// the even rows of fm2 and healthver, with one model (`docs/decisions/attribution-and-verdicts.md`).
 const KNOWN_PAIR_LOG_ODDS: f32 = 0.9;
 
 /// The file with the weights of a model that has no contract.

@@ -38,6 +38,8 @@ pub struct CrossRuntime {
     graph: String,
     inputs: PairInputs,
     labels: Labels,
+    /// Whether the claim stands before the evidence.
+    is_claim_first: bool,
     weights: VerdictWeights,
     tokenizer: Arc<ModelTokenizer>,
     sessions: Arc<Pool<WeightedSession>>,
@@ -134,6 +136,7 @@ impl CrossRuntime {
                 output: "logits".to_owned(),
             },
             labels: Labels { count: cross.labels.len(), support: cross.support, conflict },
+            is_claim_first: false,
             weights: cross.verdicts.unwrap_or_default(),
             tokenizer: Arc::new(ModelTokenizer::from_file(&dir.join(&special.file))?),
             sessions: Arc::new(Pool::new(sessions)),
@@ -176,23 +179,38 @@ impl CrossRuntime {
             graph: name.clone(),
             inputs,
             labels: Labels { count: 1, support: 0, conflict: None },
+            is_claim_first: false,
             weights: VerdictWeights::default(),
             tokenizer,
             sessions: Arc::new(Pool::new(vec![session])),
             flow: Flow::DEFAULT,
         };
-        let (labels, weights) = model.find_labels(&config.id2label.into_values().collect::<Vec<_>>())?;
+        let names: Vec<String> = config.id2label.into_values().collect();
+        let (labels, mut found) = model.find_labels(&names)?;
         model.labels = labels;
-        model.weights = VerdictWeights::load(dir)?.or(weights).unwrap_or_default();
-        let settings = format!("{:?} {:?} {}", model.labels, model.weights, ort::info());
+        if labels.count == 2 && labels.conflict.is_some() {
+            // A conflict is mutual: nothing says which text stands first, and the known pairs tell what such a model reads better.
+            let reversed = Self { is_claim_first: true, ..model.clone() };
+            // In this order, the model may not know the pairs.
+            if let Ok((labels, found_reversed)) = reversed.find_labels(&names)
+                && labels == model.labels
+                && found_reversed.distance > found.distance
+            {
+                (model, found) = (reversed, found_reversed);
+            }
+        }
+        let by_pairs = found.is_clear.then(|| VerdictWeights::of_known_pairs(&found));
+        model.weights = VerdictWeights::load(dir)?.or(by_pairs).unwrap_or_default();
+        let settings =
+            format!("{:?} {} {:?} {}", model.labels, model.is_claim_first, model.weights, ort::info());
         let hash = hash.chain_update(settings).chain_update(device.arithmetic());
         model.fingerprint = hex::encode(&hash.finalize()[..16]);
         Ok(model)
     }
 
-    /// Finds out what the labels mean, from their names or from pairs whose answer is known, and how the model is weighed, if it knows the
-    /// pairs. The pairs also show that the graph runs.
-    fn find_labels(&self, names: &[String]) -> Result<(Labels, Option<VerdictWeights>), ModelError> {
+    /// Finds out what the labels mean, from their names or from pairs whose answer is known, and how the model tells these apart. The pairs also
+    /// show that the graph runs.
+    fn find_labels(&self, names: &[String]) -> Result<(Labels, Separation), ModelError> {
         let refuse = |reason: String| graph_error(&self.graph, reason);
         let logits = |claim: usize| -> Result<Vec<Vec<f32>>, ModelError> {
             let logits = |pair: &[&str; 3]| Ok(self.logits(pair[0], pair[claim], &|| true)?.0);
@@ -214,8 +232,7 @@ impl CrossRuntime {
                     .to_owned(),
             )
         })?;
-        let found = Separation::measure(&same, &other, labels.support);
-        Ok((labels, found.is_clear.then(|| VerdictWeights::of_known_pairs(&found))))
+        Ok((labels, Separation::measure(&same, &other, labels.support)))
     }
 
     /// Returns what the model's labels mean.
@@ -233,8 +250,9 @@ impl CrossRuntime {
         let is_cut = claim.len() > room / 2;
         claim.truncate(room / 2);
         evidence.truncate(room - claim.len());
-        let second = prefix.len() + evidence.len() + between.len();
-        let ids = prefix.iter().chain(&evidence).chain(between).chain(&claim).chain(suffix);
+        let (first, last) = if self.is_claim_first { (claim, evidence) } else { (evidence, claim) };
+        let second = prefix.len() + first.len() + between.len();
+        let ids = prefix.iter().chain(&first).chain(between).chain(&last).chain(suffix);
         let mut ids: Vec<i64> = ids.map(|&id| i64::from(id)).collect();
         let count = ids.len();
         if self.inputs.is_fixed {

@@ -2,7 +2,6 @@
 //! [`super::gather`] gathers from it what the verdict depends on.
 
 use std::collections::{BTreeMap, HashSet};
-use std::slice;
 
 use super::candidates::Candidates;
 use super::evidence::{Conflict, ConflictKind};
@@ -93,16 +92,6 @@ impl<'a> Part<'a> {
             unit_words,
             denied,
             cited,
-        })
-    }
-
-    /// Returns the sentences of the part, each beside the units that it is compared with by itself.
-    pub fn by_sentence(&self) -> impl Iterator<Item = Self> + '_ {
-        self.sentences.iter().filter_map(|sentence| {
-            let (start, end) =
-                (sentence.bytes.start.max(self.bytes.start), sentence.bytes.end.min(self.bytes.end));
-            let bytes = ByteRange::new(start, end.max(start));
-            Self::align(self.candidates, slice::from_ref(sentence), bytes, self.cited)
         })
     }
 

@@ -20,9 +20,8 @@ pub(super) struct Question<'a> {
 }
 
 impl Question<'_> {
-    /// Asks the model about each sentence of a part by itself, and returns the opinion on the one that the sources support least: the sources
-    /// support a part if they support all of it. `evidence` is the share of the part that its words support. Returns `None` if there is no
-    /// model, or if it cannot read the part.
+    /// Asks the model about a part. `evidence` is the share of the part that its words support. Returns `None` if there is no model, or if it
+    /// cannot read the part.
     pub fn ask(
         &self,
         part: &Part,
@@ -30,30 +29,19 @@ impl Question<'_> {
         cancel: &Cancel,
     ) -> Result<Option<SecondOpinion>, PipelineError> {
         let Some(model) = self.model else { return Ok(None) };
-        let mut least: Option<PairOpinion> = None;
-        for sentence in part.by_sentence() {
-            cancel.check()?;
-            let claim = text::without_markers(sentence.bytes.slice(self.answer));
-            let said = match model.judge(&sentence.text_of_units(), &claim, &|| cancel.go_on()) {
-                // It says whether the deadline has passed or the caller no longer waits.
-                Err(ModelError::Cancelled) => {
-                    return Err(cancel.check().err().unwrap_or(PipelineError::Cancelled));
-                }
-                said => said?,
-            };
-            let Some(said) = said else { return Ok(None) };
-            cancel.spend(said.tokens);
-            if least.is_none_or(|least| said.support < least.support) {
-                least = Some(said);
+        cancel.check()?;
+        let claim = text::without_markers(part.bytes.slice(self.answer));
+        let said = match model.judge(&part.text_of_units(), &claim, &|| cancel.go_on()) {
+            // It says whether the deadline has passed or the caller no longer waits.
+            Err(ModelError::Cancelled) => {
+                return Err(cancel.check().err().unwrap_or(PipelineError::Cancelled));
             }
-        }
-        Ok(least.map(|PairOpinion { support, conflict, has_neutral, .. }| SecondOpinion {
-            own: log_odds(evidence),
-            support,
-            conflict,
-            has_neutral,
-            weights: model.weights(),
-        }))
+            said => said?,
+        };
+        let Some(PairOpinion { support, conflict, has_neutral, tokens }) = said else { return Ok(None) };
+        cancel.spend(tokens);
+        let (own, weights) = (log_odds(evidence), model.weights());
+        Ok(Some(SecondOpinion { own, support, conflict, has_neutral, weights }))
     }
 }
 
