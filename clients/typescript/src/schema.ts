@@ -210,7 +210,7 @@ export interface components {
             sources_max?: number | null;
             /** @description The unit of every offset in the request and the answer. Default: `codepoint`. */
             offsets?: components["schemas"]["OffsetUnit"] | null;
-            /** @description The API in whose citation format the attribution is repeated. */
+            /** @description In which other format the attribution is repeated. */
             format?: components["schemas"]["AttributeFormat"] | null;
             /** @description Whether the answer includes a signed record of the attribution. Default: false. */
             receipt?: boolean | null;
@@ -231,7 +231,7 @@ export interface components {
          * @description The formats in which an attribution can be repeated.
          * @enum {string}
          */
-        AttributeFormat: "native" | "anthropic_document" | "anthropic_search_result" | "openai_responses" | "openai_chat" | "markers" | "json";
+        AttributeFormat: "native" | "markers" | "json";
         /**
          * @description The schema of a conversation for `POST /v1/compress`. The body itself is not parsed into this type: its texts are replaced where they
          *     stand, and other fields are ignored.
@@ -243,21 +243,6 @@ export interface components {
             }[];
             /** @description Options. */
             config?: components["schemas"]["ConversationConfig"] | null;
-            /** @description The same as `config.session_id`, which takes precedence. */
-            session_id?: string | null;
-            /** @description The same as `config.frozen_message_count`, which takes precedence. */
-            frozen_message_count?: number | null;
-            /** @description The same as `config.protect_recent`, which takes precedence. */
-            protect_recent?: number | null;
-            /** @description The same as `config.compress_user_messages`, which takes precedence. */
-            compress_user_messages?: boolean | null;
-            /** @description The same as `config.compress_system_messages`, which takes precedence. */
-            compress_system_messages?: boolean | null;
-            /**
-             * Format: double
-             * @description The same as `config.target_ratio`, which takes precedence.
-             */
-            target_ratio?: number | null;
         };
         /** @description The schema of the options of a conversation. Other options of Headroom are ignored. */
         ConversationConfig: {
@@ -278,41 +263,6 @@ export interface components {
              * @description The share of tokens to keep, greater than 0 and at most 1.
              */
             target_ratio?: number | null;
-        };
-        /** @description Body of `POST /headroom/v1/retrieve`. */
-        RetrieveBody: {
-            /** @description The hash of the text. */
-            hash: string;
-            /** @description A question, to which the answer names the relevant sentences of the text; not blank. */
-            query?: string | null;
-        };
-        /** @description Body of `POST /headroom/v1/usage`. */
-        UsageBody: {
-            /** @description The session of the request that the provider answered. */
-            session_id: string;
-            /** @description The provider's usage: the field `usage` of an answer of OpenAI or Anthropic, or an object that has such a field. */
-            usage: {
-                [key: string]: unknown;
-            };
-        };
-        /** @description Fields by dotted path, all of which must hold: a value, or tests of it; `and`, `or`, `not` around more filters. */
-        Filter: {
-            and?: components["schemas"]["Filter"][];
-            or?: components["schemas"]["Filter"][];
-            not?: components["schemas"]["Filter"];
-        } & {
-            [key: string]: (string | number | boolean) | {
-                in?: (string | number | boolean)[];
-                exists?: boolean;
-                /** @description A number, or a time in RFC 3339. */
-                gt?: number | string;
-                /** @description A number, or a time in RFC 3339. */
-                gte?: number | string;
-                /** @description A number, or a time in RFC 3339. */
-                lt?: number | string;
-                /** @description A number, or a time in RFC 3339. */
-                lte?: number | string;
-            };
         };
         /** @description Body of `POST /v1/chunks`. */
         RegisterBody: {
@@ -336,8 +286,6 @@ export interface components {
             limit?: number | null;
             /** @description The number of chunks that are found by words and by meaning, and that the model ranks; at least `limit`. */
             candidates?: number | null;
-            /** @description A filter of the metadata of the chunks. */
-            filter?: components["schemas"]["Filter"] | null;
             /** @description The score by which the results are ordered. Default: `rc`. */
             rank?: components["schemas"]["Rank"] | null;
             /** @description Milliseconds until the answer is due, including the time in the queue. */
@@ -348,7 +296,7 @@ export interface components {
          * @enum {string}
          */
         Rank: "rc" | "bm25";
-        /** @description Body of `rerank` as Cohere, Jina and vLLM have it. */
+        /** @description Body of `rerank` as Cohere and Jina have it. */
         RerankBody: {
             /** @description The question; not blank. */
             query: string;
@@ -385,17 +333,6 @@ export interface components {
             /** @description The most sentences of one document. */
             max_spans?: number | null;
         };
-        /** @description Body of `rerank` as Voyage has it. `truncation` is ignored: nothing is truncated. */
-        VoyageRerankBody: {
-            /** @description The question; not blank. */
-            query: string;
-            /** @description The documents to rank. */
-            documents: string[];
-            /** @description The most results; null: all. */
-            top_k?: number | null;
-            /** @description Whether each result has its document. Default: false. */
-            return_documents?: boolean | null;
-        };
         /** @description Body of `rerank` as Text Embeddings Inference has it. */
         TeiRerankBody: {
             /** @description The question; not blank. */
@@ -407,15 +344,6 @@ export interface components {
             /** @description Whether each result has its text. Default: false. */
             return_text?: boolean | null;
         };
-        /** @description Body of vLLM's `score`. */
-        ScoreBody: {
-            /** @description The question; or a list of as many questions as there are texts. */
-            text_1: components["schemas"]["Texts"];
-            /** @description The text, or the texts, to score. */
-            text_2: components["schemas"]["Texts"];
-        };
-        /** @description A text, or several. */
-        Texts: string | string[];
         /** @description The field `thresher` of a request that passes through the middleware. */
         MiddlewareBody: {
             /** @description Whether to compress; default: as the settings say. */
@@ -564,7 +492,7 @@ export interface components {
          * @description What went wrong, for programs. Codes are stable: a code is never renamed, and never moves to another status.
          * @enum {string}
          */
-        ErrorCode: "answer_failed" | "body_broken" | "body_timeout" | "body_too_large" | "budget_impossible" | "cancelled" | "change_log_unavailable" | "chunk_unknown" | "content_type_unsupported" | "deadline_exceeded" | "draining" | "duplicate" | "duplicate_field" | "field_empty" | "fields_conflict" | "id_unknown" | "internal" | "invalid_json" | "invalid_value" | "key_missing" | "key_revoked" | "key_unknown" | "method_not_allowed" | "missing_field" | "model_failed" | "model_mismatch" | "model_unknown" | "not_found" | "not_ready" | "origin_not_allowed" | "out_of_range" | "overloaded" | "rate_limited" | "registry_full" | "storage_failed" | "storage_full" | "too_long" | "too_many" | "unavailable" | "unknown_field" | "unknown_value" | "upstream_failed" | "upstream_loop" | "upstream_silent" | "wrong_type";
+        ErrorCode: "body_broken" | "body_timeout" | "body_too_large" | "budget_impossible" | "cancelled" | "change_log_unavailable" | "chunk_unknown" | "content_type_unsupported" | "deadline_exceeded" | "draining" | "duplicate" | "duplicate_field" | "field_empty" | "fields_conflict" | "id_unknown" | "internal" | "invalid_json" | "invalid_value" | "key_missing" | "key_revoked" | "key_unknown" | "method_not_allowed" | "missing_field" | "model_failed" | "model_mismatch" | "model_unknown" | "not_found" | "not_ready" | "origin_not_allowed" | "out_of_range" | "overloaded" | "rate_limited" | "registry_full" | "storage_failed" | "storage_full" | "too_long" | "too_many" | "unavailable" | "unknown_field" | "unknown_value" | "upstream_failed" | "upstream_loop" | "upstream_silent" | "wrong_type";
         /** @description What was kept of a chunk. */
         ChunkOutcome: {
             /** @description The id of the chunk. */
@@ -872,7 +800,7 @@ export interface components {
             /** @description The error. */
             error: components["schemas"]["ErrorBody"];
         };
-        /** @description Answer of `GET /v1/retrieve/{hash}` and `POST /headroom/v1/retrieve`. */
+        /** @description Answer of `GET /v1/retrieve/{hash}`. */
         Original: {
             /** @description The hash of the text. */
             hash: string;
@@ -914,6 +842,10 @@ export interface components {
             tokens_after: number;
             /** @description `tokens_before` less `tokens_after`, by what the tokens would have been billed as. */
             saved_as: components["schemas"]["SavedAs"];
+            /** @description Bytes of all texts of the prompts as clients sent them, with the definitions of tools. */
+            prompt_bytes: number;
+            /** @description Of these, bytes of the definitions of tools, which are never compressed. */
+            tool_bytes: number;
             /** @description What upstreams counted, with tokenizers of their own. */
             billed: components["schemas"]["BilledTokens"];
             /** @description What the saved and the billed tokens cost, for each currency. */
@@ -981,6 +913,10 @@ export interface components {
             tokens_after: number;
             /** @description `tokens_before` less `tokens_after`, by what the tokens would have been billed as. */
             saved_as: components["schemas"]["SavedAs"];
+            /** @description Bytes of all texts of the prompts as clients sent them, with the definitions of tools. */
+            prompt_bytes: number;
+            /** @description Of these, bytes of the definitions of tools, which are never compressed. */
+            tool_bytes: number;
             /** @description What upstreams counted, with tokenizers of their own. */
             billed: components["schemas"]["BilledTokens"];
             /** @description The price of the model. */
@@ -1080,58 +1016,6 @@ export interface components {
             frozen_message_count: number;
             /** @description Whether the session returned messages of this conversation before. */
             cached_prefix_replayed: boolean;
-        };
-        /** @description Answer of `GET /headroom/v1/usage`. */
-        Usage: {
-            /** @description Requests with a conversation. */
-            requests: number;
-            /** @description Tokens of their texts before compression. */
-            tokens_before: number;
-            /** @description The same, after. */
-            tokens_after: number;
-            /** @description `tokens_before` less `tokens_after`. */
-            tokens_saved: number;
-            /** @description What providers said, as far as `POST /headroom/v1/usage` reported it. */
-            provider: components["schemas"]["ProviderUsage"];
-            /** @description The session that the request names. */
-            session?: components["schemas"]["SessionUsage"];
-        };
-        /** @description Tokens that providers counted. */
-        ProviderUsage: {
-            /** @description Tokens of prompts, cached or not. */
-            input_tokens: number;
-            /** @description Tokens of answers. */
-            output_tokens: number;
-            /** @description Tokens of prompts that were read from a cache. */
-            cache_read_input_tokens: number;
-            /** @description Tokens of prompts that were written into a cache. */
-            cache_creation_input_tokens: number;
-        };
-        /** @description What was compressed in a session. */
-        SessionUsage: {
-            /** @description The id of the session. */
-            id: string;
-            /** @description How many messages its last answer had. */
-            message_count: number;
-            /** @description Requests with a conversation. */
-            requests: number;
-            /** @description Tokens of their texts before compression. */
-            tokens_before: number;
-            /** @description The same, after. */
-            tokens_after: number;
-            /** @description `tokens_before` less `tokens_after`. */
-            tokens_saved: number;
-            /** @description What providers said, as far as `POST /headroom/v1/usage` reported it. */
-            provider: components["schemas"]["ProviderUsage"];
-        };
-        /** @description Answer of `POST /headroom/v1/usage`. */
-        UsageTaken: {
-            /** @description The session. */
-            session_id: string;
-            /** @description How many messages of its last answer will come back unchanged. */
-            frozen_message_count: number;
-            /** @description Whether the usage was added. */
-            applied: boolean;
         };
         /** @description Answer of `POST /v1/chunks` and of `POST /v1/chunks/delete`. */
         Changes: {
@@ -1280,28 +1164,6 @@ export interface components {
         BilledUnits: {
             search_units: number;
         };
-        /** @description The documents, best first, as Voyage writes them. */
-        VoyageRanking: {
-            object: string;
-            /** @description The results, best first. */
-            data: components["schemas"]["VoyageResult"][];
-            /** @description The name of the model. */
-            model: string;
-            usage: components["schemas"]["RerankUsage"];
-        };
-        /** @description The rank of a document, as Voyage writes it. */
-        VoyageResult: {
-            /** @description The index of the document in the request. */
-            index: number;
-            /**
-             * Format: double
-             * @description The probability that the document contains something that the question asks (docs/verdicts.md). Results are in the order of RC, which
-             *     also looks at the other documents, so a result can have a higher number than the one before it.
-             */
-            relevance_score: number;
-            /** @description The text of the document that was ranked. */
-            document?: string;
-        };
         /** @description The rank of a text. */
         TeiResult: {
             /** @description The index of the document in the request. */
@@ -1329,28 +1191,6 @@ export interface components {
             error_type: string;
             code: components["schemas"]["ErrorCode"];
             param: string | null;
-        };
-        /** @description Answer of `score`. */
-        ScoreAnswer: {
-            id: string;
-            object: string;
-            /** @description The time of the answer, in seconds since 1970. */
-            created: number;
-            /** @description The name of the model. */
-            model: string;
-            /** @description The scores, in the order of the request. */
-            data: components["schemas"]["ScoreResult"][];
-            usage: components["schemas"]["RerankUsage"];
-        };
-        /** @description The score of one text. */
-        ScoreResult: {
-            index: number;
-            object: string;
-            /**
-             * Format: double
-             * @description The probability that the text contains something that the question asks.
-             */
-            score: number;
         };
         /** @description The error shape of OpenAI's APIs. */
         OpenaiError: {

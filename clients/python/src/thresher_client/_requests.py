@@ -91,7 +91,7 @@ class RelevantSpansOptions(TypedDict, total=False):
 
 
 class RerankOptions(TypedDict, total=False):
-    """Options: fields of the body of `rerank` as Cohere, Jina and vLLM have it."""
+    """Options: fields of the body of `rerank` as Cohere and Jina have it."""
 
     top_n: int | None
     """The most results; 0 or null: all."""
