@@ -141,7 +141,7 @@ fn plain(exported: &Path, parent: &Path, config: &str) -> PathBuf {
 fn a_classifier_without_a_contract_is_used_as_it_is() {
     let folder = TempDir::new().unwrap();
     let exported = exported("cross-bert", None, folder.path());
-    let names = r#"{"id2label": {"0": "contradiction", "1": "neutral", "2": "entailment"}}"#;
+    let names = r#"{"id2label": {"0": "contradiction", "1": "neutral", "2": "entailment"}, "max_position_embeddings": 48}"#;
     let dir = plain(&exported, folder.path(), names);
     let (own, plain_model) = (loaded(&exported), loaded(&dir));
     let logits = |model: &CrossRuntime| model.logits("the answer", "the", &|| true).unwrap();
@@ -157,7 +157,7 @@ fn a_classifier_without_a_contract_is_used_as_it_is() {
         CrossRuntime::load(&other, &ort_settings(&other, 1)).map(|_| ()).unwrap_err().to_string()
     };
     // A random model does not know the pairs.
-    let unnamed = refused("config.json", "{}");
+    let unnamed = refused("config.json", r#"{"max_position_embeddings": 48}"#);
     assert!(unnamed.contains("known pairs") && unnamed.contains("id2label"), "{unnamed}");
     let small = refused("config.json", r#"{"vocab_size": 3}"#);
     assert!(small.contains("another model's"), "{small}");
