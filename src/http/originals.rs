@@ -13,7 +13,9 @@ use super::{Scope, query};
 #[cfg(feature = "mcp")]
 use crate::api::{self, RetrieveBody};
 use crate::api::{OriginalAnswer, RelevantAnswer};
-use crate::error::{ApiError, ErrorCode};
+use crate::error::ApiError;
+#[cfg(feature = "mcp")]
+use crate::error::ErrorCode;
 use crate::executor::run_blocking;
 use crate::middleware::marks::Hash;
 use crate::middleware::rewrite::SentTurn;

@@ -125,10 +125,7 @@ mod tests {
     fn the_longest_name_that_matches_gives_the_price() {
         let models = ["*", "gpt-*", "gpt-5", "gpt-5*", "claude-sonnet-5"];
         for models in [models.to_vec(), models.iter().rev().copied().collect()] {
-            let settings = SavingsSettings {
-                prices: models.into_iter().map(price).collect(),
-                ..SavingsSettings::default()
-            };
+            let settings = SavingsSettings { prices: models.into_iter().map(price).collect() };
             let check = |model: &str, expect: &str| {
                 assert_eq!(settings.price(model).map(|price| &*price.model), Some(expect), "{model}");
             };
@@ -144,10 +141,7 @@ mod tests {
     #[test]
     fn invalid_settings_are_named() {
         let check = |name: &str, change: fn(&mut SavingsSettings), expect: &[&str]| {
-            let mut settings = SavingsSettings {
-                prices: vec![price("gpt-*"), price("gpt-5")],
-                ..SavingsSettings::default()
-            };
+            let mut settings = SavingsSettings { prices: vec![price("gpt-*"), price("gpt-5")] };
             assert_eq!(settings.validate(), Ok(()));
             change(&mut settings);
             let message = settings.validate().expect_err(name);

@@ -86,7 +86,7 @@ fn prices() -> SavingsSettings {
         cached_write: 2.5,
         output: 8.0,
     };
-    SavingsSettings { prices: vec![price], ..SavingsSettings::default() }
+    SavingsSettings { prices: vec![price] }
 }
 
 async fn in_front_of(upstream: &Upstream, savings: SavingsSettings) -> Daemon {

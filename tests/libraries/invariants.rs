@@ -692,7 +692,7 @@ fn contexts_of_every_kind_are_word_for_word() {
                 let of = |key: &str| chunk[key].as_str().map(str::to_owned);
                 Chunk {
                     title: of("title"),
-                    ..Chunk::new(&of("id").unwrap_or_default(), &of("text").expect("a text"))
+                    ..Chunk::new(of("id").unwrap_or_default(), of("text").expect("a text"))
                 }
             };
             let chunks: Vec<Chunk> = list(&row["chunks"]).iter().map(chunk).collect();

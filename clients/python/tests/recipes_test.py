@@ -55,7 +55,7 @@ class Recipes(unittest.TestCase):
     def test_the_readme_of_the_client_shows_parts_of_recipes(self) -> None:
         shown = re.findall(r"^```python\n# (docs/recipes/\S+)\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
         self.assertEqual(len(shown), len(re.findall(r"^```python$", README.read_text(), re.MULTILINE)))
-        self.assertEqual(len(shown), 7)
+        self.assertEqual(len(shown), 6)
         for path, text in shown:
             with self.subTest(path):
                 self.assertIn(text, Path(ROOT, path).read_text())

@@ -392,7 +392,7 @@ mod tests {
     fn time_is_linear() {
         for text in ["a".repeat(60_000), "ab ".repeat(20_000), "The tide. ".repeat(6_000)] {
             let chunks: Vec<Arc<Chunk>> =
-                (0..200).map(|at| Arc::new(Chunk::new(&at.to_string(), &text))).collect();
+                (0..200).map(|at| Arc::new(Chunk::new(at.to_string(), &text))).collect();
             assert!(
                 overlaps(&chunks).iter().flatten().all(|&(other, bytes)| other < 200 && bytes < text.len())
             );

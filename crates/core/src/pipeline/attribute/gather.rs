@@ -163,8 +163,12 @@ impl Gathered {
         let negation = if self.evidence.negation_differs { NEGATION_DIFFERS_FACTOR } else { 1.0 };
         let name = NAME_MISSING_FACTOR + (1.0 - NAME_MISSING_FACTOR) * names_least;
         let least_share = 1.0 - LEAST_WORD_SHARE + LEAST_WORD_SHARE * least;
-        // A part of numbers alone, such as a value of JSON.
-        self.evidence.shared = if shared.is_empty() { 1.0 } else { mean(&shared) };
+        self.evidence.shared = match (&*shared, lacks_number) {
+            // Of a part of numbers alone, such as a value of JSON, nothing says what the sources have in its place.
+            ([], true) => 0.0,
+            ([], false) => 1.0,
+            (shared, _) => mean(shared),
+        };
         self.evidence.evidence = mean_evidence(part) * least_share * number.min(negation).min(name);
     }
 
