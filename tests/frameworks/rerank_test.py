@@ -73,7 +73,7 @@ class LlamaIndex(unittest.TestCase):
             LlamaCohere(api_key="none", base_url=daemon.url, top_n=2),
             LlamaJina(api_key="none", base_url=f"{daemon.url}/v1", top_n=2),
             LlamaTei(base_url=daemon.url, top_n=2),
-            LlamaTei(base_url=f"{daemon.url}/tei", top_n=2),
+            LlamaTei(base_url=daemon.url, top_n=2),
             LlamaXinference(base_url=daemon.url, top_n=2),
         ):
             with self.subTest(type(reranker)):

@@ -608,8 +608,11 @@ impl Pipeline {
             Granularity::Sentence => clock.stage("repeats", || {
                 let mut repeats = Repeats::find(&request.chunks, &units);
                 let seams = Seams::find(&request.chunks, &units, &outlines);
-                outlines.require_across(&seams.needs);
+                let needs = seams.needs.clone();
                 repeats.add_seams(seams);
+                let needs =
+                    needs.into_iter().map(|(unit, other)| (repeats.stays(unit), repeats.stays(other)));
+                outlines.require_across(needs.filter(|(unit, other)| unit != other));
                 repeats
             }),
             Granularity::Chunk => clock.stage("repeats", || Repeats::find(&request.chunks, &units)),

@@ -216,6 +216,9 @@ macro_rules! files {
 /// The languages with their files. The first is English; the last has the words of programs and of what they print.
 const FILES: [(&str, &str); 13] = files!["en" "de" "fr" "es" "it" "pt" "nl" "da" "pl" "ru" "zh" "ja" "code"];
 
+/// The most characters of the beginning of a word: a word of a megabyte is looked up no longer than others.
+const STEM_CHARS_MAX: usize = 24;
+
 struct Lexicon {
     /// The words of the files by their class.
     of_class: HashMap<Class, Vec<&'static str>>,
@@ -270,7 +273,7 @@ pub fn langs(class: Class, word: &str) -> Langs {
     if !class.has_stems() {
         return exact;
     }
-    let ends = word.char_indices().map(|(at, c)| at + c.len_utf8());
+    let ends = word.char_indices().take(STEM_CHARS_MAX).map(|(at, c)| at + c.len_utf8());
     let stems = ends.filter_map(|end| LEXICON.stems.get(&(class, &word[..end])));
     stems.fold(exact, |langs, &stem| langs.or(stem))
 }
@@ -328,6 +331,7 @@ mod tests {
                 );
                 let has_stems = known.is_some_and(|(class, _)| class.has_stems());
                 assert!(!word.ends_with('-') || has_stems, "{lang}.txt: {word}");
+                assert!(!word.ends_with('-') || word.chars().count() <= STEM_CHARS_MAX, "{lang}.txt: {word}");
             }
         }
     }

@@ -22,7 +22,7 @@ pub trait CrossEncoder: Send + Sync {
     fn weights(&self) -> VerdictWeights;
 
     /// Reads `evidence` and `claim` in one window and returns what the model says of them. Evidence that is too long for the window is cut at
-    /// its end. Returns `None` if the claim takes more than half of the window, or is in a script that the model does not know.
+    /// its end. Returns `None` if the claim takes more than half of the window, or if either text has a letter of a script that the model does not know.
     ///
     /// # Errors
     /// Returns an error of the tokenizer or the runtime, or [`ModelError::Cancelled`] if `go_on` returned false before

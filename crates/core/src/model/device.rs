@@ -34,7 +34,7 @@ pub struct DeviceInUse {
 pub struct UnknownDevice(String);
 
 impl DeviceInUse {
-    /// Returns the CPU as the user's choice, without a fallback reason.
+    /// Returns the CPU as the user's choice, without a reason why no GPU is used.
     pub fn cpu() -> Self {
         Self { name: "cpu".to_owned(), gpu_unavailable_reason: None }
     }

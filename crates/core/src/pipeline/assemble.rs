@@ -392,9 +392,9 @@ fn comment_marker(text: &str) -> Option<&'static str> {
     let lines_end_with = |end: char| text.lines().filter(|line| line.trim_end().ends_with(end)).count();
     match most {
         Some(marker) => Some(marker),
-        None if text.lines().any(begins_query) => Some("--"),
         None if lines_end_with('{') > lines_end_with(':') => Some("//"),
         None if lines_end_with(':') > 0 => Some("#"),
+        None if text.lines().any(begins_query) => Some("--"),
         None => None,
     }
 }

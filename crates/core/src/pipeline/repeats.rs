@@ -45,13 +45,23 @@ impl Repeats {
     /// Adds what two windows share.
     pub fn add_seams(&mut self, seams: Seams) {
         for (part, whole) in seams.parts {
-            let whole = self.of[whole].unwrap_or(whole);
-            if self.of[part].is_none() && whole != part {
-                self.of[part] = Some(whole);
+            let stays = self.stays(whole);
+            // Windows of one repeated text could overlap in a ring.
+            if self.of[part].is_none() && stays != part && self.of[stays].is_none() {
+                self.of[part] = Some(stays);
             }
         }
         self.follow();
         self.shared = seams.shared;
+    }
+
+    /// Returns the unit that is kept for a unit: itself, or the one that it repeats.
+    pub fn stays(&self, unit: usize) -> usize {
+        let mut stays = unit;
+        for _ in 0..CHAIN_MAX {
+            stays = self.first(stays).unwrap_or(stays);
+        }
+        stays
     }
 
     /// Lets units that repeat a unit which itself is a repeat name the one that stays.

@@ -255,12 +255,20 @@ impl Finder<'_> {
             });
             let rows: Vec<usize> = rows.collect();
             let Some(count) = rows.first().map(|&row| columns(self.text(row))) else { continue };
+            // The table goes on only from a chunk that ends with a row of as many columns.
             let earlier = (1..=HEADER_DISTANCE_MAX).filter_map(|distance| places.before(chunk, distance));
-            let header = earlier.take(HEADER_DISTANCE_MAX as usize).find_map(|other| {
-                let last_row =
-                    self.of_chunk[other].clone().rev().find(|&unit| self.outlines.is_row(unit, other))?;
-                self.header(last_row).filter(|&header| columns(self.text(header)) == count)
-            });
+            let ends_with_row = |other: &usize| {
+                let last = self.of_chunk[*other].clone().next_back();
+                last.is_some_and(|unit| {
+                    self.outlines.is_row(unit, *other) && columns(self.text(unit)) == count
+                })
+            };
+            let mut last_rows = earlier
+                .take_while(ends_with_row)
+                .filter_map(|other| self.of_chunk[other].clone().next_back());
+            let header = last_rows
+                .find_map(|row| self.header(row))
+                .filter(|&header| columns(self.text(header)) == count);
             if let Some(header) = header {
                 let of_table = rows.iter().filter(|&&row| columns(self.text(row)) == count);
                 seams.needs.extend(of_table.map(|&row| (row, header)));

@@ -140,8 +140,8 @@ impl Outlines {
     }
 
     /// Lets units require units of other chunks.
-    pub fn require_across(&mut self, needs: &[(usize, usize)]) {
-        for &(unit, other) in needs {
+    pub fn require_across(&mut self, needs: impl Iterator<Item = (usize, usize)>) {
+        for (unit, other) in needs {
             self.across.entry(unit).or_default().push(other);
         }
     }

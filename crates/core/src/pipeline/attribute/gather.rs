@@ -188,11 +188,18 @@ pub(super) fn denied(
     is_negation: &dyn Fn(usize) -> bool,
     is_content: &dyn Fn(usize) -> bool,
 ) -> Vec<(usize, usize)> {
-    let mut found = Vec::new();
-    for negation in (0..len).filter(|&at| is_negation(at)) {
-        let next = (negation + 1..len).find(|&at| is_content(at));
-        let word = next.or_else(|| (0..negation).rev().find(|&at| is_content(at)));
-        found.extend(word.map(|word| (negation, word)));
+    let mut next = vec![None; len];
+    let mut behind = None;
+    for at in (0..len).rev() {
+        next[at] = behind;
+        behind = if is_content(at) { Some(at) } else { behind };
+    }
+    let (mut before, mut found) = (None, Vec::new());
+    for (at, next) in next.into_iter().enumerate() {
+        if is_negation(at) {
+            found.extend(next.or(before).map(|word| (at, word)));
+        }
+        before = if is_content(at) { Some(at) } else { before };
     }
     found
 }

@@ -110,7 +110,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         let verdict = if is_excluded { Verdict::Contradicted } else { Verdict::Partly };
         return Judgement::by(Method::Numbers, verdict, SUPPORT_OF_OTHER_NUMBER);
     }
-    if !is_shared || lacks_number(evidence) {
+    if !is_shared {
         return Judgement::without_support(Verdict::NotFound);
     }
     if !is_repeated(evidence) {
@@ -133,12 +133,13 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
 /// words have to speak of it.
 fn judge_opinion(opinion: &SecondOpinion, evidence: &Evidence) -> Judgement {
     let SecondOpinion { own, support, conflict, weights, has_neutral } = *opinion;
+    let log_odds = weights.bias + weights.own * own + weights.model * support;
     let penalty = if lacks_number(evidence) { NUMBER_PENALTY } else { 0.0 };
-    let support = sigmoid(weights.bias + weights.own * own + weights.model * support - penalty);
+    let support = sigmoid(log_odds - penalty);
     let conflict = match conflict {
         Some(conflict) if has_neutral => sigmoid(conflict),
-        // Of two labels, one is the opposite of the other.
-        Some(_) => 1.0 - support,
+        // Of two labels, one is the opposite of the other. A number that is merely missing contradicts nothing.
+        Some(_) => sigmoid(-log_odds),
         None => 0.0,
     };
     let verdict = if evidence.shared < READ_SHARE_MIN && !has_neutral {
@@ -245,6 +246,12 @@ mod tests {
         check("confirmed in other words", says(absent, opinion(3.0, Some(-3.0), true)), Supported, model);
         let number = Evidence { numbers_missing: 1.0, ..other };
         check("confirmed with another number", says(number, confirms), Partly, model);
+        check(
+            "hardly confirmed with another number",
+            says(number, opinion(0.5, Some(-0.5), false)),
+            Unjudged,
+            model,
+        );
     }
 
     #[test]

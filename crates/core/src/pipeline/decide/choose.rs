@@ -1,7 +1,7 @@
 //! Chooses units: the order in which they are kept, what is kept together, and how much of that a number of tokens holds. Knows nothing of
 //! texts and tokenizers: costs are given.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use rayon::prelude::*;
 
@@ -111,6 +111,7 @@ impl Candidates<'_> {
         let all: usize = (0..self.units.len()).map(|unit| tokens(&unit)).sum();
         let best = ranked.iter().map(|&unit| self.scores[unit]).max_by(f32::total_cmp).unwrap_or(0.0);
         let mut taken = self.required.to_vec();
+        let leading: HashSet<usize> = self.leading.iter().copied().collect();
         let (mut before, mut effort, mut choices) = (0, 0.0_f32, Vec::new());
         for (rank, &unit) in ranked.iter().enumerate() {
             if taken[unit] {
@@ -118,7 +119,7 @@ impl Candidates<'_> {
             }
             self.look(rank)?;
             // A leading unit is the best one for its question, whatever the others score.
-            let is_best = best <= 0.0 || rank < self.leading.len() && self.leading.contains(&unit);
+            let is_best = best <= 0.0 || leading.contains(&unit);
             let relative = if is_best { 1.0 } else { self.scores[unit] / best };
             effort = effort.max(coverage::effort(before, all, relative));
             let units = self.group(unit, self.rows_together, &|unit| taken[unit]);

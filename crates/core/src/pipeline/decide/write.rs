@@ -23,6 +23,9 @@ use crate::text::{self, outline::Piece};
 /// By how many tokens a chunk and its frame alone may be more than in the whole context.
 const PART_TOKENS_MORE_MAX: usize = 4;
 
+/// The longest rest of a word that a window cuts, in bytes.
+const WORD_BYTES_MAX: usize = 16;
+
 /// Returns the tokens that a ratio allows.
 pub fn share_of(ratio: f64, tokens_in: usize) -> usize {
     (ratio * tokens_in as f64) as usize
@@ -365,9 +368,10 @@ impl Writer<'_> {
             else {
                 continue;
             };
-            // A word that a window cuts stays whole.
-            let word = text[shared.bytes.start..].find(|c: char| !c.is_alphanumeric()).unwrap_or(0);
-            let is_cut = text[..shared.bytes.start].ends_with(char::is_alphanumeric);
+            // A word that a window cuts stays whole. A longer run is a phrase of a script without blanks, or data.
+            let word = text[shared.bytes.start..].find(|c: char| !c.is_alphanumeric()).unwrap_or(usize::MAX);
+            let is_cut =
+                word <= WORD_BYTES_MAX && text[..shared.bytes.start].ends_with(char::is_alphanumeric);
             let end = shared.bytes.start + if is_cut { word } else { 0 };
             span.source.end = text[..end].trim_end().len();
             let (block, first) = (&self.reading.blocks.blocks[chunk], self.reading.blocks.spans[chunk].start);

@@ -12,6 +12,9 @@ const NAMED_ANSWER_TURNS: usize = 6;
 const ANSWER_BYTES_SHORT: usize = 200;
 /// How many earlier turns of a speaker a turn takes back.
 const TAKEN_BACK_TURNS: usize = 3;
+
+/// How many turns before are looked at.
+const TURNS_BACK_MAX: usize = 64;
 /// The longest turn that says nothing of its own, in bytes: "one moment", "ok".
 const FILLER_BYTES: usize = 24;
 
@@ -34,7 +37,11 @@ pub(super) fn link(pieces: &mut Pieces, turns: &[Turn]) {
 fn corrections(pieces: &mut Pieces, turns: &[Turn]) {
     for (at, turn) in turns.iter().enumerate().filter(|(_, turn)| takes_back(turn.said)) {
         let Some(correction) = turn.pieces.clone().next() else { continue };
-        let before = turns[..at].iter().rev().filter(|other| is_same(other.speaker, turn.speaker));
+        let before = turns[..at]
+            .iter()
+            .rev()
+            .take(TURNS_BACK_MAX)
+            .filter(|other| is_same(other.speaker, turn.speaker));
         for piece in before.take(TAKEN_BACK_TURNS).filter_map(|other| other.pieces.clone().next()) {
             pieces.require(piece, correction);
         }
