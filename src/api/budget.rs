@@ -10,7 +10,7 @@ use crate::error::{ApiError, ErrorCode};
 /// the context is filled up to the limit; without a limit, the default coverage is enough.
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[schemars(rename = "Budget", extend("not" = {"required": ["tokens", "ratio"]}))]
+#[schemars(rename = "Budget")]
 pub(super) struct BudgetBody {
     /// At most this many tokens of context.
     #[schemars(range(min = 1))]
