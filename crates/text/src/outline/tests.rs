@@ -287,7 +287,8 @@ fn a_long_line_of_anything_is_read_in_linear_time() {
             let start = std::time::Instant::now();
             let _ = (kind_of(&text), outline(&text, kind, &sentences));
             let millis = start.elapsed().as_millis();
-            assert!(millis < 3000, "{kind:?} of {unit:?} took {millis} ms");
+            // Quadratic work would take minutes.
+            assert!(millis < 15_000, "{kind:?} of {unit:?} took {millis} ms");
         }
     }
 }
@@ -340,7 +341,8 @@ fn many_lines_of_anything_are_read_in_linear_time() {
             let start = std::time::Instant::now();
             let _ = (kind_of(&text), outline(&text, kind, &sentences));
             let millis = start.elapsed().as_millis();
-            assert!(millis < 3000, "{kind:?} of {unit:?} took {millis} ms");
+            // Quadratic work would take minutes.
+            assert!(millis < 15_000, "{kind:?} of {unit:?} took {millis} ms");
         }
     }
 }
