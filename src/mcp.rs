@@ -168,7 +168,7 @@ pub trait Tools: Clone + Send + Sync + 'static {
     /// The answer to a body of `POST /v1/attribute`.
     fn attribute(&self, body: Vec<u8>) -> impl Future<Output = Result<AttributeAnswer, ApiError>> + Send;
 
-    /// The answer to a body of `POST /headroom/v1/retrieve`. Called only if [`Self::HAS_REGISTRY`].
+    /// The answer to `GET /headroom/v1/retrieve/{hash}`. Called only if [`Self::HAS_REGISTRY`].
     fn retrieve(&self, body: Vec<u8>) -> impl Future<Output = Result<OriginalAnswer, ApiError>> + Send;
 
     /// The answer to a body of `POST /v1/search`. Called only if [`Self::HAS_REGISTRY`].
