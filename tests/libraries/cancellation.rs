@@ -132,7 +132,7 @@ fn check_gaps(work: impl Fn(&Pipeline, Kind, String, &Cancel) + Sync) {
 }
 
 #[test]
-#[ignore = "takes half a minute: run with `make soak`"]
+#[ignore = "takes half a minute: run as the head of this file says"]
 fn compression_stops() {
     check_gaps(|pipeline, kind, text, cancel| {
         let _ = pipeline.compress(&request(kind, text, 0.3), cancel);
@@ -140,7 +140,7 @@ fn compression_stops() {
 }
 
 #[test]
-#[ignore = "takes half a minute: run with `make soak`"]
+#[ignore = "takes half a minute: run as the head of this file says"]
 fn attribution_stops() {
     check_gaps(|pipeline, kind, text, cancel| {
         let answer = "The valve was built in 1987. It was so. Yes.".to_owned();
@@ -175,7 +175,7 @@ fn check_growth(texts: &[(&str, Kind, &str)], budgets: &[Budget]) {
 }
 
 #[test]
-#[ignore = "takes half a minute: run with `make soak`"]
+#[ignore = "takes half a minute: run as the head of this file says"]
 fn time_grows_with_the_text() {
     let budgets = [Budget::default(), Budget::ratio(0.3)];
     let is_chain = |text: &&(&str, Kind, &str)| text.0.starts_with("a chain");
@@ -184,7 +184,7 @@ fn time_grows_with_the_text() {
 }
 
 #[test]
-#[ignore = "takes half a minute: run with `make soak`"]
+#[ignore = "takes half a minute: run as the head of this file says"]
 fn time_grows_with_a_chain() {
     let is_chain = |text: &&(&str, Kind, &str)| text.0.starts_with("a chain");
     let chains: Vec<_> = TEXTS.iter().filter(is_chain).copied().collect();

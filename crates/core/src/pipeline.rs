@@ -607,8 +607,8 @@ impl Pipeline {
             Granularity::Word => Repeats::default(),
             Granularity::Sentence => clock.stage("repeats", || {
                 let mut repeats = Repeats::find(&request.chunks, &units);
-                let seams = Seams::find(&request.chunks, &units, &outlines);
-                let needs = seams.needs.clone();
+                let mut seams = Seams::find(&request.chunks, &units, &outlines);
+                let needs = std::mem::take(&mut seams.needs);
                 repeats.add_seams(seams);
                 let needs =
                     needs.into_iter().map(|(unit, other)| (repeats.stays(unit), repeats.stays(other)));

@@ -114,12 +114,9 @@ fn pieces(text: &str) -> impl Iterator<Item = &str> {
         let longest = rest.floor_char_boundary(PIECE_BYTES_MAX);
         let begins_line =
             |at: &usize| rest.as_bytes()[at - 1] == b'\n' && rest[*at..].starts_with(char::is_alphabetic);
-        let boundaries = (longest / 2 + 1..longest).rev().filter(|&at| rest.is_char_boundary(at));
-        let end = if longest == rest.len() {
-            longest
-        } else {
-            boundaries.into_iter().find(begins_line).unwrap_or(longest)
-        };
+        let mut boundaries = (longest / 2 + 1..longest).rev().filter(|&at| rest.is_char_boundary(at));
+        let end =
+            if longest == rest.len() { longest } else { boundaries.find(begins_line).unwrap_or(longest) };
         let (piece, after) = rest.split_at(end);
         rest = after;
         (!piece.is_empty()).then_some(piece)

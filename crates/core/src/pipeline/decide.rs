@@ -215,7 +215,8 @@ pub fn decide(
     } else {
         rendered
     };
-    if at_most.is_some() && !wanted.iter().all(|&unit| rendered.keeps(&units[unit])) {
+    // Where nothing is promised, nobody asks what the limit cut.
+    if promised.is_some() && at_most.is_some() && !wanted.iter().all(|&unit| rendered.keeps(&units[unit])) {
         outcome.coverage_cut = promised;
     }
     Ok(writer.finish(rendered, outcome))

@@ -226,8 +226,9 @@ impl Finder<'_> {
             }
         } else if let Some(&whole) = firsts.last().filter(|_| !ends_whole) {
             // The sentence that the end of the window cut is whole in the other one.
-            let cut = lasts.iter().filter(|&&unit| self.text(whole).starts_with(self.text(unit)));
-            seams.parts.extend(cut.map(|&unit| (unit, whole)).filter(|(unit, _)| *unit == last));
+            if self.text(whole).starts_with(self.text(last)) {
+                seams.parts.push((last, whole));
+            }
         }
     }
 
@@ -279,10 +280,8 @@ impl Finder<'_> {
     /// Returns the header that a row requires.
     fn header(&self, row: usize) -> Option<usize> {
         let chunk = self.units[row].chunk;
-        let required = self.outlines.required_by(row, chunk);
-        required
-            .into_iter()
-            .find(|&other| self.outlines.is_frame(other, chunk) && columns(self.text(other)) > 1)
+        let mut required = self.outlines.required_by(row, chunk);
+        required.find(|&other| self.outlines.is_frame(other, chunk) && columns(self.text(other)) > 1)
     }
 }
 
