@@ -6,6 +6,7 @@ use std::sync::Arc;
 use quick_cache::sync::Cache;
 
 use super::PipelineError;
+use super::assemble::BETWEEN_CHUNKS;
 use super::cancel::Cancel;
 use crate::domain::TokenizerName;
 use crate::model::tokenizer::ModelTokenizer;
@@ -94,12 +95,46 @@ impl TextCosts {
         self.0.insert(key, cost);
         Ok(cost)
     }
+
+    /// Returns the number of tokens in a context. Contexts that are tried for one request have most of their chunks in common, so the counts
+    /// of parts come from the cache if the tokenizer lets them be added up.
+    ///
+    /// # Errors
+    /// Fails as [`TokenCounter::count`] does.
+    pub fn count_context(
+        &self,
+        counter: &TokenCounter,
+        name: TokenizerName,
+        context: &str,
+        cancel: &Cancel,
+    ) -> Result<usize, PipelineError> {
+        match counter {
+            TokenCounter::Model(_) => counter.count(context, cancel),
+            TokenCounter::OpenAi(_) => {
+                paragraphs(context).map(|part| self.count(counter, name, part, cancel)).sum()
+            }
+        }
+    }
 }
 
 impl Default for TextCosts {
     fn default() -> Self {
         Self::new()
     }
+}
+
+/// Divides a text after blank lines. No token of OpenAI's tokenizers goes from a line break to what begins the next line, but to a slash or to
+/// more whitespace.
+fn paragraphs(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let begins = |at: &usize| !rest[*at..].starts_with(|c: char| c.is_whitespace() || c == '/');
+        let ends = rest.match_indices(BETWEEN_CHUNKS).map(|(at, blank)| at + blank.len());
+        let end = { ends }.find(begins).unwrap_or(rest.len());
+        let (part, after) = rest.split_at(end);
+        rest = after;
+        (!part.is_empty()).then_some(part)
+    })
 }
 
 /// The longest text that OpenAI's tokenizers count at once. Their splitter fails on runs of a million spaces, and cannot be stopped,
@@ -125,6 +160,8 @@ fn pieces(text: &str) -> impl Iterator<Item = &str> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -139,6 +176,21 @@ mod tests {
     fn a_million_spaces_are_counted() {
         let counter = TokenCounter::OpenAi(tiktoken_rs::o200k_base_singleton());
         assert!(counter.count(&" ".repeat(1_100_000), &Cancel::default()).expect("counts") > 0);
+    }
+
+    proptest! {
+        /// Whatever the texts are made of, their paragraphs have as many tokens as the whole.
+        #[test]
+        fn a_context_has_as_many_tokens_as_at_once(text in r"([a-zÄé ]{0,4}|[0-9]{1,4}|[.!/\[<(]{1,3}|\r?\n|\n\n| \n\n|\t){0,24}") {
+            for name in [TokenizerName::O200kBase, TokenizerName::Cl100kBase] {
+                let bpe = match name {
+                    TokenizerName::O200kBase => tiktoken_rs::o200k_base_singleton(),
+                    _ => tiktoken_rs::cl100k_base_singleton(),
+                };
+                let found = TextCosts::new().count_context(&TokenCounter::OpenAi(bpe), name, &text, &Cancel::default());
+                prop_assert_eq!(found.expect("counts"), bpe.encode_ordinary(&text).len());
+            }
+        }
     }
 
     #[test]

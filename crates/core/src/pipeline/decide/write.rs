@@ -176,8 +176,11 @@ impl Writer<'_> {
         Ok(may_hold && all()?.tokens <= tokens)
     }
 
-    /// Finds by bisection the longest prefix of the selection whose context has at most `tokens` tokens.
-    /// Returns `None` if not even the required units fit.
+    /// Finds the longest prefix of the selection whose context has at most `tokens` tokens. Returns `None` if not even the required units
+    /// fit.
+    ///
+    /// Each try writes and counts a context. The estimates that filled the selection are nearly right, so all choices are tried first, and
+    /// then what lies in proportion between the tries around the limit; now and then their middle, which bounds the number of tries.
     pub fn render_within(
         &self,
         selection: &Selection,
@@ -186,16 +189,21 @@ impl Writer<'_> {
         let mut best = None;
         // All numbers of choices below `low` fit; none from `high` on does.
         let (mut low, mut high) = (0, selection.ends.len() + 1);
+        let (mut low_tokens, mut high_tokens) = (0, tokens.saturating_add(1));
         let mut count = selection.ends.len();
-        while low < high {
+        for tries in 1_usize.. {
             let rendered = self.render(selection, count)?;
             if rendered.tokens <= tokens {
-                low = count + 1;
+                (low, low_tokens) = (count + 1, rendered.tokens);
                 best = Some(rendered);
             } else {
-                high = count;
+                (high, high_tokens) = (count, rendered.tokens);
             }
-            count = low + (high - low) / 2;
+            if low >= high {
+                break;
+            }
+            let part = (high - low) * (tokens - low_tokens) / (high_tokens - low_tokens);
+            count = low + if tries.is_multiple_of(3) { (high - low) / 2 } else { part.min(high - low - 1) };
         }
         Ok(best)
     }
@@ -282,14 +290,14 @@ impl Writer<'_> {
         spans: &[Vec<KeptSpan>],
         style: Style,
     ) -> Result<usize, PipelineError> {
-        let DecideContext { counter, cancel, .. } = *self.context;
+        let DecideContext { counter, text_costs, cancel, .. } = *self.context;
         let has_marks = !matches!(style.omissions, Omissions::Auto | Omissions::None);
         let mark_tokens = match style.omissions {
             Omissions::None => 0,
             _ => counter.count(assemble::MARK, cancel)?,
         };
         if !counter.splits_at_blanks() || has_marks || self.reading.outlines.has_long_marks() {
-            return counter.count(context, cancel);
+            return text_costs.count_context(counter, self.request.tokenizer, context, cancel);
         }
         let mut tokens = 0;
         let kept = self.order.iter().filter(|&&chunk| !spans[chunk].is_empty());
