@@ -11,6 +11,7 @@
 pub mod answer;
 pub mod blocks;
 pub mod cite;
+pub mod copied;
 pub mod dialect;
 pub mod find;
 pub mod form;

@@ -3,6 +3,7 @@
 
 pub mod counts;
 pub mod ledger;
+pub mod losses;
 pub mod report;
 pub mod settings;
 pub mod traffic;

@@ -12,6 +12,7 @@ use serde_json::json;
 use crate::app;
 use crate::config::Config;
 use crate::savings::counts::Money;
+use crate::savings::losses::Loss;
 use crate::savings::report::{ModelSavings, ShadowReport};
 use crate::savings::traffic::{Recorded, Replay};
 
@@ -44,12 +45,15 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         let recorded = Recorded::parse(&line).with_context(|| format!("{name}, line {}", lines.number))?;
         replay.add(&recorded);
     }
-    let Some(report) = replay.report() else { bail!("{name} has no request") };
+    let Some((report, losses)) = replay.report() else { bail!("{name} has no request") };
     if args.json {
-        let report = json!({"shadow": report, "not_compressed": replay.whole()});
+        let report = json!({"shadow": report, "losses": losses, "not_compressed": replay.whole()});
         return super::success(serde_json::to_string_pretty(&report)?);
     }
     let mut text = table(&report);
+    if !losses.is_empty() {
+        let _ = write!(text, "\n\n{}", loss_table(&losses));
+    }
     for (reason, count) in replay.whole() {
         let _ = write!(text, "\nnot compressed: {count} requests, {reason}");
     }
@@ -88,17 +92,7 @@ fn table(report: &ShadowReport) -> String {
     let heads = ["model", "path", "requests", "shortened", "tokens", "left", "saved", "money", "of the bill"];
     let mut rows = vec![heads.map(str::to_owned)];
     rows.extend(report.models.iter().map(row));
-    let widths: Vec<usize> = (0..heads.len())
-        .map(|at| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0))
-        .collect();
-    let mut text = String::new();
-    for row in &rows {
-        let cells = row.iter().zip(&widths).enumerate().map(|(at, (cell, &width))| match at {
-            0 | 1 => format!("{cell:<width$}"),
-            _ => format!("{cell:>width$}"),
-        });
-        let _ = writeln!(text, "{}", cells.collect::<Vec<_>>().join("  ").trim_end());
-    }
+    let mut text = aligned(&rows);
     let saved = report.totals.counts.saved_as;
     let _ = write!(
         text,
@@ -128,6 +122,44 @@ fn table(report: &ShadowReport) -> String {
         None => write!(text, "\ncoverage: no answer has a sentence with a source"),
     };
     text
+}
+
+/// Rows in columns: the first two to the left, all others to the right.
+fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
+    let widths: [usize; N] =
+        std::array::from_fn(|at| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0));
+    let mut text = String::new();
+    for row in rows {
+        let cells = row.iter().zip(&widths).enumerate().map(|(at, (cell, &width))| match at {
+            0 | 1 => format!("{cell:<width$}"),
+            _ => format!("{cell:>width$}"),
+        });
+        let _ = writeln!(text, "{}", cells.collect::<Vec<_>>().join("  ").trim_end());
+    }
+    text
+}
+
+/// What compression lost of the results of tools, and what the table cannot see.
+fn loss_table(losses: &[Loss]) -> String {
+    let heads = ["tool", "kind", "used", "lost", "share", "at least", "at most", ""];
+    let mut rows = vec![heads.map(str::to_owned)];
+    rows.extend(losses.iter().map(|loss| {
+        [
+            super::visible(&loss.tool, "").into_owned(),
+            loss.kind.clone(),
+            loss.uses.to_string(),
+            loss.uses_lost.to_string(),
+            percent(loss.uses_lost as f64 / loss.uses as f64),
+            percent(loss.share_min),
+            percent(loss.share_max),
+            if loss.is_off { "sent whole from then on".to_owned() } else { String::new() },
+        ]
+    }));
+    let table = aligned(&rows);
+    format!(
+        "{table}\nused: results from which a later step copied a path, an id, a number, a name or a sentence; lost: something of that had been left \
+         out; what is used without being copied is not seen"
+    )
 }
 
 fn row(model: &ModelSavings) -> [String; 9] {

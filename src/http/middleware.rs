@@ -39,6 +39,7 @@ use crate::api::{self, BodyLimits, MiddlewareBody, MiddlewareOptions};
 use crate::error::{ApiError, ErrorCode};
 use crate::executor::run_blocking;
 use crate::middleware::cite::{Additions, SeenTexts};
+use crate::middleware::copied::Copied;
 use crate::middleware::dialect::Dialect;
 use crate::middleware::find::{self, TooMany, Turn};
 use crate::middleware::json::Located;
@@ -251,6 +252,8 @@ struct ModelRequest {
     /// The turns, and the texts outside their passages, in bytes.
     turns: Vec<Turn>,
     other_text_bytes: usize,
+    /// What the model wrote before the newest turn and has from results of tools.
+    copied: Copied,
     prompt: Prompt,
     added: AddedContext,
     /// Whether the request turns on citations of the upstream, which are then left to it.
@@ -462,6 +465,7 @@ impl ModelRequest {
             treatment: None,
             options,
             other_text_bytes: find::other_text_bytes(&conversation, &found.turns),
+            copied: Copied::find(&conversation, &found.turns),
             prompt: Prompt::new(&conversation, located),
             turns: found.turns,
             added,
@@ -496,7 +500,7 @@ impl ModelRequest {
         if self.too_many.is_some() {
             return Ok(self.uncompressed());
         }
-        let options = self.compress_options(&service.middleware.settings);
+        let options = self.compress_options(service);
         let mut compressor = Compressor {
             options: &options,
             tokens_max: None,
@@ -506,6 +510,7 @@ impl ModelRequest {
         };
         let extent = Extent::NewestTurn { again: !self.may_be_cached() };
         let mut plans = self.plan(service, extent, &options.id(), cancel)?;
+        self.count_uses(service, &plans);
         let mut read = ReadTurns::new(input_tokens_max.is_some());
         let mut rewrite = |plans: &[TurnPlan], compressor| {
             rewrite::rewrite(self.as_conversation(), plans, Some(compressor), &mut read, cancel)
@@ -534,6 +539,16 @@ impl ModelRequest {
             };
         }
         Ok(rewritten)
+    }
+
+    /// Counts what the model copied from results of tools, and whether it had been sent, or in shadow mode would have been.
+    fn count_uses(&self, service: &Scope, plans: &[TurnPlan]) {
+        let Some(newest) = self.turns.last() else { return };
+        let uses = self.copied.uses(&self.turns, plans);
+        observe::uses(service.tenant().name(), &uses);
+        for loss in service.savings().used(newest.key, &uses, service.middleware.settings.loss_max) {
+            observe::turned_off(service.tenant().name(), &loss);
+        }
     }
 
     /// Whether the provider may have cached what it was sent before. Of the three APIs, only Messages has to be asked for that.
@@ -566,7 +581,8 @@ impl ModelRequest {
         Ok(rewrite::rewrite(self.as_conversation(), &plans, None, &mut ReadTurns::new(false), cancel)?)
     }
 
-    fn compress_options(&self, settings: &MiddlewareSettings) -> CompressOptions {
+    fn compress_options(&self, service: &Scope) -> CompressOptions {
+        let settings = &service.middleware.settings;
         let (options, asked) = (&self.options, self.options.budget);
         CompressOptions {
             mode: settings.mode,
@@ -579,6 +595,7 @@ impl ModelRequest {
             result_tokens_min: settings.result_tokens_min,
             marks: settings.retrievable && untouched::can_retrieve(self.located()),
             related_only: options.related_only,
+            off: service.savings().off(),
         }
     }
 

@@ -20,6 +20,7 @@ use thresher_core::text::outline::Layout;
 use self::strings::{Strings, encode_results};
 pub use self::turn::ReadTurns;
 use self::turn::{TurnWork, add_tokens};
+use super::copied::ToolKinds;
 use super::dialect::{Dialect, PartKind};
 use super::find::{CitedRecord, Passage, Turn};
 use super::json::{Edits, Located};
@@ -48,6 +49,8 @@ pub struct CompressOptions {
     pub marks: bool,
     /// Whether nothing is kept of chunks of a retriever that are not related to the question.
     pub related_only: bool,
+    /// The results of tools that stay whole because too much of them was lost before.
+    pub off: Arc<ToolKinds>,
 }
 
 /// Chunks that a request adds to its conversation. They are inserted as a context before the user's last message.
@@ -469,6 +472,12 @@ fn last_question(turns: &[Turn]) -> Option<usize> {
 }
 
 impl SentTurn {
+    /// Returns a turn of which these ranges of each passage were sent.
+    #[cfg(test)]
+    pub fn keeping(kept: Vec<Option<Spans>>) -> Self {
+        Self { kept, ..Self::default() }
+    }
+
     /// Returns a turn that is sent whole. It names no options, so that the turn is compressed when a later request asks for that.
     fn whole(turn: &Turn) -> Self {
         Self {
@@ -528,6 +537,13 @@ impl SentTurn {
             is_known |= text.is_some();
         }
         is_known.then_some(sent)
+    }
+
+    /// Returns what was sent of a passage; `None`: all of it, also if it was encoded.
+    pub fn kept_of(&self, turn: &Turn, passage: usize) -> Option<&[(usize, usize)]> {
+        let string = &turn.passages[passage].string;
+        let is_encoded = self.encoded_strings(turn).any(|encoded| encoded == *string);
+        self.kept.get(passage)?.as_deref().filter(|_| !is_encoded)
     }
 
     /// The strings of the body that are sent encoded.

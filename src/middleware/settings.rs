@@ -39,6 +39,9 @@ pub struct MiddlewareSettings {
     pub prompt_tokens_min: usize,
     /// Tokens below which the result of a tool is not compressed.
     pub result_tokens_min: usize,
+    /// The share of results of a tool of which something may be missing that a later step copies. Once it is certain at 95 % that more is
+    /// missing, results of this tool and kind are sent whole. 1: never.
+    pub loss_max: f64,
     /// Milliseconds to compress a request, and again to cite its answer. After that, the text is forwarded unchanged.
     pub deadline_ms: u64,
     /// Turns of a conversation; a longer conversation is forwarded unchanged.
@@ -164,6 +167,7 @@ impl Default for MiddlewareSettings {
             ratio: 0.0,
             prompt_tokens_min: 1_024,
             result_tokens_min: 200,
+            loss_max: 0.05,
             deadline_ms: 2_000,
             turn_count_max: Bounds::default().turn_count_max,
             piece_count_max: Bounds::default().piece_count_max,
@@ -183,6 +187,9 @@ impl MiddlewareSettings {
         self.upstreams.iter().try_for_each(UpstreamSettings::validate)?;
         if !(0.0..=1.0).contains(&self.ratio) {
             return Err(format!("middleware.ratio is {}; it must be from 0 to 1", self.ratio));
+        }
+        if !(0.0..=1.0).contains(&self.loss_max) {
+            return Err(format!("middleware.loss_max is {}; it must be from 0 to 1", self.loss_max));
         }
         let tags = &self.context_tags;
         let is_pair = tags.len() == 2 && tags[0] != tags[1] && tags.iter().all(|tag| !tag.is_empty());

@@ -128,9 +128,14 @@ pub fn can_retrieve(body: Located) -> bool {
     tools.into_iter().any(|tool| {
         let function = tool.get("function").unwrap_or(tool);
         let is_ours = tool.text_of("server_label").is_some_and(|label| plain(&label).contains("thresher"));
-        let is_retrieve = function.text_of("name").is_some_and(|name| parts(&name).1.ends_with("retrieve"));
+        let is_retrieve = function.text_of("name").is_some_and(|name| retrieves(&name));
         is_ours || is_retrieve && function.json().contains("\"hash\"")
     })
+}
+
+/// Returns whether a tool fetches the text that a mark names.
+pub fn retrieves(name: &str) -> bool {
+    parts(name).1.ends_with("retrieve")
 }
 
 /// Returns whether a list of words, divided by white space, has a word.

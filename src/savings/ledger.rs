@@ -5,8 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::counts::{Counts, Exchange, Treatment};
+use super::losses::{Loss, Losses};
 use super::report::{Coverage, ModelSavings, SavingsReport, ShadowReport, Totals};
 use super::settings::SavingsSettings;
+use crate::middleware::copied::{ToolKinds, Use};
 use crate::middleware::dialect::Dialect;
 
 /// The name under which models are counted together if there are too many.
@@ -32,6 +34,7 @@ struct State {
     /// The models that are counted apart.
     models: BTreeSet<String>,
     coverage: Coverage,
+    losses: Losses,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -86,6 +89,17 @@ impl Ledger {
         state.coverage = state.coverage.plus(coverage);
     }
 
+    /// Adds what a step of the model copied from results of tools that earlier turns sent. Returns the tools and kinds that are sent whole from
+    /// now on. See [`Losses::add`].
+    pub fn used(&self, turn: [u8; 32], uses: &[Use], loss_max: f64) -> Vec<Loss> {
+        self.state().losses.add(turn, uses, loss_max)
+    }
+
+    /// Returns the tools and kinds whose results are sent whole because too much of them was lost.
+    pub fn off(&self) -> Arc<ToolKinds> {
+        self.state().losses.off()
+    }
+
     /// Begins to count anew.
     pub fn clear(&self) {
         *self.state() = State::default();
@@ -107,6 +121,7 @@ impl Ledger {
             since_unix_s: self.since_unix_s,
             totals: Totals::sum(&models),
             models,
+            losses: state.losses.report(),
             shadow: (!shadow.is_empty()).then(|| ShadowReport {
                 totals: Totals::sum(&shadow),
                 models: shadow,

@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::counts::{Counts, Money};
+use super::losses::Loss;
 use super::settings::Price;
 
 /// Answer of `GET /v1/savings`: what the middleware saved for the tenant since the daemon started.
@@ -16,6 +17,8 @@ pub struct SavingsReport {
     pub totals: Totals,
     /// Requests that were to be compressed, by model and API.
     pub models: Vec<ModelSavings>,
+    /// What compression lost of results of tools, as far as the model copied it later; also in shadow mode. Use without copying is not seen.
+    pub losses: Vec<Loss>,
     /// What compression would have saved; `null` if no request was in shadow mode.
     pub shadow: Option<ShadowReport>,
 }

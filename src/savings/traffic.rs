@@ -13,9 +13,11 @@ use thresher_core::plain;
 
 use super::counts::{Exchange, Treatment};
 use super::ledger::{Ledger, route};
+use super::losses::Loss;
 use super::report::{Coverage, ShadowReport};
 use super::settings::SavingsSettings;
-use crate::middleware::dialect::Dialect;
+use crate::middleware::copied::Copied;
+use crate::middleware::dialect::{Conversation, Dialect};
 use crate::middleware::find;
 use crate::middleware::json::Located;
 use crate::middleware::prompt::{AddedBytes, Prompt};
@@ -156,8 +158,7 @@ impl Replay {
         let rewritten = match found.too_many {
             Some(too_many) => Err(too_many.reason().to_owned()),
             None => {
-                let other_text_bytes = find::other_text_bytes(&conversation, &found.turns);
-                let compressed = self.compress(*dialect, *body, &found.turns, other_text_bytes);
+                let compressed = self.compress(*dialect, *body, &conversation, &found.turns);
                 compressed.map_err(|error| plain::message(&error.to_string()))
             }
         };
@@ -199,9 +200,10 @@ impl Replay {
         self.turns.put(std::mem::take(&mut rewritten.records));
     }
 
-    /// Returns what compression would have saved; `None` if there was no request.
-    pub fn report(&self) -> Option<ShadowReport> {
-        self.ledger.report().shadow
+    /// Returns what compression would have saved, and lost of the results of tools; `None` if there was no request.
+    pub fn report(&self) -> Option<(ShadowReport, Vec<Loss>)> {
+        let report = self.ledger.report();
+        report.shadow.map(|shadow| (shadow, report.losses))
     }
 
     /// Returns why requests could not be compressed, and how many of them.
@@ -213,8 +215,8 @@ impl Replay {
         &self,
         dialect: Dialect,
         body: Located,
+        conversation: &Conversation,
         turns: &[find::Turn],
-        other_text_bytes: usize,
     ) -> Result<Rewritten, PipelineError> {
         let options = CompressOptions {
             mode: self.middleware.mode,
@@ -225,14 +227,20 @@ impl Replay {
             query: None,
             related_only: false,
             marks: self.middleware.retrievable && can_retrieve(body),
+            off: Arc::default(),
         };
         let pipeline = &self.pipeline;
+        let other_text_bytes = find::other_text_bytes(conversation, turns);
         let compressor =
             Compressor { options: &options, tokens_max: None, other_text_bytes, skips_late: false, pipeline };
         let before = |key: &[u8; 32]| self.turns.sent.get(key).cloned();
         let cancel = Cancel::default();
         let plans =
             rewrite::plan(turns, Extent::NewestTurn { again: false }, &options.id(), &before, &cancel)?;
+        if let Some(newest) = turns.last() {
+            let uses = Copied::find(conversation, turns).uses(turns, &plans);
+            self.ledger.used(newest.key, &uses, self.middleware.loss_max);
+        }
         let added = AddedContext::default();
         let conversation = rewrite::Conversation { dialect, body, turns, added: &added, is_cited: true };
         rewrite::rewrite(conversation, &plans, Some(compressor), &mut ReadTurns::new(false), &cancel)

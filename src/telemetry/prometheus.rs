@@ -66,6 +66,14 @@ const COUNTERS: &[(&str, &str)] = &[
         "savings_shadow_sentences_total",
         "Sentences of answers in shadow mode with a source, by whether it would have been kept",
     ),
+    (
+        "savings_results_used_total",
+        "Results of tools from which the model copied later, by whether that was sent",
+    ),
+    (
+        "savings_tools_off_total",
+        "Tools, with the kind of their results, that are sent whole because too much was lost",
+    ),
     ("savings_shadow_answers_total", "Answers in shadow mode, by whether their sources were looked up"),
     (
         "middleware_tokens_before_total",

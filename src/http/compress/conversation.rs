@@ -93,6 +93,7 @@ impl ConversationRequest {
             // Marks are appended here, where the caller asks for them.
             related_only: false,
             marks: false,
+            off: service.savings().off(),
         };
         let found = find::turns(&conversation, &policy);
         if let Some(too_many) = found.too_many {

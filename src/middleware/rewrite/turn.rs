@@ -14,8 +14,8 @@ use thresher_core::text::outline::Layout;
 
 use super::strings::shortened;
 use super::{
-    AddedContext, Compressor, NOTHING_KEPT, Rewritten, SentTurn, Shortened, Spans, Unshortened, ranges,
-    with_unique_ids,
+    AddedContext, CompressOptions, Compressor, NOTHING_KEPT, Rewritten, SentTurn, Shortened, Spans,
+    Unshortened, ranges, with_unique_ids,
 };
 use crate::middleware::dialect::PartKind;
 use crate::middleware::find::{self, Turn, Wants};
@@ -195,6 +195,15 @@ impl TurnWork<'_> {
         })
     }
 
+    /// Returns whether results of this tool with texts of this kind stay whole.
+    fn is_off(&self, indexes: &[usize], chunks: &[Arc<Chunk>], options: &CompressOptions) -> bool {
+        let kind = &self.turn.passages[indexes[0]].kind;
+        let PartKind::ToolResult { name, .. } = kind else { return false };
+        let is_off = |kind: Kind| options.off.contains(&(name.to_string(), kind.name()));
+        !options.off.is_empty()
+            && chunks.iter().any(|chunk| is_off(Layout::detect(&chunk.text, Kind::Auto).kind))
+    }
+
     /// The passages that are compressed.
     fn passages(&self) -> &[Arc<Chunk>] {
         if self.is_compressed { self.chunks } else { &[] }
@@ -370,6 +379,8 @@ impl Fitted {
                 kind != GroupKind::Result || chunks.iter().any(|chunk| is_running_text(&chunk.text))
             }
         };
+        let is_selected =
+            is_selected && !(kind == GroupKind::Result && work.is_off(&indexes, &chunks, options));
         if !is_selected && compressor.tokens_max.is_none() && options.budget == Budget::default() {
             let whole = Self::whole(kind, indexes, bytes, bytes / BYTES_PER_TOKEN);
             return Ok(Self { is_unselected: true, ..whole });
