@@ -26,11 +26,9 @@ const DAEMON: Table = &[
         "config",
         &[
             "access::AccessSettings",
-            "kv_export::KvExportSettings",
             "middleware::settings",
             "originals::OriginalSettings",
             "savings::settings",
-            "tenants::ttl_store::TtlStoreSettings",
         ],
     ),
     (
@@ -48,8 +46,6 @@ const DAEMON: Table = &[
             "executor",
             "tenants",
             "mcp",
-            "config::Admission",
-            "config::Http",
         ],
     ),
     ("telemetry", &["config"]),
@@ -57,6 +53,7 @@ const DAEMON: Table = &[
         "app",
         &[
             "api::BodyLimits",
+            "middleware::settings::MiddlewareLimits",
             "originals",
             "access",
             "tenants",

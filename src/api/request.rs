@@ -479,8 +479,6 @@ impl<'de> Visitor<'de> for ChunkVisitor {
 
 #[cfg(test)]
 mod tests {
-    use thresher_core::pipeline::validate::RequestLimits;
-    use thresher_registry::RegistrySettings;
 
     use super::*;
 
@@ -495,7 +493,7 @@ mod tests {
 
     #[test]
     fn messages_name_the_field_and_say_what_it_takes() {
-        let limits = BodyLimits::new(&RequestLimits::default(), &RegistrySettings::default());
+        let limits = BodyLimits::default();
         let check = |body: &str, expect: &str| {
             let error = parse::<CompressBody>(body.as_bytes(), &limits).expect_err(body);
             assert_eq!(error.message, expect, "{body}");
@@ -521,7 +519,7 @@ mod tests {
 
     #[test]
     fn a_field_of_another_body_is_named_and_has_no_column() {
-        let limits = BodyLimits::new(&RequestLimits::default(), &RegistrySettings::default());
+        let limits = BodyLimits::default();
         let check = |json: &str, expect: (&str, &str)| {
             let error = parse_field::<CompressBody>("thresher", json.as_bytes(), &limits).expect_err(json);
             assert_eq!((error.param.as_deref().unwrap_or_default(), &*error.message), expect, "{json}");
@@ -533,7 +531,7 @@ mod tests {
 
     #[test]
     fn messages_are_counted() {
-        let limits = BodyLimits::new(&RequestLimits::default(), &RegistrySettings::default());
+        let limits = BodyLimits::default();
         let parse = |count: usize| {
             let messages = vec![r#"{"role": "user"}"#; count].join(",");
             parse::<CompressBody>(

@@ -39,7 +39,7 @@ pub fn router(admin: Admin, origins: OriginPolicy) -> Router {
             ApiError::not_found(&["/livez", "/readyz", "/metrics", "/v1/savings", deletion::TENANT])
         })
         .method_not_allowed_fallback(async || ApiError::method_not_allowed())
-        .merge(page::router(admin.service.settings.http.page))
+        .merge(page::router(admin.service.settings.page))
         .layer(axum::middleware::from_fn_with_state(origins, origin::guard))
         .layer(axum::middleware::from_fn(accept))
         .with_state(admin)

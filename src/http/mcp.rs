@@ -21,7 +21,7 @@ pub const PATH: &str = "/mcp";
 /// `POST /mcp`: one request of the streamable HTTP transport.
 pub async fn handle(service: Scope, request: Request) -> Result<Response, ApiError> {
     let (head, body) = request.into_parts();
-    let body = body::whole(&service, &head.headers, body, body::BodyLimit::new(&service)).await?;
+    let body = body::whole(&service, &head.headers, body, service.settings.body_bytes_max).await?;
     // The SDK parses the whole message into a tree before it calls a tool.
     let limits = service.limits();
     let (body, checked) = run_blocking(move || {

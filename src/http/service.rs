@@ -4,23 +4,22 @@
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use thresher_core::domain::Tenant;
 use thresher_core::memory::MemoryPool;
 use thresher_core::pipeline::Pipeline;
-use thresher_core::pipeline::validate::RequestLimits;
-use thresher_registry::{Progress, Registry, RegistrySettings};
+use thresher_registry::{Progress, Registry};
 
 use super::Middleware;
+use super::compress::Prefilter;
 use super::memory::BodyMemory;
 use super::origin::OriginPolicy;
 use crate::access::{Access, Caller, Denied};
 use crate::admission::{Admission, Sharer};
 use crate::api::BodyLimits;
-use crate::config::{Admission as AdmissionSettings, Http as HttpSettings};
 use crate::error::ApiError;
 use crate::executor::{Executor, TimeLimits};
 use crate::kv_export::KvExportFile;
@@ -46,13 +45,20 @@ pub struct Service {
     pub data: TenantData,
 }
 
-/// The sections of the settings that handlers read.
+/// What handlers read of the settings and limits.
 #[derive(Debug, Clone)]
 pub struct ServeSettings {
-    pub http: HttpSettings,
-    pub admission: AdmissionSettings,
-    pub limits: RequestLimits,
-    pub registry: RegistrySettings,
+    /// Whether the listeners serve the page.
+    pub page: bool,
+    pub time_limits: TimeLimits,
+    /// The bytes of a body, for requests that the daemon answers itself.
+    pub body_bytes_max: usize,
+    /// How long the first byte of a body may take to arrive.
+    pub read_max: Duration,
+    pub limits: BodyLimits,
+    pub prefilter: Prefilter,
+    /// The number of chunks that one tenant may register.
+    pub registered_chunk_count_max: usize,
 }
 
 /// The data of tenants, which handlers reach only through a [`Scope`].
@@ -106,7 +112,7 @@ impl ReceiptKey {
 impl Service {
     /// The limits of request bodies.
     pub(super) fn limits(&self) -> BodyLimits {
-        BodyLimits::new(&self.settings.limits, &self.settings.registry)
+        self.settings.limits
     }
 
     /// The caller with this key.
@@ -265,12 +271,11 @@ impl FromRequestParts<Service> for Scope {
         let tenant_state =
             service.data.tenants.get(caller.tenant()).ok_or_else(ApiError::registry_not_ready)?;
         let body_memory = Arc::new(BodyMemory::new(service.bodies.clone()));
-        let admission = &service.settings.admission;
         let executor = Executor {
             caller,
             has_rivals: service.data.access.is_shared(),
             admission: service.admission.clone(),
-            time_limits: TimeLimits { default: admission.deadline_default(), max: admission.deadline_max() },
+            time_limits: service.settings.time_limits,
             pipeline: Arc::clone(tenant_state.pipeline_slot()),
         };
         Ok(Self { service: service.clone(), executor, tenant_state, body_memory })

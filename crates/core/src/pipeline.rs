@@ -56,7 +56,7 @@ use std::time::{Duration, Instant};
 use ndarray::{ArrayView2, Axis};
 use thiserror::Error;
 
-use self::answerable::{Answerable, AnswerableSettings};
+use self::answerable::Answerable;
 use self::blocks::{Blocks, Reader};
 use self::calibration::{Calibration, is_other_language};
 use self::cancel::Cancel;
@@ -138,7 +138,6 @@ pub struct Settings {
     pub codec: Codec,
     /// What the model's logits mean; `None` if nothing was fitted for it.
     pub calibration: Option<Arc<Calibration>>,
-    pub answerable: AnswerableSettings,
     /// How chunks and units are scored; `peak/ranked+coverage` by default.
     pub scoring: Scoring,
 }
@@ -502,7 +501,7 @@ impl Pipeline {
         let Some(curve) = calibration.and_then(|calibration| calibration.answerable.as_ref()) else {
             return Ok(None);
         };
-        let missed_max = request.missed_max.unwrap_or(self.settings.answerable.missed_max);
+        let missed_max = request.missed_max.unwrap_or(answerable::MISSED_MAX);
         answerable::measure_answerable(reading, request, scores, (curve, missed_max), cancel)
     }
 

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use tantivy::{IndexReader, ReloadPolicy, Warmer};
 use thresher_core::domain::Chunk;
@@ -19,7 +18,7 @@ use super::schema::{self, Fields};
 use super::search::{Hit, IndexSearch};
 use super::vectors::Vectors;
 use super::writer::{Commit, Job, Writer};
-use super::{Page, RegistryError, RegistrySettings, open};
+use super::{Page, RegistryError, RegistryLimits, RegistrySettings, open};
 
 /// The number of batches that may wait for the writer; one more is refused as overloaded.
 const WAITING_MAX: usize = 64;
@@ -58,12 +57,16 @@ pub struct Shared {
 
 impl Store {
     /// Opens the index and starts its writer.
-    pub fn open(settings: &RegistrySettings) -> Result<Self, RegistryError> {
-        Self::open_with(settings, Vec::new())
+    pub fn open(settings: &RegistrySettings, limits: RegistryLimits) -> Result<Self, RegistryError> {
+        Self::open_with(settings, limits, Vec::new())
     }
 
     /// Opens the index with `warmers`, which `tantivy` calls before a commit becomes visible.
-    fn open_with(settings: &RegistrySettings, warmers: Vec<Weak<dyn Warmer>>) -> Result<Self, RegistryError> {
+    fn open_with(
+        settings: &RegistrySettings,
+        limits: RegistryLimits,
+        warmers: Vec<Weak<dyn Warmer>>,
+    ) -> Result<Self, RegistryError> {
         let open::OpenedIndex { index, writer, fields } = open::open(&settings.dir)?;
         let reader = index.reader_builder().reload_policy(ReloadPolicy::Manual).warmers(warmers);
         let reader: IndexReader = reader.try_into()?;
@@ -74,14 +77,14 @@ impl Store {
             fields,
             reader,
             directory: Mutex::new(directory),
-            cache: Mutex::new(Cache::new(settings.cache_bytes_max)),
+            cache: Mutex::new(Cache::new(limits.cache_bytes_max)),
             vectors: RwLock::default(),
             updates: watch::Sender::new(()),
             warmer_stopped: AtomicBool::new(false),
             log_position: Mutex::new(log_position),
         });
         let (jobs, waiting) = mpsc::channel(WAITING_MAX);
-        let writer = Writer::new(writer, Arc::clone(&shared), Duration::from_millis(settings.purge_delay_ms));
+        let writer = Writer::new(writer, Arc::clone(&shared), limits.purge_delay);
         let timer = tokio::runtime::Builder::new_current_thread().enable_time().build();
         let timer = timer.map_err(|e| RegistryError::Write(e.to_string()))?;
         let writer = std::thread::Builder::new()
@@ -448,8 +451,9 @@ mod tests {
     async fn a_commit_that_cannot_become_visible_is_an_error_and_is_visible_before_the_next() {
         let failing = Arc::new(FailingWarmer(AtomicBool::new(false)));
         let warmer: Arc<dyn Warmer> = Arc::<FailingWarmer>::clone(&failing);
-        let settings = RegistrySettings { dir: "".into(), cache_bytes_max: 0, ..RegistrySettings::default() };
-        let store = Store::open_with(&settings, vec![Arc::downgrade(&warmer)]).expect("in memory");
+        let settings = RegistrySettings { dir: "".into(), ..RegistrySettings::default() };
+        let limits = RegistryLimits { cache_bytes_max: 0, ..RegistryLimits::default() };
+        let store = Store::open_with(&settings, limits, vec![Arc::downgrade(&warmer)]).expect("in memory");
         let chunk = Chunk::new("a", "tide");
         let put = || vec![Change::Put(Arc::new(chunk.clone()))];
         let found = || store.search("tide", 9, 999).expect("an index").len();

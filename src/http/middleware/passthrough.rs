@@ -78,8 +78,7 @@ async fn pass_on(
         return Err(error);
     }
     let slot = middleware.request_slot(service.sharer())?;
-    let limit = body::BodyLimit { bytes: middleware.settings.body_bytes_max, setting: "memory_bytes_max" };
-    let body = body::collect(body, limit, &service).await?;
+    let body = body::collect(body, middleware.limits.body_bytes_max, &service).await?;
     let is_form = body::media_type(&headers).is_some_and(|kind| kind == FORM);
     let boundary =
         headers.get(CONTENT_TYPE).filter(|_| is_form).and_then(|kind| form::boundary(kind.to_str().ok()?));
@@ -98,7 +97,7 @@ async fn pass_on(
             drop(scope);
             Ok(parsed)
         };
-        middleware.workers.run(service.settings.admission.deadline_max(), parse).await?
+        middleware.workers.run(service.settings.time_limits.max, parse).await?
     } else {
         ReadBody { kind: BodyKind::Unread, model: None, body }
     };
@@ -117,7 +116,7 @@ async fn pass_on(
         if !is_opened {
             headers::check_content_type(&headers)?;
             let rewrite = move |_: &Cancel| read.written_anew(&settings, &path);
-            let written = middleware.workers.run(service.settings.admission.deadline_max(), rewrite).await?;
+            let written = middleware.workers.run(service.settings.time_limits.max, rewrite).await?;
             headers::set_content_type(&mut headers, written.content_type.as_deref());
             read = written.body;
         }

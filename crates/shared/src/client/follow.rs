@@ -126,7 +126,7 @@ impl Reader {
                         tracing::warn!(journal = self.journal.stream, reason = %failure, "cannot follow the journal");
                     }
                     self.link.disconnect();
-                    pause = (2 * pause).clamp(self.journal.core().probe_pause, PAUSE_MAX);
+                    pause = (2 * pause).clamp(self.journal.core().limits.probe_pause, PAUSE_MAX);
                     tokio::time::sleep(jittered(pause)).await;
                 }
             }
