@@ -12,6 +12,7 @@ mod keys;
 mod kv;
 #[cfg(feature = "mcp")]
 mod mcp;
+mod media_type;
 mod memory;
 mod middleware;
 pub mod observe;
@@ -37,14 +38,13 @@ use axum::routing::{MethodRouter, get, post};
 use tower_http::catch_panic::CatchPanicLayer;
 
 pub use self::body::{BODY_BYTES_MAX, READ_MAX};
-pub use self::compress::Prefilter;
 pub use self::connections::ConnectionLimits;
 pub use self::deletion::DEFAULT as DEFAULT_TENANT;
 
 pub use self::middleware::{Middleware, UpstreamError};
 pub use self::origin::OriginPolicy;
 pub use self::serve::{Serving, serve};
-pub use self::service::{ReceiptKey, Scope, ServeSettings, Service, TenantData};
+pub use self::service::{Prefilter, ReceiptKey, Scope, ServeSettings, Service, TenantData};
 use thresher_core::pipeline::answerable::Answerable;
 
 use crate::error::ApiError;

@@ -1,6 +1,5 @@
 //! Limits of request bodies that are checked while a body is parsed, before the values that exceed them are built.
 
-use super::history::MESSAGE_COUNT_MAX;
 use crate::error::{ApiError, ErrorCode};
 use serde::de::DeserializeOwned;
 use thresher_core::pipeline::validate::RequestLimits;
@@ -8,6 +7,8 @@ use thresher_core::shape::{self, ShapeError, ShapeLimits};
 
 /// The most entries of `include`, which may repeat its few words.
 const INCLUDE_COUNT_MAX: usize = 16;
+
+const MESSAGE_COUNT_MAX: usize = 1000;
 
 pub(super) const RANK_FIELD_COUNT_MAX: usize = 64;
 

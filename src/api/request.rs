@@ -3,17 +3,16 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
-use std::marker::PhantomData;
 use std::sync::Arc;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::{self, IntoDeserializer, MapAccess, Visitor, value::MapAccessDeserializer};
+use serde::de::{self, MapAccess, Visitor, value::MapAccessDeserializer};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use thresher_core::domain::{
     Budget, Chunk, CompressRequest, Format, Granularity, Kind, Omissions, OnError, Order, TokenizerName,
 };
-use thresher_core::plain::{self, Shortened};
+use thresher_core::plain;
 use thresher_core::text::offsets::OffsetUnit;
 
 use super::budget::BudgetBody;
@@ -22,6 +21,7 @@ use super::history::{self, MessageBody};
 use super::kv::{Include, KvBody, KvWanted};
 use super::limits::{Body, BodyLimits, ListLimit};
 use super::schema::require_one;
+use super::wire::{Object, Word, choice, or_default};
 use crate::error::{ApiError, ErrorCode};
 
 /// Body of `POST /v1/compress`.
@@ -232,13 +232,6 @@ fn with_field(param: Option<String>, code: ErrorCode, message: &str) -> Option<S
     }
 }
 
-/// Reads null as the default, since some clients write null for fields that are not set.
-pub(super) fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
-    from: D,
-) -> Result<T, D::Error> {
-    Option::deserialize(from).map(Option::unwrap_or_default)
-}
-
 fn yes() -> bool {
     true
 }
@@ -246,26 +239,6 @@ fn yes() -> bool {
 /// Reads null as true.
 fn or_yes<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
     Option::deserialize(from).map(|given| given.unwrap_or(true))
-}
-
-/// Reads one of several words, or null as the default.
-pub(super) fn choice<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
-    from: D,
-) -> Result<T, D::Error> {
-    Option::<Word<T>>::deserialize(from).map(|word| word.map(|Word(word)| word).unwrap_or_default())
-}
-
-/// One of several words. It is read as a string first: for any other type, `serde_json` would report invalid JSON.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Word<T>(pub(super) T);
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Word<T> {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let word = String::deserialize(from)?;
-        // An error about an unknown word quotes it. No known word is long enough to be shortened.
-        let word = Shortened(&word).to_string();
-        T::deserialize(word.into_deserializer()).map(Self)
-    }
 }
 
 /// The code of a parse error. The errors of serde differ only by their messages.
@@ -426,30 +399,6 @@ impl<T: JsonSchema> JsonSchema for Object<T> {
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         generator.subschema_for::<T>()
-    }
-}
-
-/// A JSON object. serde alone would also read a struct from a list of its values.
-#[derive(Debug, Clone)]
-pub(super) struct Object<T>(pub(super) T);
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(ObjectVisitor(PhantomData))
-    }
-}
-
-struct ObjectVisitor<T>(PhantomData<T>);
-
-impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
-    type Value = Object<T>;
-
-    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("an object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<T>, A::Error> {
-        T::deserialize(MapAccessDeserializer::new(map)).map(Object)
     }
 }
 

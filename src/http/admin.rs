@@ -1,7 +1,5 @@
 //! The admin listener: probes for liveness and readiness, metrics, the savings of all tenants, and the page.
 
-use std::sync::Arc;
-
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
@@ -11,17 +9,9 @@ use axum::routing::{delete, get};
 use metrics::gauge;
 
 use super::connections::RequestHandle;
-use super::{OriginPolicy, Service, deletion, memory, origin, page, savings};
+pub use super::service::Admin;
+use super::{OriginPolicy, deletion, memory, origin, page, savings};
 use crate::error::ApiError;
-
-/// The state of the admin routes.
-#[derive(Clone)]
-pub struct Admin {
-    /// The state of the public listener.
-    pub service: Service,
-    /// Renders all metrics in the text format of Prometheus.
-    pub render: Arc<dyn Fn() -> String + Send + Sync>,
-}
 
 /// The routes `/livez`, `/readyz`, `/metrics`, `/v1/savings` and `DELETE /admin/tenants/{name}`, and the page that shows savings, for the hosts
 /// that `origins` allows.

@@ -5,17 +5,15 @@ use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
 use axum::http::HeaderMap;
-use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, EXPECT};
+use axum::http::header::EXPECT;
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
 
+use super::media_type::{check_encoding, check_json};
 use super::{Scope, Service};
 use crate::error::ApiError;
 use crate::executor::run_blocking;
 use thresher_core::memory::PoolExhausted;
-
-/// The media type of JSON.
-pub const JSON: &str = "application/json";
 
 /// The rate at which a body has to arrive if it takes longer than ten seconds: 256 KiB a second.
 const RATE_BYTES_PER_MS_MIN: usize = 256 * 1024 / 1000;
@@ -34,34 +32,6 @@ const DISCARD_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// The same for a request without a valid key, and the longest time: meanwhile it occupies a connection.
 const DISCARD_UNAUTHENTICATED_BYTES_MAX: usize = 64 * 1024;
 const DISCARD_UNAUTHENTICATED_MAX: Duration = Duration::from_millis(250);
-
-/// Checks that a body is not compressed.
-///
-/// # Errors
-/// `content_type_unsupported`.
-pub fn check_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
-    let is_plain = headers.get_all(CONTENT_ENCODING).iter().all(|encoding| encoding == "identity");
-    if is_plain { Ok(()) } else { Err(ApiError::encoding_unsupported()) }
-}
-
-/// Checks that the content type of a body is JSON. A web page can send `text/plain` to any server without a preflight request, so other
-/// types are refused.
-///
-/// # Errors
-/// `content_type_unsupported`.
-pub fn check_json(headers: &HeaderMap) -> Result<(), ApiError> {
-    let found = media_type(headers);
-    match found.as_deref() {
-        Some(found) if found == JSON || found.ends_with("+json") => Ok(()),
-        found => Err(ApiError::content_type_unsupported(found, JSON)),
-    }
-}
-
-/// The media type of a body, in lower case and without parameters.
-pub fn media_type(headers: &HeaderMap) -> Option<String> {
-    let kind = headers.get(CONTENT_TYPE)?.to_str().ok()?;
-    Some(kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase())
-}
 
 /// Reads and parses a body. Parsing runs on a thread that may block, since it takes long for a large body.
 ///

@@ -186,22 +186,6 @@ fn recent_request(loaded: &LoadedRequest, compressed: &Compressed) -> RecentRequ
     RecentRequest { chunks: chunks.clone(), caller_indices, kept, markers }
 }
 
-/// How many of the registered chunks that a request names are scored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Prefilter {
-    /// If a request names more chunks, words choose among them (BM25).
-    pub above: usize,
-    /// The number of chunks that words choose.
-    pub to: usize,
-}
-
-impl Default for Prefilter {
-    /// Scoring so many cached chunks takes about a second.
-    fn default() -> Self {
-        Self { above: 10_000, to: 10_000 }
-    }
-}
-
 /// The registered chunks with these ids, which may have at most `bytes_max` bytes of text. If there are more than the prefilter lets pass, only
 /// the best ones for `query`, and those with an id of `keep`.
 ///

@@ -34,7 +34,7 @@ use super::compress::named_chunks;
 use super::originals::StoredTurns;
 use super::traces::model_call::{Call, ModelCall};
 use super::traces::{self, Retrieval};
-use super::{Scope, body, observe};
+use super::{Scope, body, media_type, observe};
 use crate::api::{self, BodyLimits, MiddlewareBody, MiddlewareOptions};
 use crate::error::{ApiError, ErrorCode};
 use crate::executor::run_blocking;
@@ -106,7 +106,7 @@ async fn pass_on(
     if upstream.settings.credential() == Credential::KeyFile {
         headers::check_query(uri.query())?;
         headers::check_content_type(&headers)?;
-        headers::set_content_type(&mut headers, Some(body::JSON));
+        headers::set_content_type(&mut headers, Some(media_type::JSON));
         let (settings, path) = (upstream.settings.clone(), uri.path().to_owned());
         let check = move |_: &Cancel| {
             request.is_stateless = passthrough::check_shared_key(request.located(), &settings, &path)?;
@@ -189,12 +189,12 @@ fn check_headers(middleware: &Middleware, headers: &HeaderMap) -> Result<(), Api
         return Err(ApiError::middleware_off());
     }
     middleware.check_hops(headers)?;
-    body::check_json(headers)?;
+    media_type::check_json(headers)?;
     [COMPRESS, CITE, SHADOW].into_iter().try_for_each(|name| boolean(headers, name).map(drop))
 }
 
 fn has_media_type(headers: &HeaderMap, media_type: &str) -> bool {
-    body::media_type(headers).is_some_and(|found| found == media_type)
+    media_type::media_type(headers).is_some_and(|found| found == media_type)
 }
 
 /// Reads texts in the background, for the next request.

@@ -14,7 +14,6 @@ use thresher_core::pipeline::Pipeline;
 use thresher_registry::{Progress, Registry};
 
 use super::Middleware;
-use super::compress::Prefilter;
 use super::memory::BodyMemory;
 use super::origin::OriginPolicy;
 use crate::access::{Access, Caller, Denied};
@@ -45,6 +44,15 @@ pub struct Service {
     pub data: TenantData,
 }
 
+/// The state of the admin routes.
+#[derive(Clone)]
+pub struct Admin {
+    /// The state of the public listener.
+    pub service: Service,
+    /// Renders all metrics in the text format of Prometheus.
+    pub render: Arc<dyn Fn() -> String + Send + Sync>,
+}
+
 /// What handlers read of the settings and limits.
 #[derive(Debug, Clone)]
 pub struct ServeSettings {
@@ -59,6 +67,22 @@ pub struct ServeSettings {
     pub prefilter: Prefilter,
     /// The number of chunks that one tenant may register.
     pub registered_chunk_count_max: usize,
+}
+
+/// How many of the registered chunks that a request names are scored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Prefilter {
+    /// If a request names more chunks, words choose among them (BM25).
+    pub above: usize,
+    /// The number of chunks that words choose.
+    pub to: usize,
+}
+
+impl Default for Prefilter {
+    /// Scoring so many cached chunks takes about a second.
+    fn default() -> Self {
+        Self { above: 10_000, to: 10_000 }
+    }
 }
 
 /// The data of tenants, which handlers reach only through a [`Scope`].
@@ -93,7 +117,6 @@ pub struct ReceiptKey {
 }
 
 impl ReceiptKey {
-    /// The key in this file.
     pub fn at(file: &Path) -> Self {
         Self { file: file.to_owned(), key: OnceLock::new() }
     }

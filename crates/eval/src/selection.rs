@@ -128,7 +128,7 @@ pub fn default_values(
     codec: Codec,
     progress: &dyn Fn(usize, usize),
 ) -> Result<Values> {
-    let default = Configured::new(pipeline, codec);
+    let default = Configured::new(pipeline, codec)?;
     let mut samples = Samples::default();
     for (done, row) in rows.iter().enumerate() {
         let request = request(row);

@@ -21,7 +21,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::report::ModelOnDevice;
+use crate::model_on_device::ModelOnDevice;
 
 /// How long requests in flight may take after the daemon is dropped.
 const STOP: Duration = Duration::from_secs(5);

@@ -2,11 +2,12 @@
 
 // The only crate that uses `tantivy`. It does not know about models, requests or transports.
 //
-// `store` keeps the chunks on disk, with one `writer` thread; `directory` lists the chunks that exist. `warm`
+// `store` keeps the chunks on disk, with one `writer` thread, and `shared` what both use; `directory` lists the chunks that exist. `warm`
 // has chunks read by the model ahead of requests, `search` finds chunks by words, `vectors` by
 // meaning, and `follow` applies the `log` that sidecars share.
 
 pub mod analyzer;
+mod cache;
 mod change;
 mod directory;
 mod follow;
@@ -14,6 +15,7 @@ pub mod log;
 mod open;
 mod schema;
 mod search;
+mod shared;
 mod store;
 mod vectors;
 pub mod warm;

@@ -2,8 +2,8 @@
 //! changes to the writer. Does not know about models, or where changes come from.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, Weak};
 use std::thread::JoinHandle;
 
 use tantivy::{IndexReader, ReloadPolicy, Warmer};
@@ -11,12 +11,12 @@ use thresher_core::domain::Chunk;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use super::cache::Cache;
 use super::change::{Change, Outcome, content_after, content_in, id_of};
 use super::directory::Directory;
 use super::log::LogPosition;
-use super::schema::{self, Fields};
 use super::search::{Hit, IndexSearch};
-use super::vectors::Vectors;
+use super::shared::{Shared, lock, read};
 use super::writer::{Commit, Job, Writer};
 use super::{Page, RegistryError, RegistryLimits, RegistrySettings, open};
 
@@ -39,20 +39,6 @@ pub struct Store {
     jobs: Option<mpsc::Sender<Job>>,
     writer: Option<JoinHandle<()>>,
     count_max: usize,
-}
-
-/// The state that readers, the writer and the warmer share.
-pub struct Shared {
-    pub fields: Fields,
-    pub reader: IndexReader,
-    directory: Mutex<Directory>,
-    pub cache: Mutex<Cache>,
-    vectors: RwLock<Vectors>,
-    /// Notified when the directory changes.
-    updates: watch::Sender<()>,
-    warmer_stopped: AtomicBool,
-    /// How far the log that sidecars share has been applied. Stored with every commit.
-    pub log_position: Mutex<Option<LogPosition>>,
 }
 
 impl Store {
@@ -270,146 +256,11 @@ impl Drop for Store {
     }
 }
 
-impl Shared {
-    /// Locks the list of chunks.
-    pub fn directory(&self) -> MutexGuard<'_, Directory> {
-        lock(&self.directory)
-    }
-
-    /// Locks the vectors of chunks for a change.
-    pub fn vectors_mut(&self) -> RwLockWriteGuard<'_, Vectors> {
-        self.vectors.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether any chunk can be found by a vector.
-    pub fn has_vectors(&self) -> bool {
-        !read(&self.vectors).is_empty()
-    }
-
-    /// Notifies the receivers of [`Store::updates`].
-    pub fn notify_update(&self) {
-        self.updates.send_replace(());
-    }
-
-    /// Records that the warmer has stopped, so that nothing will be read ahead any more.
-    pub fn set_warmer_stopped(&self) {
-        self.warmer_stopped.store(true, Ordering::Relaxed);
-        self.notify_update();
-    }
-
-    /// Whether [`Self::set_warmer_stopped`] was called.
-    pub fn is_warmer_stopped(&self) -> bool {
-        self.warmer_stopped.load(Ordering::Relaxed)
-    }
-
-    /// Returns chunks by id, in the order of `ids`. With `fill_cache`, chunks read from disk are put into the
-    /// cache.
-    pub fn get(
-        &self,
-        ids: &[impl AsRef<str>],
-        fill_cache: bool,
-    ) -> Result<Vec<Option<Arc<Chunk>>>, RegistryError> {
-        let (mut found, generation): (Vec<_>, u64) = {
-            let mut cache = lock(&self.cache);
-            (ids.iter().map(|id| cache.get(id.as_ref())).collect(), cache.generation())
-        };
-        let missing: Vec<usize> = {
-            let directory = self.directory();
-            let is_uncached =
-                |index: &usize| found[*index].is_none() && directory.content(ids[*index].as_ref()).is_some();
-            (0..ids.len()).filter(is_uncached).collect()
-        };
-        if missing.is_empty() {
-            return Ok(found);
-        }
-        let missing_ids: Vec<&str> = missing.iter().map(|&index| ids[index].as_ref()).collect();
-        let read = schema::read_chunks(&self.reader.searcher(), &self.fields, &missing_ids)?;
-        let mut cache = lock(&self.cache);
-        let is_current = cache.generation() == generation;
-        for (index, chunk) in missing.into_iter().zip(read) {
-            if let Some(chunk) = chunk.as_ref().filter(|_| fill_cache && is_current) {
-                cache.put(Arc::clone(chunk));
-            }
-            found[index] = chunk;
-        }
-        Ok(found)
-    }
-}
-
-/// The overhead of a cache entry beside its texts, in bytes: map, list, `Arc` and `String`s.
-const CACHE_ENTRY_BYTES: usize = 256;
-
-/// The mean size of a cached chunk, in bytes, from which the number of entries is estimated.
-const CHUNK_BYTES_TYPICAL: usize = 1_500;
-
-/// A cache of chunks by id, bounded in bytes. Chunks that are used often stay longest.
-pub struct Cache {
-    chunks: quick_cache::unsync::Cache<String, Arc<Chunk>, CachedBytes>,
-    generation: u64,
-}
-
-#[derive(Clone)]
-struct CachedBytes;
-
-impl quick_cache::Weighter<String, Arc<Chunk>> for CachedBytes {
-    fn weight(&self, _id: &String, chunk: &Arc<Chunk>) -> u64 {
-        cached_bytes(chunk) as u64
-    }
-}
-
-impl Cache {
-    pub fn new(bytes_max: usize) -> Self {
-        let entries = (bytes_max / CHUNK_BYTES_TYPICAL).clamp(16, 1 << 20);
-        let chunks = quick_cache::unsync::Cache::with_weighter(entries, bytes_max as u64, CachedBytes);
-        Self { chunks, generation: 0 }
-    }
-
-    pub fn get(&mut self, id: &str) -> Option<Arc<Chunk>> {
-        self.chunks.get(id).cloned()
-    }
-
-    /// Adds a chunk, replacing any chunk with its id. A chunk larger than the cache is not kept.
-    pub fn put(&mut self, chunk: Arc<Chunk>) {
-        self.chunks.remove(&chunk.id);
-        self.chunks.insert(chunk.id.clone(), chunk);
-    }
-
-    pub fn remove(&mut self, id: &str) {
-        self.chunks.remove(id);
-    }
-
-    /// The number of commits. A chunk that was read from the index may be added only if this number is the
-    /// same as before the read; otherwise the old version of a chunk that was replaced meanwhile could get
-    /// into the cache.
-    pub fn generation(&self) -> u64 {
-        self.generation
-    }
-
-    /// Counts a commit.
-    pub fn advance(&mut self) {
-        self.generation += 1;
-    }
-}
-
-fn cached_bytes(chunk: &Chunk) -> usize {
-    // The id is stored a second time, as the key of the map.
-    CACHE_ENTRY_BYTES + chunk.id.len() + chunk.bytes()
-}
-
 /// Runs blocking work on a thread where it delays no other task. Needs a Tokio runtime.
 pub async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, RegistryError> {
     tokio::task::spawn_blocking(work).await.map_err(|_panicked_or_stopping| RegistryError::Stopped)
-}
-
-/// Locks a mutex, ignoring poison: no thread that panics leaves shared data in an inconsistent state.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
-    lock.read().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The size of a chunk as JSON, in bytes. A control character takes six bytes.
@@ -428,6 +279,8 @@ fn json_bytes(chunk: &Chunk) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use tantivy::{Searcher, SearcherGeneration, TantivyError};
 
     use super::*;
@@ -470,31 +323,5 @@ mod tests {
             "it was durable"
         );
         assert_eq!(found(), 1);
-    }
-
-    fn cached(id: &str, bytes: usize) -> Arc<Chunk> {
-        Arc::new(Chunk::new(id, "x".repeat(bytes)))
-    }
-
-    #[test]
-    fn the_cache_stays_within_its_bytes_and_keeps_what_is_used() {
-        let bytes_max = 3 * (CACHE_ENTRY_BYTES + 102);
-        let mut cache = Cache::new(bytes_max);
-        for id in ["a", "b", "c"] {
-            cache.put(cached(id, 100));
-        }
-        assert!(cache.get("a").is_some());
-        cache.put(cached("d", 100));
-        assert!(cache.get("a").is_some(), "it was used");
-        let left = ["a", "b", "c", "d"].into_iter().filter(|id| cache.get(id).is_some()).count();
-        assert_eq!(left, 3, "one was evicted");
-        cache.put(cached("d", 200));
-        assert!(cache.chunks.weight() <= bytes_max as u64);
-        cache.put(cached("huge", 10_000));
-        assert!(cache.get("huge").is_none());
-        for id in ["a", "b", "c", "d"] {
-            cache.remove(id);
-        }
-        assert_eq!(cache.chunks.weight(), 0);
     }
 }

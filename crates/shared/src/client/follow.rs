@@ -54,8 +54,19 @@ pub struct Follower {
     task: JoinHandle<()>,
 }
 
+impl Journal {
+    /// Starts to read the entries after `from` in the background, or all entries if it is `None`, until the
+    /// follower is dropped.
+    ///
+    /// # Panics
+    /// Panics outside a Tokio runtime.
+    pub fn follow(&self, from: Option<EntryId>) -> Follower {
+        Follower::start(self.clone(), from)
+    }
+}
+
 impl Follower {
-    pub(super) fn start(journal: Journal, from: Option<EntryId>) -> Self {
+    fn start(journal: Journal, from: Option<EntryId>) -> Self {
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let task = tokio::spawn(async move { Reader::new(journal, from).run(&sender).await });
         Self { events, task }
