@@ -79,7 +79,6 @@ pub enum ConfigError {
     /// The settings file cannot be read.
     #[error("cannot read {path}: {source}{}", advice(path, source))]
     Read {
-        /// The settings file.
         path: PathBuf,
         /// The error of the operating system.
         source: std::io::Error,
@@ -87,7 +86,6 @@ pub enum ConfigError {
     /// The settings file is not TOML.
     #[error("{path} is not TOML: {source}")]
     Parse {
-        /// The settings file.
         path: PathBuf,
         /// The line and the reason.
         source: Box<toml::de::Error>,

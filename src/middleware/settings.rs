@@ -102,9 +102,7 @@ pub struct UpstreamSettings {
 pub enum Credential {
     /// The key in the upstream's `key_file`.
     KeyFile,
-    /// The caller's own key.
     Caller,
-    /// No key.
     Nothing,
 }
 

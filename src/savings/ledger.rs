@@ -86,7 +86,6 @@ impl Ledger {
         state.coverage = state.coverage.plus(coverage);
     }
 
-    /// Begins to count anew.
     pub fn clear(&self) {
         *self.state() = State::default();
     }

@@ -33,7 +33,6 @@ impl Bodies {
         self.0.lock().expect("no panic").len()
     }
 
-    /// The last body.
     fn pop(&self) -> String {
         self.0.lock().expect("no panic").pop().expect("a request")
     }

@@ -62,7 +62,6 @@ pub struct Middleware {
     name: Arc<str>,
 }
 
-/// An upstream.
 pub struct Upstream {
     pub settings: UpstreamSettings,
     base: Uri,

@@ -157,7 +157,6 @@ fn described_defaults(schema: &mut Schema) {
 pub enum ErrorFormat {
     /// That of Thresher's own API.
     Native,
-    /// That of `rerank`.
     Rerank,
     /// That of Text Embeddings Inference.
     Tei,

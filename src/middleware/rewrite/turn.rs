@@ -50,7 +50,6 @@ pub(super) struct TurnWork<'a> {
 }
 
 impl TurnWork<'_> {
-    /// Keeps everything.
     pub(super) fn keep_all(&self) -> (SentTurn, Vec<Spans>) {
         let all = |chunk: &Arc<Chunk>| vec![(0, chunk.text.len())];
         (SentTurn::whole(self.turn), self.added.iter().map(all).collect())

@@ -38,7 +38,6 @@ pub enum WriteKind {
     Put,
     /// Restarts the time to live of the value on the server, and sends the value only if the server has none.
     Renew,
-    /// Removes the value.
     Remove,
 }
 
