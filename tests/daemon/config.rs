@@ -138,7 +138,7 @@ fn an_unknown_or_invalid_setting_is_refused_by_name() {
         "an unknown choice",
         "[middleware]\nmode = \"all\"",
         &[],
-        &["middleware.mode", "`lossless`, `relevant`"],
+        &["middleware.mode", "`lossless`", "`relevant`"],
     );
     check("a value for a section", "http = 1", &[], &["http", "integer `1`, expected an object or section"]);
     check("not TOML", "[http", &[], &["thresher.toml is not TOML"]);
