@@ -375,8 +375,8 @@ fn the_tables_have_no_cycles_and_no_unused_rows() {
     }
 }
 
-/// A file may name those in its own folder, and they may name it: they are its parts. Any other two files do not name each other, whether
-/// directly or by way of others.
+/// A module and those inside it may name each other: `http.rs` and the files in `http/` are parts of one. Any other two files do not, neither
+/// directly nor by way of others.
 #[test]
 fn files_name_each_other_in_no_circle() {
     let crates = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("crates")).expect("a folder");
