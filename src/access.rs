@@ -25,29 +25,29 @@ use self::keys::{Key, Keys};
 pub use self::watched::{LOOK_AGAIN, Watched};
 
 /// `[access]`: API keys and tenants.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AccessSettings {
     /// TOML file with the keys, reloaded when it changes. Empty: no key is needed, and everybody is the default tenant.
     pub keys_file: PathBuf,
-    /// Tenants that the file may name. Each has a registry, a registry cache and stores of recent requests in memory. Default: 256.
-    #[serde(skip)]
-    pub tenant_count_max: usize,
 }
 
-impl Default for AccessSettings {
-    fn default() -> Self {
-        Self { keys_file: PathBuf::new(), tenant_count_max: 256 }
-    }
-}
+/// The most tenants that a key file may name. Each has a registry, a registry cache and stores of recent requests in memory.
+pub const TENANT_COUNT_MAX: usize = 256;
 
 /// Admits clients by their keys, or everybody if there is no key file. Clones share the keys.
 #[derive(Clone)]
 pub struct Access(Option<Arc<KeyedAccess>>);
 
 struct KeyedAccess {
-    settings: AccessSettings,
+    file: KeyFile,
     keys: RwLock<Arc<Keys>>,
+}
+
+/// The key file, and how many tenants it may name.
+struct KeyFile {
+    path: PathBuf,
+    tenant_count_max: usize,
 }
 
 /// An admitted client: its key and its tenant.
@@ -116,14 +116,26 @@ impl Access {
     /// # Errors
     /// Fails if the key file cannot be read or is invalid.
     pub fn open(settings: &AccessSettings) -> Result<(Self, Option<Watched>), KeysError> {
+        Self::open_within(settings, TENANT_COUNT_MAX)
+    }
+
+    /// Reads the key file as [`Self::open`] does, with another limit on the number of tenants.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_within(
+        settings: &AccessSettings,
+        tenant_count_max: usize,
+    ) -> Result<(Self, Option<Watched>), KeysError> {
         if settings.keys_file.as_os_str().is_empty() {
             return Ok((Self::open_to_all(), None));
         }
         let mut watched = Watched::new([settings.keys_file.clone()]);
         let bytes = watched.read().map_err(|cause| KeysError::read(&settings.keys_file, cause))?.remove(0);
-        let keys = keys_of(settings, &bytes, None)?;
+        let file = KeyFile { path: settings.keys_file.clone(), tenant_count_max };
+        let keys = file.parse(&bytes, None)?;
         let (count, tenants) = (keys.len(), keys.tenants().len());
-        let keyed = KeyedAccess { settings: settings.clone(), keys: RwLock::new(Arc::new(keys)) };
+        let keyed = KeyedAccess { file, keys: RwLock::new(Arc::new(keys)) };
         tracing::info!(keys = count, tenants, path = %settings.keys_file.display(), "key file loaded");
         if count == 0 {
             tracing::warn!(
@@ -171,10 +183,10 @@ impl Access {
     /// admitted. If the file cannot be read or is invalid, the earlier keys stay valid and the log says why.
     pub fn refresh(&self, watched: &mut Watched, prepare: impl FnOnce(&BTreeSet<Tenant>)) {
         let (Some(keyed), Some(found)) = (&self.0, watched.changed()) else { return };
-        let path = &keyed.settings.keys_file;
+        let path = &keyed.file.path;
         let read = found.map_err(|cause| KeysError::read(path, cause));
         let before = keyed.keys();
-        let keys = read.and_then(|bytes| keys_of(&keyed.settings, &bytes[0], Some(&before)));
+        let keys = read.and_then(|bytes| keyed.file.parse(&bytes[0], Some(&before)));
         let outcome = match keys {
             Ok(keys) => {
                 let tenants = keys.tenants();
@@ -200,10 +212,13 @@ impl KeyedAccess {
     }
 }
 
-fn keys_of(settings: &AccessSettings, bytes: &[u8], before: Option<&Keys>) -> Result<Keys, KeysError> {
-    let path: &PathBuf = &settings.keys_file;
-    let entries = file::parse(bytes, settings.tenant_count_max).map_err(|problem| problem.in_file(path))?;
-    Ok(Keys::new(entries, before))
+impl KeyFile {
+    /// Parses the bytes of the file. Keys that were there `before` keep what they have used of their rates.
+    fn parse(&self, bytes: &[u8], before: Option<&Keys>) -> Result<Keys, KeysError> {
+        let entries =
+            file::parse(bytes, self.tenant_count_max).map_err(|problem| problem.in_file(&self.path))?;
+        Ok(Keys::new(entries, before))
+    }
 }
 
 impl Caller {
@@ -245,7 +260,7 @@ mod tests {
 
     fn open(path: &Path, text: &str) -> (Access, Watched) {
         std::fs::write(path, text).expect("written");
-        let settings = AccessSettings { keys_file: path.to_owned(), tenant_count_max: 2 };
+        let settings = AccessSettings { keys_file: path.to_owned() };
         let (access, watched) = Access::open(&settings).expect("valid");
         (access, watched.expect("a file to watch"))
     }
@@ -344,11 +359,11 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("keys.toml");
         std::fs::write(&path, "[[key]]\nname = \"a\"\nsha256 = \"thr_secret\"").expect("written");
-        let settings = AccessSettings { keys_file: path.clone(), tenant_count_max: 2 };
+        let settings = AccessSettings { keys_file: path.clone() };
         let message = Access::open(&settings).err().expect("no hash").to_string();
         assert!(message.starts_with(&format!("{}: key[0].sha256: ", path.display())), "{message}");
         assert!(!message.contains("thr_"), "{message}");
-        let missing = AccessSettings { keys_file: dir.path().join("none.toml"), ..settings };
+        let missing = AccessSettings { keys_file: dir.path().join("none.toml") };
         let message = Access::open(&missing).err().expect("no file").to_string();
         assert!(message.contains("none.toml (access.keys_file)"), "{message}");
     }

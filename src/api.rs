@@ -15,6 +15,7 @@ mod rerank;
 mod response;
 mod schema;
 mod search;
+mod wire;
 
 pub use attribute::dialects::{ChunkNumbers, CitationContext, anthropic, openai};
 pub use attribute::{

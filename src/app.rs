@@ -1,5 +1,7 @@
 //! Builds and wires the parts of the daemon. Only this module knows the whole configuration.
 
+mod limits;
+
 use std::future::Future;
 use std::io::IsTerminal as _;
 use std::net::SocketAddr;
@@ -20,26 +22,28 @@ use thresher_core::pipeline::calibration::Calibration;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{Pipeline, Settings};
 use thresher_core::{Engine, EngineBuilder};
+use thresher_registry::RegistryLimits;
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+pub use self::limits::Limits;
 use crate::access::{Access, LOOK_AGAIN, Watched};
 use crate::admission::{Admission, Bounds};
-use crate::api::BodyLimits;
-use crate::config::{self, Config};
+use crate::config::{self, Config, MemoryShares};
 use crate::executor::TimeLimits;
 use crate::http::tls::{Tls, TlsError};
 use crate::http::{
     self, ConnectionLimits, OriginPolicy, ReceiptKey, ServeSettings, Service, Serving, TenantData,
 };
 use crate::local::{Local, LocalParts};
+use crate::middleware::settings::MiddlewareLimits;
 use crate::originals::Originals;
 use crate::process;
 use crate::shared_tier::{self, Shared};
 use crate::telemetry::{self, Prometheus};
 use crate::tenants::ttl_store::TtlStoreSettings;
-use crate::tenants::{TenantSettings, Tenants};
+use crate::tenants::{KV_EXPORT_EXPIRE_S, RECENT_REQUEST_EXPIRE_S, TenantSettings, Tenants};
 
 /// The most connections of the admin listener, which has only probes and scrapers.
 const ADMIN_CONNECTION_COUNT_MAX: usize = 64;
@@ -55,7 +59,7 @@ pub fn engine(config: &Config) -> EngineBuilder {
         .device(device)
         .device_memory_bytes_max(device_memory_bytes_max)
         .all_layers(config.model.exports_itself())
-        .settings(pipeline_settings(config))
+        .settings(pipeline_settings(config, &Limits::new(config, 1)))
         .store(Arc::new(KvStore::without_tiers()));
     let verdict_model = &config.verdict.model;
     if verdict_model.as_os_str().is_empty() { engine } else { engine.verdict_model_dir(verdict_model) }
@@ -78,19 +82,21 @@ pub fn pipeline(config: &Config) -> anyhow::Result<Arc<Pipeline>> {
 /// A pipeline of parts that the caller has made, with the configuration's settings and the thresholds of the default model.
 pub fn wire(
     config: &Config,
+    limits: &Limits,
     model: Arc<dyn ModelRuntime>,
     tokenizer: Arc<ModelTokenizer>,
     store: Arc<KvStore>,
 ) -> Arc<Pipeline> {
-    let settings = Settings { calibration: Calibration::shipped("minilm-l6"), ..pipeline_settings(config) };
+    let settings =
+        Settings { calibration: Calibration::shipped("minilm-l6"), ..pipeline_settings(config, limits) };
     Arc::new(Pipeline::new(model, tokenizer, store, settings))
 }
 
-fn pipeline_settings(config: &Config) -> Settings {
+/// The settings of a pipeline without a calibration.
+pub fn pipeline_settings(config: &Config, limits: &Limits) -> Settings {
     let blocks = &config.blocks;
     Settings {
-        limits: config.limits,
-        answerable: config.answerable,
+        limits: limits.bodies.requests,
         calibration: None,
         codec: blocks.codec,
         scoring: config.rc.estimator,
@@ -99,8 +105,8 @@ fn pipeline_settings(config: &Config) -> Settings {
 
 /// Opens the local cache tiers that the configuration names, in front of the shared tier. With a shared tier it must run inside a Tokio
 /// runtime.
-fn tiers(config: &Config, shared: Option<Shared>) -> anyhow::Result<AllTiers> {
-    let local = LocalTiers::open(&local_settings(config))?;
+fn tiers(config: &Config, limits: &Limits, shared: Option<Shared>) -> anyhow::Result<AllTiers> {
+    let local = LocalTiers::open(&local_settings(config, &limits.memory))?;
     let shared = shared.map(|shared| shared_tier::blocks(shared, Handle::current()));
     Ok(AllTiers::new(local, shared))
 }
@@ -115,12 +121,12 @@ pub fn probe_shared(config: &Config) -> anyhow::Result<()> {
 }
 
 /// The limits and the directory of the local tiers.
-pub fn local_settings(config: &Config) -> LocalSettings {
+pub fn local_settings(config: &Config, memory: &MemoryShares) -> LocalSettings {
     let blocks = &config.blocks;
     LocalSettings {
-        memory_bytes_max: blocks.memory_bytes_max,
+        memory_bytes_max: memory.blocks,
         disk_bytes_max: blocks.disk_bytes_max,
-        write_queue_bytes_max: blocks.write_queue_bytes_max,
+        write_queue_bytes_max: memory.block_writes,
         dir: blocks.disk().then(|| blocks.dir.clone()),
     }
 }
@@ -148,14 +154,11 @@ pub fn warm_up(pipeline: &Pipeline) -> anyhow::Result<Duration> {
 ///
 /// # Errors
 /// Fails if a listener cannot be bound, or the keys, the certificate or the model cannot be used.
-pub async fn serve(
-    mut config: Config,
-    stop: impl Future<Output = ()> + Send + 'static,
-) -> anyhow::Result<()> {
+pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'static) -> anyhow::Result<()> {
     let (access, keys) = Access::open(&config.access)?;
     // The default tenant has its own part, too.
-    config.divide_memory(access.tenants().len() + usize::from(access.is_keyed()));
-    config.log_memory();
+    let limits = Limits::new(&config, access.tenants().len() + usize::from(access.is_keyed()));
+    limits.log(config.memory_bytes_max);
     let (tls, certificate) = tls(&config)?.unzip();
     if !config.http.listen.ip().to_canonical().is_loopback() && tls.is_none() {
         tracing::warn!(http = %config.http.listen, "keys and texts are sent unencrypted, since http.tls_cert_file is not set");
@@ -165,11 +168,11 @@ pub async fn serve(
     let metrics = telemetry::install_metrics()?;
     access.record_keys();
     let shared = shared_tier::connect(&config.shared)?;
-    let tiers = tiers(&config, shared.clone())?;
+    let tiers = tiers(&config, &limits, shared.clone())?;
     let store = Arc::new(KvStore::new(Arc::new(tiers.clone())));
-    let tenants = tenants(&config, shared.clone());
-    let service = service(&config, access.clone(), tenants.clone())?;
-    let public_serving = serving(&config);
+    let tenants = tenants(&config, &limits, shared.clone());
+    let service = service(&config, &limits, access.clone(), tenants.clone())?;
+    let public_serving = serving(&limits);
     let admin_serving = Serving {
         listener: "admin",
         connections: ConnectionLimits {
@@ -270,14 +273,15 @@ pub fn tls(config: &Config) -> Result<Option<(Tls, Watched)>, TlsError> {
 }
 
 /// The data of tenants; nothing is opened yet.
-pub fn tenants(config: &Config, shared: Option<Shared>) -> Tenants {
-    let kv_export = &config.kv_export;
+pub fn tenants(config: &Config, limits: &Limits, shared: Option<Shared>) -> Tenants {
+    let memory = &limits.memory;
     Tenants::new(TenantSettings {
         registry: config.registry.clone(),
-        handles: config.handles.clone(),
-        kv_handles: TtlStoreSettings { bytes_max: kv_export.bytes_max, expire_s: kv_export.expire_s },
+        registry_limits: RegistryLimits { cache_bytes_max: memory.chunks, ..RegistryLimits::default() },
+        handles: TtlStoreSettings { bytes_max: memory.recent_requests, expire_s: RECENT_REQUEST_EXPIRE_S },
+        kv_handles: TtlStoreSettings { bytes_max: memory.kv_exports, expire_s: KV_EXPORT_EXPIRE_S },
         savings: Arc::new(config.savings.clone()),
-        count_max: config.access.tenant_count_max,
+        count_max: limits.tenant_count_max,
         shared,
     })
 }
@@ -287,7 +291,7 @@ pub fn tenants(config: &Config, shared: Option<Shared>) -> Tenants {
 /// # Errors
 /// Names the upstream whose settings cannot be used.
 pub fn check_upstreams(config: &Config) -> anyhow::Result<()> {
-    http::Middleware::new(&config.middleware)?;
+    http::Middleware::new(&config.middleware, MiddlewareLimits::default())?;
     Ok(())
 }
 
@@ -295,7 +299,12 @@ pub fn check_upstreams(config: &Config) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// Fails if the settings of an upstream cannot be used, or if there are upstreams and the store of original texts does not open.
-pub fn service(config: &Config, access: Access, tenants: Tenants) -> anyhow::Result<Service> {
+pub fn service(
+    config: &Config,
+    limits: &Limits,
+    access: Access,
+    tenants: Tenants,
+) -> anyhow::Result<Service> {
     let admission = &config.admission;
     let access_is_keyed = access.is_keyed();
     let originals = Originals::at(&config.originals);
@@ -303,7 +312,7 @@ pub fn service(config: &Config, access: Access, tenants: Tenants) -> anyhow::Res
     if !config.middleware.upstreams.is_empty() {
         originals.open()?;
     }
-    let middleware = http::Middleware::new(&config.middleware)?;
+    let middleware = http::Middleware::new(&config.middleware, limits.middleware)?;
     middleware.announce();
     Ok(Service {
         middleware: Arc::new(middleware),
@@ -317,38 +326,41 @@ pub fn service(config: &Config, access: Access, tenants: Tenants) -> anyhow::Res
             &config.http.origins_allowed,
             access_is_keyed,
         ),
-        bodies: MemoryPool::new(config.http.bodies_bytes_max),
-        answers: MemoryPool::new(config.http.answers_bytes_max),
+        bodies: MemoryPool::new(limits.memory.bodies),
+        answers: MemoryPool::new(limits.memory.responses),
         data: TenantData::new(access, tenants, originals),
         settings: Arc::new(ServeSettings {
-            http: config.http.clone(),
-            admission: config.admission.clone(),
-            limits: config.limits,
-            registry: config.registry.clone(),
+            page: config.http.page,
+            time_limits: TimeLimits { default: admission.deadline_default(), max: limits.deadline_max },
+            body_bytes_max: limits.body_bytes_max,
+            read_max: limits.read_max,
+            limits: limits.bodies,
+            prefilter: limits.prefilter,
+            registered_chunk_count_max: config.registry.chunk_count_max,
         }),
     })
 }
 
 /// Answers requests in this process, without a daemon. `time_default` is for requests that name no deadline.
 pub fn local(config: &Config, time_default: Duration) -> Local {
-    let admission = &config.admission;
+    let (admission, limits) = (&config.admission, Limits::new(config, 1));
     Local::new(LocalParts {
         admission: Admission::new(Bounds {
             concurrency_max: admission.concurrency_max(),
             queue_max: config::Admission::QUEUE_MAX,
         }),
-        time_limits: TimeLimits { default: time_default, max: admission.deadline_max() },
-        limits: BodyLimits::new(&config.limits, &config.registry),
+        time_limits: TimeLimits { default: time_default, max: limits.deadline_max },
+        limits: limits.bodies,
         receipt_key_file: config.receipts.key_file.clone(),
     })
 }
 
 /// The settings of the public listener. Half of the file descriptors that the system allows are kept for files, upstreams and the admin
 /// listener.
-pub fn serving(config: &Config) -> Serving {
+pub fn serving(limits: &Limits) -> Serving {
     let allowed = process::file_descriptors() / 2;
-    let limits = ConnectionLimits::PUBLIC;
-    if allowed < limits.count_max {
+    let connections = ConnectionLimits::PUBLIC;
+    if allowed < connections.count_max {
         tracing::warn!(
             connection_count_max = allowed,
             "the system allows too few file descriptors for as many connections; raise the limit (ulimit -n)"
@@ -356,8 +368,8 @@ pub fn serving(config: &Config) -> Serving {
     }
     Serving {
         listener: "public",
-        head_max: config.http.read_max(),
-        connections: ConnectionLimits { count_max: limits.count_max.min(allowed), ..limits },
+        head_max: limits.read_max,
+        connections: ConnectionLimits { count_max: connections.count_max.min(allowed), ..connections },
     }
 }
 

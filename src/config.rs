@@ -11,24 +11,20 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use thresher_core::pipeline::answerable::AnswerableSettings;
-use thresher_core::pipeline::validate::RequestLimits;
 use thresher_core::plain;
 use thresher_registry::RegistrySettings;
 use thresher_shared::SharedSettings;
 use toml::{Table, Value};
 
+pub use self::memory::MemoryShares;
 pub use self::places::{SETTINGS_FILE_OF_SYSTEM, root_of_user, settings_file, settings_file_of_user};
 pub use self::sections::{
-    Admin, Admission, BlockSettings, Http, LogFormat, Model, RUNTIME_FILE, Rc, Receipts, Telemetry,
-    VerdictSettings,
+    Admin, Admission, BlockSettings, Http, Model, RUNTIME_FILE, Rc, Receipts, Telemetry, VerdictSettings,
 };
 use crate::access::AccessSettings;
-use crate::kv_export::KvExportSettings;
 use crate::middleware::settings::{MiddlewareSettings, UpstreamSettings};
 use crate::originals::OriginalSettings;
 use crate::savings::settings::SavingsSettings;
-use crate::tenants::ttl_store::TtlStoreSettings;
 
 /// Prefix of environment variables: `THRESHER__HTTP__LISTEN=127.0.0.1:9000` sets `http.listen`.
 const ENV_PREFIX: &str = "THRESHER__";
@@ -36,8 +32,8 @@ const ENV_PREFIX: &str = "THRESHER__";
 /// Short name of `THRESHER__MODEL__RUNTIME_LIB`, which wins if both are set.
 const ENV_RUNTIME_LIB: &str = "THRESHER_RUNTIME_LIB";
 
-/// All settings. A test checks that `config/thresher.toml` lists every one of them with its default. Fields that serde skips are no settings: they
-/// are constants that tests change, and shares of `memory_bytes_max`.
+/// All settings. A test checks that `config/thresher.toml` lists every one of them with its default. What no operator sets is in
+/// [`crate::app::Limits`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
@@ -57,16 +53,8 @@ pub struct Config {
     pub rc: Rc,
     /// `[blocks]`: the cache of chunk keys.
     pub blocks: BlockSettings,
-    /// `[limits]`: limits of one request.
-    pub limits: RequestLimits,
     /// `[registry]`: registered chunks.
     pub registry: RegistrySettings,
-    /// Recent compressions, kept for `compress_id` of `/v1/attribute`.
-    #[serde(skip)]
-    pub handles: TtlStoreSettings,
-    /// Exports of keys and values that wait to be fetched.
-    #[serde(skip)]
-    pub kv_export: KvExportSettings,
     /// `[originals]`: full texts that the middleware compressed.
     pub originals: OriginalSettings,
     /// `[middleware]`: the OpenAI- and Anthropic-compatible proxy.
@@ -77,9 +65,6 @@ pub struct Config {
     pub receipts: Receipts,
     /// `[verdict]`: what judges whether the chunks support an answer.
     pub verdict: VerdictSettings,
-    /// When a question counts as answerable.
-    #[serde(skip)]
-    pub answerable: AnswerableSettings,
     /// `[admission]`: how many requests are worked on at the same time.
     pub admission: Admission,
     /// `[shared]`: the cache that all sidecars share.
@@ -94,7 +79,6 @@ pub enum ConfigError {
     /// The settings file cannot be read.
     #[error("cannot read {path}: {source}{}", advice(path, source))]
     Read {
-        /// The settings file.
         path: PathBuf,
         /// The error of the operating system.
         source: std::io::Error,
@@ -102,7 +86,6 @@ pub enum ConfigError {
     /// The settings file is not TOML.
     #[error("{path} is not TOML: {source}")]
     Parse {
-        /// The settings file.
         path: PathBuf,
         /// The line and the reason.
         source: Box<toml::de::Error>,
@@ -122,7 +105,7 @@ pub enum ConfigError {
 
 impl Default for Config {
     fn default() -> Self {
-        let mut config = Self {
+        Self {
             root: PathBuf::new(),
             memory_bytes_max: 2 << 30,
             http: Http::default(),
@@ -131,22 +114,16 @@ impl Default for Config {
             model: Model::default(),
             rc: Rc::default(),
             blocks: BlockSettings::default(),
-            limits: RequestLimits::default(),
             registry: RegistrySettings::default(),
-            handles: TtlStoreSettings::default(),
-            kv_export: KvExportSettings::default(),
             originals: OriginalSettings::default(),
             middleware: MiddlewareSettings::default(),
             savings: SavingsSettings::default(),
             receipts: Receipts::default(),
             verdict: VerdictSettings::default(),
-            answerable: AnswerableSettings::default(),
             admission: Admission::default(),
             shared: SharedSettings::default(),
             telemetry: Telemetry::default(),
-        };
-        config.divide_memory(1);
-        config
+        }
     }
 }
 
@@ -186,7 +163,6 @@ impl Config {
             ConfigError::Setting { location, reason: plain::message(error.into_inner().message()) }
         })?;
         places::resolve(&mut config, path, &variables);
-        config.divide_memory(1);
         config.check()?;
         Ok(config)
     }

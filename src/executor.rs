@@ -25,7 +25,7 @@ pub type PipelineSlot = Arc<SetOnce<Arc<Pipeline>>>;
 pub struct TimeLimits {
     /// For a request that names no deadline.
     pub default: Duration,
-    /// The longest that a request may name (`admission.deadline_ms_max`).
+    /// The longest that a request may name.
     pub max: Duration,
 }
 
@@ -76,11 +76,8 @@ impl Executor {
             None => Ok(default),
             Some(time) if time <= max => Ok(time),
             Some(time) => {
-                let message = format!(
-                    "deadline_ms is {}; the limit is {} (admission.deadline_ms_max)",
-                    time.as_millis(),
-                    max.as_millis()
-                );
+                let message =
+                    format!("deadline_ms is {}; the limit is {}", time.as_millis(), max.as_millis());
                 Err(ApiError::with_param(ErrorCode::OutOfRange, message, "deadline_ms"))
             }
         }

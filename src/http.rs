@@ -12,6 +12,7 @@ mod keys;
 mod kv;
 #[cfg(feature = "mcp")]
 mod mcp;
+mod media_type;
 mod memory;
 mod middleware;
 pub mod observe;
@@ -36,13 +37,14 @@ use axum::response::Response;
 use axum::routing::{MethodRouter, get, post};
 use tower_http::catch_panic::CatchPanicLayer;
 
+pub use self::body::{BODY_BYTES_MAX, READ_MAX};
 pub use self::connections::ConnectionLimits;
 pub use self::deletion::DEFAULT as DEFAULT_TENANT;
 
 pub use self::middleware::{Middleware, UpstreamError};
 pub use self::origin::OriginPolicy;
 pub use self::serve::{Serving, serve};
-pub use self::service::{ReceiptKey, Scope, ServeSettings, Service, TenantData};
+pub use self::service::{Prefilter, ReceiptKey, Scope, ServeSettings, Service, TenantData};
 use thresher_core::pipeline::answerable::Answerable;
 
 use crate::error::ApiError;
@@ -130,7 +132,7 @@ pub fn router(service: Service) -> Router {
         // Before any body is read, and around the fallback: a client without a key learns nothing.
         .layer(axum::middleware::from_fn_with_state(service.clone(), keys::authenticate))
         // Outside the keys: the page asks for one.
-        .merge(page::router(service.settings.http.page))
+        .merge(page::router(service.settings.page))
         // Around the keys: web pages that are not allowed do not even learn whether there are keys.
         .layer(axum::middleware::from_fn_with_state(origins, origin::guard));
     // Around the keys, since a browser sends preflight requests without a key.

@@ -15,22 +15,6 @@ use thresher_core::model::{KeyMask, PlaneLayout};
 use thresher_core::pipeline::kv_export::{KvExport, KvExportToken};
 use thresher_core::pipeline::{Codec, Pipeline};
 
-/// Exports of keys and values that wait in memory until they are fetched.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct KvExportSettings {
-    /// Bytes of all exports of one tenant; the oldest are dropped. 0: KV export is off. Default: 256 MiB.
-    pub bytes_max: u64,
-    /// Seconds until an export expires. 0: KV export is off. Default: 600.
-    pub expire_s: u64,
-}
-
-impl Default for KvExportSettings {
-    fn default() -> Self {
-        Self { bytes_max: 268_435_456, expire_s: 600 }
-    }
-}
-
 /// The number format of the keys and values of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]

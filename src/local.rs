@@ -69,7 +69,7 @@ impl Local {
     /// The answer to a body of `POST /v1/compress`.
     ///
     /// # Errors
-    /// As the daemon; `unavailable` and `unavailable`, if the body names what only a daemon has.
+    /// As the daemon; `unavailable`, if the body names what only a daemon has.
     pub async fn compress(&self, body: &[u8]) -> Result<CompressAnswer, ApiError> {
         let (request, options) = api::parse::<CompressBody>(body, &self.limits)?.into_domain_alone()?;
         let (pipeline, started, deadline) = self.start(options.deadline_ms).await?;
@@ -94,7 +94,7 @@ impl Local {
     /// The answer to a body of `POST /v1/attribute`.
     ///
     /// # Errors
-    /// As the daemon; `unavailable` and `unavailable`, if the body names what only a daemon has.
+    /// As the daemon; `unavailable`, if the body names what only a daemon has.
     pub async fn attribute(&self, body: &[u8]) -> Result<AttributeAnswer, ApiError> {
         let body = api::parse::<AttributeBody>(body, &self.limits)?;
         let deadline_ms = body.deadline_ms();
@@ -129,9 +129,6 @@ impl Local {
 
 #[cfg(test)]
 mod tests {
-    use thresher_core::pipeline::validate::RequestLimits;
-    use thresher_registry::RegistrySettings;
-
     use super::*;
     use crate::admission::Bounds;
 
@@ -140,7 +137,7 @@ mod tests {
         let local = Local::new(LocalParts {
             admission: Admission::new(Bounds { concurrency_max: 1, queue_max: 0 }),
             time_limits: TimeLimits { default: Duration::from_secs(1), max: Duration::from_secs(2) },
-            limits: BodyLimits::new(&RequestLimits::default(), &RegistrySettings::default()),
+            limits: BodyLimits::default(),
             receipt_key_file: PathBuf::new(),
         });
         let check = async |body: &str, expect: ErrorCode| {

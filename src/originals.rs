@@ -21,7 +21,6 @@ use thresher_core::private_files;
 /// A tenant, and a key within that tenant.
 type Key = (&'static str, &'static [u8]);
 
-/// A key and its value.
 type Entry<'a> = (&'a [u8], &'a [u8]);
 
 /// Age and value by tenant and key. Ages count the insertions of a tenant.

@@ -26,7 +26,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, fmt};
 
 pub use self::prometheus::{Prometheus, install as install_metrics};
-use crate::config::{LogFormat, Telemetry};
+use crate::config::Telemetry;
 
 /// The longest that one export of traces may take, the collector's answer included.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -79,18 +79,10 @@ pub fn install_tracing(settings: &Telemetry) -> Result<TraceGuard, TelemetryErro
     for crate_name in LOGS_TEXTS {
         filter = filter.add_directive(format!("{crate_name}=off").parse().expect("a directive"));
     }
-    let is_terminal = std::io::stderr().is_terminal();
-    let lines = match settings.log_format {
-        LogFormat::Auto if is_terminal => {
-            fmt::layer().compact().with_target(false).with_writer(std::io::stderr).boxed()
-        }
-        LogFormat::Json | LogFormat::Auto => {
-            fmt::layer().json().flatten_event(true).with_span_list(false).with_writer(std::io::stderr).boxed()
-        }
-        LogFormat::Text => {
-            // Files and collectors get no colours.
-            fmt::layer().with_ansi(is_terminal).with_writer(std::io::stderr).boxed()
-        }
+    let lines = if std::io::stderr().is_terminal() {
+        fmt::layer().compact().with_target(false).with_writer(std::io::stderr).boxed()
+    } else {
+        fmt::layer().json().flatten_event(true).with_span_list(false).with_writer(std::io::stderr).boxed()
     };
     let provider = trace_provider(settings)?;
     // The stages of the pipeline become spans, whatever `telemetry.log` says: a quiet log does not turn traces off. The other spans are made by
@@ -120,7 +112,8 @@ fn trace_provider(settings: &Telemetry) -> Result<Option<SdkTracerProvider>, Tel
         SpanExporter::builder().with_http().with_http_client(client).with_endpoint(endpoint).build()?;
     let version = opentelemetry::KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));
     let resource = Resource::builder().with_service_name("thresher").with_attribute(version).build();
-    let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(settings.trace_share)));
+    // A caller that samples says so in `traceparent`; everything else is for the collector to sample.
+    let sampler = Sampler::ParentBased(Box::new(Sampler::AlwaysOn));
     let provider = SdkTracerProvider::builder().with_sampler(sampler).with_batch_exporter(exporter);
     Ok(Some(provider.with_resource(resource).build()))
 }

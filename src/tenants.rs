@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use thresher_core::domain::Tenant;
 use thresher_core::pipeline::Pipeline;
 use thresher_registry::warm::Warmer;
-use thresher_registry::{Progress, Registry, RegistryError, RegistrySettings};
+use thresher_registry::{Progress, Registry, RegistryError, RegistryLimits, RegistrySettings};
 use tokio::runtime::Handle;
 
 use self::read_ahead::{ReadAhead, ReadAheadLock};
@@ -28,11 +28,18 @@ use crate::shared_tier::{self, Shared};
 const OPEN_RETRIES_MAX: usize = 100;
 const OPEN_RETRY_DELAY: Duration = Duration::from_millis(50);
 
+/// Seconds until a recent request expires: an answer to it is attributed within the hour.
+pub const RECENT_REQUEST_EXPIRE_S: u64 = 3_600;
+
+/// Seconds until an export of keys and values expires: an engine fetches it as soon as it has the response.
+pub const KV_EXPORT_EXPIRE_S: u64 = 600;
+
 /// The settings with which the state of tenants is created.
 #[derive(Clone, Default)]
 pub struct TenantSettings {
     /// Settings of each tenant's registry. Its folder is that of the default tenant; other tenants have a subfolder each.
     pub registry: RegistrySettings,
+    pub registry_limits: RegistryLimits,
     /// Settings of each tenant's store of recent requests.
     pub handles: TtlStoreSettings,
     /// Settings of each tenant's store of KV exports.
@@ -212,15 +219,15 @@ impl Tenants {
 
 impl TenantMap {
     fn registry(&self, tenant: &Tenant) -> Result<Registry, RegistryError> {
-        let settings = self.settings.registry.of_tenant(tenant);
-        let mut opened = Registry::open(&settings);
+        let (settings, limits) = (self.settings.registry.of_tenant(tenant), self.settings.registry_limits);
+        let mut opened = Registry::open_within(&settings, limits);
         // The folder of a tenant whose state was dropped stays in use until the last request of that tenant has its answer.
         for _ in 0..if tenant.is_default() { 0 } else { OPEN_RETRIES_MAX } {
             if !matches!(opened, Err(RegistryError::InUse { .. })) {
                 break;
             }
             std::thread::sleep(OPEN_RETRY_DELAY);
-            opened = Registry::open(&settings);
+            opened = Registry::open_within(&settings, limits);
         }
         let registry = opened?;
         // Before any request can write: other sidecars would never learn of a change that is not in the log.

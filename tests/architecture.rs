@@ -1,7 +1,7 @@
 //! The dependencies between modules of one crate, which the compiler does not restrict. These tests read
 //! every file of the daemon and of `thresher-core` and compare the modules that it names with a table.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Each module of the daemon, in the order of the code map, and the modules that it may name. `a::b` allows
@@ -26,11 +26,9 @@ const DAEMON: Table = &[
         "config",
         &[
             "access::AccessSettings",
-            "kv_export::KvExportSettings",
             "middleware::settings",
             "originals::OriginalSettings",
             "savings::settings",
-            "tenants::ttl_store::TtlStoreSettings",
         ],
     ),
     (
@@ -48,8 +46,6 @@ const DAEMON: Table = &[
             "executor",
             "tenants",
             "mcp",
-            "config::Admission",
-            "config::Http",
         ],
     ),
     ("telemetry", &["config"]),
@@ -57,6 +53,7 @@ const DAEMON: Table = &[
         "app",
         &[
             "api::BodyLimits",
+            "middleware::settings::MiddlewareLimits",
             "originals",
             "access",
             "tenants",
@@ -171,7 +168,7 @@ const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
     ("outcome", &["answerable", "assemble", "clock", "decide", "explain"]),
     ("question", &["blocks", "cancel", "validate"]),
     ("recompute", &["cancel", "kv_export", "validate"]),
-    ("reading", &["blocks", "lexical", "neighbours", "question", "repeats", "scan", "score", "units"]),
+    ("reading", &["blocks", "lexical", "neighbours", "question", "repeats", "units"]),
     ("related", &["answerable", "calibration", "outcome", "score"]),
     ("scan", &["blocks", "cancel", "question", "units"]),
     ("score", &["cancel", "clock", "neighbours", "question", "scan", "units"]),
@@ -374,6 +371,121 @@ fn the_tables_have_no_cycles_and_no_unused_rows() {
                 );
             }
             below.push(module);
+        }
+    }
+}
+
+/// A module and those inside it may name each other: `http.rs` and the files in `http/` are parts of one. Any other two files do not, neither
+/// directly nor by way of others.
+#[test]
+fn files_name_each_other_in_no_circle() {
+    let crates = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("crates")).expect("a folder");
+    let crates =
+        crates.map(|entry| format!("crates/{}/src/", entry.expect("an entry").file_name().display()));
+    for sources in crates.chain(["src/".to_owned(), "fuzz/src/".to_owned()]) {
+        let mut files = files(&sources);
+        files.retain(|file| file.inside != "main.rs" && !format!("/{}", file.inside).contains("/tests"));
+        let modules: Modules = files.iter().map(|file| (file.path_of_module(), file)).collect();
+        let mut edges: BTreeSet<(String, String)> = BTreeSet::new();
+        for (module, file) in &modules {
+            let named =
+                file.names_from(module).into_iter().map(|(from, path)| resolve(&modules, from, &path));
+            edges.extend(named.map(|named| (module.clone(), named)));
+        }
+        edges.retain(|(one, other)| !is_inside(one, other) && !is_inside(other, one));
+        // A file that names no other, or that no other names, is in no circle.
+        loop {
+            let (names, named): (BTreeSet<_>, BTreeSet<_>) = edges.iter().cloned().unzip();
+            let count = edges.len();
+            edges.retain(|(one, other)| named.contains(one) && names.contains(other));
+            if edges.len() == count {
+                break;
+            }
+        }
+        assert!(edges.is_empty(), "{sources}: these files name each other in a circle: {edges:#?}");
+    }
+}
+
+/// The files of a crate by the paths of their modules, such as `http::body`; that of `lib.rs` is empty.
+type Modules<'a> = BTreeMap<String, &'a File>;
+
+fn is_inside(module: &str, parent: &str) -> bool {
+    module == parent || parent.is_empty() || module.starts_with(&format!("{parent}::"))
+}
+
+fn parent(module: &str) -> &str {
+    module.rsplit_once("::").map_or("", |(parent, _)| parent)
+}
+
+/// Returns the module that `path` means in the module `from`: the last one on it, or the one from which a name is re-exported.
+fn resolve(modules: &Modules, from: String, path: &str) -> String {
+    let mut at = from;
+    for name in path.split("::") {
+        let child = if at.is_empty() { name.to_owned() } else { format!("{at}::{name}") };
+        match name {
+            "self" => {}
+            "super" => at = parent(&at).to_owned(),
+            _ if modules.contains_key(&child) => at = child,
+            _ => {
+                while let Some(exported) =
+                    modules.get(&at).and_then(|file| file.re_export(&at, name, modules))
+                {
+                    at = exported;
+                }
+                return at;
+            }
+        }
+    }
+    at
+}
+
+impl File {
+    fn path_of_module(&self) -> String {
+        let path = self.inside.trim_end_matches(".rs").replace('/', "::");
+        if path == "lib" { String::new() } else { path }
+    }
+
+    /// The code before its tests.
+    fn code_of_product(&self) -> &str {
+        self.code.split("mod tests {").next().unwrap_or_default()
+    }
+
+    /// The paths that the code of `module` names in its crate, each with the module in which it begins.
+    fn names_from(&self, module: &str) -> Vec<(String, String)> {
+        let code = self.code_of_product();
+        let starts = [("crate::", ""), ("super::", parent(module)), ("self::", module)];
+        let mut found = Vec::new();
+        for (prefix, start) in starts {
+            for (at, _) in code.match_indices(prefix) {
+                let is_free = !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
+                let mut paths = BTreeSet::new();
+                if is_free {
+                    expand("", &code[at + prefix.len()..], &mut paths);
+                }
+                found.extend(paths.into_iter().map(|path| (start.to_owned(), path)));
+            }
+        }
+        found
+    }
+
+    /// The module below `module` from which this file re-exports `name`, if it does.
+    fn re_export(&self, module: &str, name: &str, modules: &Modules) -> Option<String> {
+        let code = self.code_of_product();
+        let exports = code.match_indices(" use ").filter(|(at, _)| {
+            let line = code[..*at].rsplit('\n').next().unwrap_or_default();
+            line.trim_start().starts_with("pub")
+        });
+        let mut paths = BTreeSet::new();
+        exports.for_each(|(at, export)| _ = expand("", &code[at + export.len()..], &mut paths));
+        let path = paths.iter().find(|path| path.rsplit("::").next() == Some(name))?;
+        let path = path.strip_prefix("self::").unwrap_or(path);
+        let (mut from, _) = path.rsplit_once("::")?;
+        loop {
+            let exported = if module.is_empty() { from.to_owned() } else { format!("{module}::{from}") };
+            if modules.contains_key(&exported) {
+                return Some(exported);
+            }
+            (from, _) = from.rsplit_once("::")?;
         }
     }
 }

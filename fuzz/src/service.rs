@@ -3,13 +3,15 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tempfile::TempDir;
 use thresher::access::Access;
-use thresher::app;
-use thresher::config::{self, Config};
+use thresher::api::BodyLimits;
+use thresher::app::{self, Limits};
+use thresher::config::{self, Config, MemoryShares};
 use thresher::http::Service;
-use thresher::middleware::settings::{MiddlewareSettings, UpstreamSettings, When};
+use thresher::middleware::settings::{MiddlewareLimits, MiddlewareSettings, UpstreamSettings, When};
 use thresher::originals::OriginalSettings;
 use thresher_core::kv::store::KvStore;
 use thresher_core::model::scripted::ScriptedModel;
@@ -46,30 +48,19 @@ const NOBODY: &str = "http://127.0.0.1:9";
 /// When `folder` cannot be written to.
 pub fn service(folder: &TempDir) -> Service {
     let config = config(folder);
-    let tenants = app::tenants(&config, None);
+    let limits = limits(&config);
+    let tenants = app::tenants(&config, &limits, None);
     tenants.open_default().expect("a registry in memory");
     let tokenizer = Arc::new(ScriptedModel::tokenizer(&["tide", "moon", "water"]));
     let store = Arc::new(KvStore::without_tiers());
-    tenants.set_pipeline(app::wire(&config, Arc::new(ScriptedModel::new(16)), tokenizer, store));
-    app::service(&config, Access::open_to_all(), tenants).expect("a store in memory and an upstream")
+    tenants.set_pipeline(app::wire(&config, &limits, Arc::new(ScriptedModel::new(16)), tokenizer, store));
+    app::service(&config, &limits, Access::open_to_all(), tenants).expect("a store in memory and an upstream")
 }
 
 fn config(folder: &TempDir) -> Config {
     Config {
-        http: config::Http {
-            body_bytes_max: 16 << 10,
-            bodies_bytes_max: 1 << 20,
-            answers_bytes_max: 16 << 20,
-            read_ms_max: MS_MAX,
-            ..config::Http::default()
-        },
-        admission: config::Admission {
-            concurrency_max: 2,
-            deadline_ms_default: MS_MAX,
-            deadline_ms_max: MS_MAX,
-        },
-        limits: LIMITS,
-        registry: RegistrySettings { dir: "".into(), batch_count_max: 8, ..RegistrySettings::default() },
+        admission: config::Admission { concurrency_max: 2, deadline_ms_default: MS_MAX },
+        registry: RegistrySettings { dir: "".into(), ..RegistrySettings::default() },
         originals: OriginalSettings { dir: "".into(), ..OriginalSettings::default() },
         middleware: middleware(),
         receipts: config::Receipts { key_file: folder.path().join("key.pem") },
@@ -77,16 +68,31 @@ fn config(folder: &TempDir) -> Config {
     }
 }
 
+fn limits(config: &Config) -> Limits {
+    let defaults = Limits::new(config, 1);
+    let time = Duration::from_millis(MS_MAX);
+    Limits {
+        memory: MemoryShares { bodies: 1 << 20, responses: 16 << 20, ..defaults.memory },
+        body_bytes_max: 16 << 10,
+        read_max: time,
+        deadline_max: time,
+        bodies: BodyLimits { requests: LIMITS, batch_count_max: 8, ..defaults.bodies },
+        // For a machine on which somebody does listen, and discards.
+        middleware: MiddlewareLimits { body_bytes_max: 16 << 10, silence_max: time, ..defaults.middleware },
+        ..defaults
+    }
+}
+
 /// Every conversation is compressed, however short it is.
 fn middleware() -> MiddlewareSettings {
     MiddlewareSettings {
-        upstreams: vec![UpstreamSettings { url: NOBODY.to_owned(), ..UpstreamSettings::default() }],
-        compress: When::Always,
+        upstreams: vec![UpstreamSettings {
+            url: NOBODY.to_owned(),
+            compress: When::Always,
+            ..UpstreamSettings::default()
+        }],
         tools: vec!["*".to_owned()],
         prompt_tokens_min: 0,
-        body_bytes_max: 16 << 10,
-        // For a machine on which somebody does listen, and discards.
-        silence_ms_max: MS_MAX,
         ..MiddlewareSettings::default()
     }
 }

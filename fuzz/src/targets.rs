@@ -12,7 +12,6 @@ mod requests;
 
 use libfuzzer_sys::Corpus;
 
-/// Takes one input.
 pub type Target = fn(&[u8]) -> Corpus;
 
 /// Each target with its name.

@@ -33,7 +33,6 @@ pub struct NewKey {
     pub middleware: bool,
 }
 
-/// A new key.
 pub struct IssuedKey {
     /// The key itself. Nothing else holds it.
     pub key: String,

@@ -18,8 +18,9 @@ use self::dialects::CitationFormat;
 use self::json_values::NoValues;
 pub use self::json_values::json_values;
 use super::limits::{Body, BodyLimits, ListLimit};
-use super::request::{ChunkBody, choice, chunks_of, or_default};
+use super::request::{ChunkBody, chunks_of};
 use super::schema::require_one;
+use super::wire::{choice, or_default};
 use crate::error::{ApiError, ErrorCode};
 
 /// Body of `POST /v1/attribute`.

@@ -29,7 +29,7 @@ pub struct RegisterBody {
     #[schemars(with = "Vec<ChunkBody>", length(min = 1))]
     chunks: Vec<Box<RawValue>>,
     /// Whether to answer only when the model has read the chunks.
-    #[serde(default, deserialize_with = "super::request::or_default")]
+    #[serde(default, deserialize_with = "super::wire::or_default")]
     #[schemars(with = "Option<bool>")]
     wait: bool,
     /// Milliseconds until the answer is due.

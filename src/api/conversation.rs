@@ -14,8 +14,9 @@ use thresher_core::plain::Quoted;
 
 use super::budget::BudgetBody;
 use super::limits::{Body, BodyLimits, ListLimit};
-use super::request::{ChunkBody, Object, choice, chunks_of, or_default};
+use super::request::{ChunkBody, chunks_of};
 use super::response::Range;
+use super::wire::{Object, choice, or_default};
 use crate::error::{ApiError, ErrorCode};
 
 /// The schema of a conversation for `POST /v1/compress`. The body itself is not parsed into this type: its texts are replaced where they

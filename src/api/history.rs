@@ -4,10 +4,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::request::Object;
+use super::wire::Object;
 use crate::error::{ApiError, ErrorCode};
-
-pub(super) const MESSAGE_COUNT_MAX: usize = 1000;
 
 /// The roles of messages that are turns of the conversation. Others hold instructions and results of tools.
 const SPEAKERS: [&str; 2] = ["user", "assistant"];

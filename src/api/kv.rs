@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use thresher_core::pipeline::evict::{Eviction, HeadBudget};
 
-use super::request::{Word, choice};
+use super::wire::{Word, choice};
 use crate::error::{ApiError, ErrorCode};
 use crate::kv_export::KvDtype;
 

@@ -3,17 +3,16 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
-use std::marker::PhantomData;
 use std::sync::Arc;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::{self, IntoDeserializer, MapAccess, Visitor, value::MapAccessDeserializer};
+use serde::de::{self, MapAccess, Visitor, value::MapAccessDeserializer};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use thresher_core::domain::{
     Budget, Chunk, CompressRequest, Format, Granularity, Kind, Omissions, OnError, Order, TokenizerName,
 };
-use thresher_core::plain::{self, Shortened};
+use thresher_core::plain;
 use thresher_core::text::offsets::OffsetUnit;
 
 use super::budget::BudgetBody;
@@ -22,6 +21,7 @@ use super::history::{self, MessageBody};
 use super::kv::{Include, KvBody, KvWanted};
 use super::limits::{Body, BodyLimits, ListLimit};
 use super::schema::require_one;
+use super::wire::{Object, Word, choice, or_default};
 use crate::error::{ApiError, ErrorCode};
 
 /// Body of `POST /v1/compress`.
@@ -232,13 +232,6 @@ fn with_field(param: Option<String>, code: ErrorCode, message: &str) -> Option<S
     }
 }
 
-/// Reads null as the default, since some clients write null for fields that are not set.
-pub(super) fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
-    from: D,
-) -> Result<T, D::Error> {
-    Option::deserialize(from).map(Option::unwrap_or_default)
-}
-
 fn yes() -> bool {
     true
 }
@@ -246,26 +239,6 @@ fn yes() -> bool {
 /// Reads null as true.
 fn or_yes<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
     Option::deserialize(from).map(|given| given.unwrap_or(true))
-}
-
-/// Reads one of several words, or null as the default.
-pub(super) fn choice<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
-    from: D,
-) -> Result<T, D::Error> {
-    Option::<Word<T>>::deserialize(from).map(|word| word.map(|Word(word)| word).unwrap_or_default())
-}
-
-/// One of several words. It is read as a string first: for any other type, `serde_json` would report invalid JSON.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Word<T>(pub(super) T);
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Word<T> {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let word = String::deserialize(from)?;
-        // An error about an unknown word quotes it. No known word is long enough to be shortened.
-        let word = Shortened(&word).to_string();
-        T::deserialize(word.into_deserializer()).map(Self)
-    }
 }
 
 /// The code of a parse error. The errors of serde differ only by their messages.
@@ -429,30 +402,6 @@ impl<T: JsonSchema> JsonSchema for Object<T> {
     }
 }
 
-/// A JSON object. serde alone would also read a struct from a list of its values.
-#[derive(Debug, Clone)]
-pub(super) struct Object<T>(pub(super) T);
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(ObjectVisitor(PhantomData))
-    }
-}
-
-struct ObjectVisitor<T>(PhantomData<T>);
-
-impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
-    type Value = Object<T>;
-
-    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("an object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<T>, A::Error> {
-        T::deserialize(MapAccessDeserializer::new(map)).map(Object)
-    }
-}
-
 impl<'de> Deserialize<'de> for ChunkBody {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(ChunkVisitor)
@@ -479,8 +428,6 @@ impl<'de> Visitor<'de> for ChunkVisitor {
 
 #[cfg(test)]
 mod tests {
-    use thresher_core::pipeline::validate::RequestLimits;
-    use thresher_registry::RegistrySettings;
 
     use super::*;
 
@@ -495,7 +442,7 @@ mod tests {
 
     #[test]
     fn messages_name_the_field_and_say_what_it_takes() {
-        let limits = BodyLimits::new(&RequestLimits::default(), &RegistrySettings::default());
+        let limits = BodyLimits::default();
         let check = |body: &str, expect: &str| {
             let error = parse::<CompressBody>(body.as_bytes(), &limits).expect_err(body);
             assert_eq!(error.message, expect, "{body}");
@@ -521,7 +468,7 @@ mod tests {
 
     #[test]
     fn a_field_of_another_body_is_named_and_has_no_column() {
-        let limits = BodyLimits::new(&RequestLimits::default(), &RegistrySettings::default());
+        let limits = BodyLimits::default();
         let check = |json: &str, expect: (&str, &str)| {
             let error = parse_field::<CompressBody>("thresher", json.as_bytes(), &limits).expect_err(json);
             assert_eq!((error.param.as_deref().unwrap_or_default(), &*error.message), expect, "{json}");
@@ -533,7 +480,7 @@ mod tests {
 
     #[test]
     fn messages_are_counted() {
-        let limits = BodyLimits::new(&RequestLimits::default(), &RegistrySettings::default());
+        let limits = BodyLimits::default();
         let parse = |count: usize| {
             let messages = vec![r#"{"role": "user"}"#; count].join(",");
             parse::<CompressBody>(

@@ -15,7 +15,7 @@ use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
 use self::documents::DocumentReader;
 use super::limits::{Body, BodyLimits, ListLimit};
-use super::request::or_default;
+use super::wire::or_default;
 use crate::error::{ApiError, ErrorCode};
 
 /// The RC at which a relevance is one half.

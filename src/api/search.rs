@@ -12,8 +12,8 @@ use thresher_registry::Hit;
 
 use super::chunks::RegisteredAnswer;
 use super::limits::{Body, BodyLimits, ListLimit};
-use super::request::choice;
 use super::response::TimingMs;
+use super::wire::choice;
 use crate::error::{ApiError, ErrorCode};
 
 /// The number of results if a search names none.

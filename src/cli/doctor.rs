@@ -24,7 +24,6 @@ use crate::{originals, receipt};
 
 /// The outcome of a check that does not prevent the daemon from working.
 enum Finding {
-    /// The check passed.
     Fine(String),
     /// The operator should look at it.
     Warning(String),

@@ -123,7 +123,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     }
     let pipeline = app::pipeline(&exact)?;
     let codec = config.blocks.codec;
-    let methods = Methods::of_pipeline(&pipeline, codec);
+    let methods = Methods::of_pipeline(&pipeline, codec)?;
     let mut reports = Vec::new();
     for file in &args.files {
         let report =

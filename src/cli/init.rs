@@ -360,7 +360,7 @@ mod tests {
                 if gpu { 3 } else { 4 }
             );
             assert_eq!(found.http, Config::default().http);
-            assert_eq!(found.limits, Config::default().limits);
+            assert_eq!(found.registry.chunk_count_max, Config::default().registry.chunk_count_max);
         }
     }
 

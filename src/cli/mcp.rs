@@ -30,7 +30,7 @@ pub fn run(config: Config) -> anyhow::Result<ExitCode> {
 async fn serve_tools(config: Config) -> anyhow::Result<()> {
     let local = app::local(&config, Duration::from_millis(config.admission.deadline_ms_default));
     // Blocks are cached in memory only: a daemon may have the cache directory open.
-    let memory_bytes_max = config.blocks.memory_bytes_max;
+    let memory_bytes_max = config.memory_shares(1).blocks;
     let load = move || app::engine(&config).cache_memory_bytes_max(memory_bytes_max).build();
     let serving = mcp::serve_stdio(local.clone());
     local.with_model(move || load().map(Engine::into_pipeline), serving).await??;

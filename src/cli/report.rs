@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, bail};
 use serde_json::json;
 
-use crate::app;
+use crate::app::{self, Limits};
 use crate::config::Config;
 use crate::savings::counts::Money;
 use crate::savings::losses::Loss;
@@ -36,7 +36,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
     let pipeline = app::pipeline(config)?;
     let mut replay = Replay::new(config.middleware.clone(), config.savings.clone(), pipeline);
     // A line has a request and its answer.
-    let bytes_max = 2 * config.middleware.body_bytes_max;
+    let bytes_max = 2 * Limits::new(config, 1).middleware.body_bytes_max;
     let mut lines = Lines { input, bytes_max, number: 0 };
     while let Some(line) = lines.next_line().with_context(|| name.clone())? {
         if line.trim().is_empty() {

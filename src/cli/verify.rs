@@ -9,8 +9,8 @@ use serde_json::Value;
 use thresher_core::domain::Parts;
 use thresher_core::pipeline::cancel::Cancel;
 
-use crate::api::{self, AttributeBody, BodyLimits};
-use crate::app;
+use crate::api::{self, AttributeBody};
+use crate::app::{self, Limits};
 use crate::config::Config;
 use crate::receipt::{Difference, Receipt, SigningKey, Statement};
 
@@ -86,7 +86,7 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
             });
         }
     };
-    let limits = BodyLimits::new(&config.limits, &config.registry);
+    let limits = Limits::new(config, 1).bodies;
     let body = api::parse::<AttributeBody>(&read(&args.request)?, &limits)
         .and_then(|body| body.into_domain(None, &limits));
     let (request, _) = match body {

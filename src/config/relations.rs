@@ -7,8 +7,7 @@ use axum::http::uri::Authority;
 
 use tokio::sync::Semaphore;
 
-use super::memory::BODIES_PER_BODY;
-use super::{Config, ConfigError};
+use super::{Admission, Config, ConfigError};
 
 /// The smallest disk cache, in bytes (16 MiB). A smaller value is most likely a mistake in the unit.
 const DISK_BYTES_MIN: u64 = 16 << 20;
@@ -101,23 +100,17 @@ impl Config {
         }
         let endpoint = &self.telemetry.otlp_endpoint;
         let is_http = endpoint.is_empty() || endpoint.starts_with("http://");
-        if !is_http {
-            return Some(format!(
+        (!is_http).then(|| {
+            format!(
                 "telemetry.otlp_endpoint is {endpoint:?}; it must start with http://, or be empty for no traces"
-            ));
-        }
-        let share = self.telemetry.trace_share;
-        (!(0.0..=1.0).contains(&share))
-            .then(|| format!("telemetry.trace_share is {share}; it must be from 0 to 1"))
+            )
+        })
     }
 
     /// Settings that must be at least 1, with what 0 would mean.
     fn check_zeros(&self) -> Option<String> {
-        let Self { http, limits, registry, admission, .. } = self;
-        let no_request = "every request would be refused";
+        let Self { registry, admission, .. } = self;
         let zeros = [
-            (http.body_bytes_max == 0, "http.body_bytes_max", no_request),
-            (limits.chunk_count_max == 0, "limits.chunk_count_max", no_request),
             (registry.chunk_count_max == 0, "registry.chunk_count_max", "no chunk could be registered"),
             (
                 admission.deadline_ms_default == 0,
@@ -130,18 +123,10 @@ impl Config {
     }
 
     fn check_ranges(&self) -> Option<String> {
-        let Self { http, blocks, admission, memory_bytes_max, .. } = self;
+        let Self { blocks, admission, memory_bytes_max, .. } = self;
         if *memory_bytes_max < MEMORY_BYTES_MIN {
             return Some(format!(
                 "memory_bytes_max is {memory_bytes_max}; set it to at least {MEMORY_BYTES_MIN} (128 MiB)"
-            ));
-        }
-        if http.bodies_bytes_max / BODIES_PER_BODY < http.body_bytes_max {
-            return Some(format!(
-                "memory_bytes_max is {memory_bytes_max}, of which all request bodies together get {}; that must be at least four times \
-                 http.body_bytes_max ({}), because a body counts twice and one tenant may take half; raise memory_bytes_max, or lower \
-                 http.body_bytes_max",
-                http.bodies_bytes_max, http.body_bytes_max
             ));
         }
         if blocks.disk() && blocks.disk_bytes_max < DISK_BYTES_MIN {
@@ -157,12 +142,9 @@ impl Config {
         if let Some((name, found, limit)) = counts.into_iter().find(|(_, found, limit)| found > limit) {
             return Some(format!("{name} is {found}; the limit is {limit}"));
         }
-        let (default, max) = (admission.deadline_ms_default, admission.deadline_ms_max);
-        (default > max).then(|| {
-            format!(
-                "admission.deadline_ms_default is {default}; it must be at most admission.deadline_ms_max ({max})"
-            )
-        })
+        let (default, max) = (admission.deadline_ms_default, Admission::DEADLINE_MAX.as_millis());
+        (u128::from(default) > max)
+            .then(|| format!("admission.deadline_ms_default is {default}; the limit is {max}"))
     }
 
     /// Each store has a folder of its own: two in one folder would drop each other's files.

@@ -25,19 +25,6 @@ pub struct Http {
     pub hosts_allowed: Vec<String>,
     /// Origins of web pages that may send requests and read answers (CORS), such as `https://app.example.com`.
     pub origins_allowed: Vec<String>,
-    /// Bytes of one request body; a longer body gets a 413.
-    pub body_bytes_max: usize,
-    /// Bytes of memory for the bodies of all requests while they are read and worked on. Each body counts twice, and one tenant may
-    /// take half.
-    #[serde(skip)]
-    pub bodies_bytes_max: usize,
-    /// Bytes of memory for all answers that clients have not read yet.
-    #[serde(skip)]
-    pub answers_bytes_max: usize,
-    /// Milliseconds that the head of a request may take to arrive, and again the first byte of its body. The rest of the body must
-    /// arrive at 256 KiB/s or faster.
-    #[serde(skip)]
-    pub read_ms_max: u64,
     /// Milliseconds that requests in flight have to finish after SIGTERM.
     pub drain_ms_max: u64,
 }
@@ -82,17 +69,10 @@ pub struct Rc {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct BlockSettings {
-    /// Bytes of blocks in memory, the overhead of the cache included. 0: no memory cache.
-    #[serde(skip)]
-    pub memory_bytes_max: u64,
     /// Folder of the disk cache, used by one daemon only. Empty: no disk cache.
     pub dir: PathBuf,
     /// Bytes on disk, as the file system counts them. 0: no disk cache.
     pub disk_bytes_max: u64,
-    /// Bytes of blocks that wait to be written to disk, not counted in `memory_bytes_max`. A block that does not fit is kept in memory
-    /// only.
-    #[serde(skip)]
-    pub write_queue_bytes_max: u64,
     /// Number format of stored keys and values.
     pub codec: Codec,
 }
@@ -129,8 +109,6 @@ pub struct Admission {
     pub concurrency_max: usize,
     /// Milliseconds that a request may take, time in the queue included, if it sets no `deadline_ms`.
     pub deadline_ms_default: u64,
-    /// The largest `deadline_ms` that a request may set, in milliseconds.
-    pub deadline_ms_max: u64,
 }
 
 /// `[telemetry]`: logs and traces.
@@ -139,25 +117,8 @@ pub struct Admission {
 pub struct Telemetry {
     /// The events that are logged: a level, or directives such as `info,thresher=debug`.
     pub log: String,
-    /// The format of log lines.
-    pub log_format: LogFormat,
     /// OTLP endpoint for traces over HTTP, such as `http://127.0.0.1:4318/v1/traces`. Empty: no traces.
     pub otlp_endpoint: String,
-    /// The share of the traces that begin at the daemon that are exported, from 0 to 1. A request with `traceparent` says itself whether its trace
-    /// is recorded.
-    pub trace_share: f64,
-}
-
-/// The format of log lines (`telemetry.log_format`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LogFormat {
-    /// Text for people on a terminal, JSON elsewhere.
-    Auto,
-    /// One JSON object per line.
-    Json,
-    /// Text for people.
-    Text,
 }
 
 impl Default for Http {
@@ -169,10 +130,6 @@ impl Default for Http {
             page: true,
             hosts_allowed: Vec::new(),
             origins_allowed: Vec::new(),
-            body_bytes_max: 8 * 1024 * 1024,
-            bodies_bytes_max: 256 * 1024 * 1024,
-            answers_bytes_max: 256 * 1024 * 1024,
-            read_ms_max: 10_000,
             drain_ms_max: 10_000,
         }
     }
@@ -199,30 +156,19 @@ impl Default for Model {
 
 impl Default for BlockSettings {
     fn default() -> Self {
-        Self {
-            memory_bytes_max: 1 << 30,
-            dir: "data/kv".into(),
-            disk_bytes_max: 8 << 30,
-            write_queue_bytes_max: 64 << 20,
-            codec: Codec::default(),
-        }
+        Self { dir: "data/kv".into(), disk_bytes_max: 8 << 30, codec: Codec::default() }
     }
 }
 
 impl Default for Admission {
     fn default() -> Self {
-        Self { concurrency_max: 0, deadline_ms_default: 10_000, deadline_ms_max: 120_000 }
+        Self { concurrency_max: 0, deadline_ms_default: 10_000 }
     }
 }
 
 impl Default for Telemetry {
     fn default() -> Self {
-        Self {
-            log: "info,ort=warn,redis=off,tantivy=error".to_owned(),
-            log_format: LogFormat::Auto,
-            otlp_endpoint: String::new(),
-            trace_share: 1.0,
-        }
+        Self { log: "info,ort=warn,redis=off,tantivy=error".to_owned(), otlp_endpoint: String::new() }
     }
 }
 
@@ -255,13 +201,6 @@ impl Model {
     }
 }
 
-impl Http {
-    /// Returns the longest time for the head of a request to arrive, and again for the first byte of its body.
-    pub fn read_max(&self) -> Duration {
-        Duration::from_millis(self.read_ms_max)
-    }
-}
-
 impl BlockSettings {
     /// Returns whether the settings ask for a disk cache.
     pub fn disk(&self) -> bool {
@@ -277,6 +216,10 @@ impl Admission {
     /// Requests that are worked on at the same time for each core if `concurrency_max` is 0.
     pub const PER_CORE: usize = 8;
 
+    /// The longest deadline that a request may set: long enough to encode a book on a slow machine, and short enough that a forgotten request
+    /// frees its permit.
+    pub const DEADLINE_MAX: Duration = Duration::from_secs(120);
+
     /// Returns the number of requests that are worked on at the same time: `concurrency_max`, or [`Self::PER_CORE`] for each core if it
     /// is 0.
     pub fn concurrency_max(&self) -> usize {
@@ -286,11 +229,6 @@ impl Admission {
     /// Returns the time that a request may take if it names no deadline.
     pub fn deadline_default(&self) -> Duration {
         Duration::from_millis(self.deadline_ms_default)
-    }
-
-    /// Returns the longest time that a request may name.
-    pub fn deadline_max(&self) -> Duration {
-        Duration::from_millis(self.deadline_ms_max)
     }
 }
 

@@ -1,7 +1,5 @@
 //! The admin listener: probes for liveness and readiness, metrics, the savings of all tenants, and the page.
 
-use std::sync::Arc;
-
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
@@ -11,17 +9,9 @@ use axum::routing::{delete, get};
 use metrics::gauge;
 
 use super::connections::RequestHandle;
-use super::{OriginPolicy, Service, deletion, memory, origin, page, savings};
+pub use super::service::Admin;
+use super::{OriginPolicy, deletion, memory, origin, page, savings};
 use crate::error::ApiError;
-
-/// The state of the admin routes.
-#[derive(Clone)]
-pub struct Admin {
-    /// The state of the public listener.
-    pub service: Service,
-    /// Renders all metrics in the text format of Prometheus.
-    pub render: Arc<dyn Fn() -> String + Send + Sync>,
-}
 
 /// The routes `/livez`, `/readyz`, `/metrics`, `/v1/savings` and `DELETE /admin/tenants/{name}`, and the page that shows savings, for the hosts
 /// that `origins` allows.
@@ -39,7 +29,7 @@ pub fn router(admin: Admin, origins: OriginPolicy) -> Router {
             ApiError::not_found(&["/livez", "/readyz", "/metrics", "/v1/savings", deletion::TENANT])
         })
         .method_not_allowed_fallback(async || ApiError::method_not_allowed())
-        .merge(page::router(admin.service.settings.http.page))
+        .merge(page::router(admin.service.settings.page))
         .layer(axum::middleware::from_fn_with_state(origins, origin::guard))
         .layer(axum::middleware::from_fn(accept))
         .with_state(admin)

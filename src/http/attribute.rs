@@ -126,7 +126,7 @@ impl ReferencedChunks {
     fn find(service: &Scope, reference: &ChunkReference, cancel: &Cancel) -> Result<Self, ApiError> {
         match reference {
             ChunkReference::Registered(ids) => {
-                let limits = &service.settings.limits;
+                let limits = &service.settings.limits.requests;
                 check_ids(ids, limits.registered_chunk_count_max)?;
                 let (registry, bytes_max) = (service.registry()?, limits.registered_bytes_max);
                 let lookup = ChunkLookup { registry, ids, bytes_max, cancel };

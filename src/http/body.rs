@@ -5,20 +5,25 @@ use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
 use axum::http::HeaderMap;
-use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, EXPECT};
+use axum::http::header::EXPECT;
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
 
+use super::media_type::{check_encoding, check_json};
 use super::{Scope, Service};
 use crate::error::ApiError;
 use crate::executor::run_blocking;
 use thresher_core::memory::PoolExhausted;
 
-/// The media type of JSON.
-pub const JSON: &str = "application/json";
-
 /// The rate at which a body has to arrive if it takes longer than ten seconds: 256 KiB a second.
 const RATE_BYTES_PER_MS_MIN: usize = 256 * 1024 / 1000;
+
+/// The most bytes of a request that the daemon answers itself, if there is enough memory: as much text as a book has. Larger sets of chunks are
+/// registered in several requests.
+pub const BODY_BYTES_MAX: usize = 8 << 20;
+
+/// How long the head of a request may take to arrive, and again the first byte of its body. A client on a slow line needs one or two seconds.
+pub const READ_MAX: Duration = Duration::from_secs(10);
 
 /// The most bytes of a body over its limit that are read and discarded. A client that is still sending does not read the response: if the
 /// connection were closed, it would see a broken pipe instead of its mistake.
@@ -27,53 +32,6 @@ const DISCARD_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// The same for a request without a valid key, and the longest time: meanwhile it occupies a connection.
 const DISCARD_UNAUTHENTICATED_BYTES_MAX: usize = 64 * 1024;
 const DISCARD_UNAUTHENTICATED_MAX: Duration = Duration::from_millis(250);
-
-/// The limit of one body, and its setting.
-#[derive(Debug, Clone, Copy)]
-pub struct BodyLimit {
-    pub bytes: usize,
-    pub setting: &'static str,
-}
-
-impl BodyLimit {
-    /// The limit of requests that the daemon answers itself.
-    pub fn new(service: &Service) -> Self {
-        Self { bytes: service.settings.http.body_bytes_max, setting: "http.body_bytes_max" }
-    }
-
-    /// The error about a longer body.
-    pub fn exceeded(self) -> ApiError {
-        ApiError::body_too_large(self.bytes, self.setting)
-    }
-}
-
-/// Checks that a body is not compressed.
-///
-/// # Errors
-/// `content_type_unsupported`.
-pub fn check_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
-    let is_plain = headers.get_all(CONTENT_ENCODING).iter().all(|encoding| encoding == "identity");
-    if is_plain { Ok(()) } else { Err(ApiError::encoding_unsupported()) }
-}
-
-/// Checks that the content type of a body is JSON. A web page can send `text/plain` to any server without a preflight request, so other
-/// types are refused.
-///
-/// # Errors
-/// `content_type_unsupported`.
-pub fn check_json(headers: &HeaderMap) -> Result<(), ApiError> {
-    let found = media_type(headers);
-    match found.as_deref() {
-        Some(found) if found == JSON || found.ends_with("+json") => Ok(()),
-        found => Err(ApiError::content_type_unsupported(found, JSON)),
-    }
-}
-
-/// The media type of a body, in lower case and without parameters.
-pub fn media_type(headers: &HeaderMap) -> Option<String> {
-    let kind = headers.get(CONTENT_TYPE)?.to_str().ok()?;
-    Some(kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase())
-}
 
 /// Reads and parses a body. Parsing runs on a thread that may block, since it takes long for a large body.
 ///
@@ -85,7 +43,7 @@ pub async fn parsed<T: Send + 'static>(
     body: Body,
     parse: impl FnOnce(&[u8]) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let body = whole(scope, headers, body, BodyLimit::new(scope)).await?;
+    let body = whole(scope, headers, body, scope.settings.body_bytes_max).await?;
     // The clone keeps the memory of the body until it has been parsed, even if the client has gone.
     let scope = scope.clone();
     run_blocking(move || {
@@ -106,7 +64,7 @@ pub async fn whole(
     scope: &Scope,
     headers: &HeaderMap,
     body: Body,
-    limit: BodyLimit,
+    bytes_max: usize,
 ) -> Result<Vec<u8>, ApiError> {
     if let Err(error) = check_encoding(headers).and_then(|()| check_json(headers)) {
         if !headers.contains_key(EXPECT) {
@@ -115,19 +73,19 @@ pub async fn whole(
         return Err(error);
     }
     // A client that waits for 100 Continue gets the error without sending the body.
-    if headers.contains_key(EXPECT) && declared_bytes(&body) > limit.bytes {
-        return Err(limit.exceeded());
+    if headers.contains_key(EXPECT) && declared_bytes(&body) > bytes_max {
+        return Err(ApiError::body_too_large(bytes_max));
     }
-    collect(body, limit, scope).await
+    collect(body, bytes_max, scope).await
 }
 
 /// Reads and discards the body of a request that is refused, so that the client reads the response.
 pub async fn discard(body: Body, service: &Service) {
-    let bytes_max = service.settings.http.body_bytes_max;
+    let bytes_max = service.settings.body_bytes_max;
     if declared_bytes(&body) > bytes_max.saturating_add(DISCARD_BYTES_MAX) {
         return;
     }
-    read_and_discard(body, bytes_max, service.settings.http.read_max()).await;
+    read_and_discard(body, bytes_max, service.settings.read_max).await;
 }
 
 async fn read_and_discard(mut body: Body, bytes_max: usize, time_max: Duration) {
@@ -158,13 +116,12 @@ fn declared_bytes(body: &Body) -> usize {
 ///
 /// # Errors
 /// `body_too_large`, `body_timeout`, `overloaded` without memory for it, `body_broken`.
-pub async fn collect(mut body: Body, limit: BodyLimit, scope: &Scope) -> Result<Vec<u8>, ApiError> {
-    let bytes_max = limit.bytes;
+pub async fn collect(mut body: Body, bytes_max: usize, scope: &Scope) -> Result<Vec<u8>, ApiError> {
     let give_up = bytes_max.saturating_add(DISCARD_BYTES_MAX);
     if declared_bytes(&body) > give_up {
-        return Err(limit.exceeded());
+        return Err(ApiError::body_too_large(bytes_max));
     }
-    let mut reader = PacedReader::start(scope.settings.http.read_max());
+    let mut reader = PacedReader::start(scope.settings.read_max);
     let (mut bytes, mut len) = (Vec::new(), 0);
     while let Some(data) = reader.next(&mut body).await? {
         len += data.len();
@@ -183,7 +140,7 @@ pub async fn collect(mut body: Body, limit: BodyLimit, scope: &Scope) -> Result<
             bytes.extend_from_slice(&data);
         }
     }
-    if len > bytes_max { Err(limit.exceeded()) } else { Ok(bytes) }
+    if len > bytes_max { Err(ApiError::body_too_large(bytes_max)) } else { Ok(bytes) }
 }
 
 /// Reads a body that has to arrive at a minimum rate.

@@ -95,7 +95,7 @@ async fn run(
             kv::around(exporting, &request.request.query, wanted).map(|around| (wanted, around))
         });
         let exported = exported.transpose()?;
-        let loaded = request.load(&scope, scope.settings.limits.registered_bytes_max, cancel)?;
+        let loaded = request.load(&scope, scope.settings.limits.requests.registered_bytes_max, cancel)?;
         let mut compressed = pipeline.compress(&loaded.request, cancel)?;
         let exported = exported.map(|(wanted, around)| {
             let started = Instant::now();
@@ -130,7 +130,7 @@ async fn pass_through(
 ) -> Result<CompressAnswer, ApiError> {
     let scope = service.clone();
     run_blocking(move || {
-        let Ok(loaded) = request.load(&scope, scope.settings.http.body_bytes_max, &Cancel::default()) else {
+        let Ok(loaded) = request.load(&scope, scope.settings.body_bytes_max, &Cancel::default()) else {
             return Err(error);
         };
         let compressed = pipeline::passthrough(&loaded.request, arrived.elapsed());
@@ -200,10 +200,10 @@ pub fn named_chunks(
     keep: &[String],
     cancel: &Cancel,
 ) -> Result<(Vec<Arc<Chunk>>, Option<Prefiltered>), ApiError> {
-    let (registry, settings) = (service.registry()?, &service.settings.registry);
-    check_ids(ids, service.settings.limits.registered_chunk_count_max)?;
+    let (registry, prefilter) = (service.registry()?, service.settings.prefilter);
+    check_ids(ids, service.settings.limits.requests.registered_chunk_count_max)?;
     let lookup = ChunkLookup { registry, ids, bytes_max, cancel };
-    if settings.prefilter_above == 0 || ids.len() <= settings.prefilter_above {
+    if ids.len() <= prefilter.above {
         return Ok((lookup.chunks((0..ids.len()).collect())?, None));
     }
     // Unknown ids are an error even if the prefilter would not keep them.
@@ -211,7 +211,7 @@ pub fn named_chunks(
     if !missing.is_empty() {
         return Err(ApiError::ids_unknown(ids, &missing));
     }
-    let indexes = with_kept(registry.prefilter(query, ids, settings.prefilter_to)?, ids, keep);
+    let indexes = with_kept(registry.prefilter(query, ids, prefilter.to)?, ids, keep);
     Ok((lookup.chunks(indexes.clone())?, Some(Prefiltered { from: ids.len(), indexes })))
 }
 

@@ -14,9 +14,9 @@ use thresher_core::domain::{Chunk, Tenant};
 use thresher_core::plain::Quoted;
 use thresher_registry::{Change, Registry, RegistryError};
 
-use super::admin::Admin;
 use super::connections::RequestHandle;
 use super::originals::store_error;
+use super::service::Admin;
 use super::{Scope, Service};
 use crate::error::{ApiError, ErrorCode};
 use crate::executor::run_blocking;

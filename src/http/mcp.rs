@@ -9,7 +9,7 @@ use axum::response::{IntoResponse as _, Response};
 use http_body_util::{BodyExt as _, Full};
 
 use super::error::ResponseCode;
-use super::{Scope, attribute, body, compress, observe, originals, registry};
+use super::{Scope, attribute, body, compress, media_type, observe, originals, registry};
 use crate::api::{AttributeAnswer, CompressAnswer, OriginalAnswer, SearchAnswer};
 use crate::error::{ApiError, ErrorCode};
 use crate::executor::run_blocking;
@@ -21,7 +21,7 @@ pub const PATH: &str = "/mcp";
 /// `POST /mcp`: one request of the streamable HTTP transport.
 pub async fn handle(service: Scope, request: Request) -> Result<Response, ApiError> {
     let (head, body) = request.into_parts();
-    let body = body::whole(&service, &head.headers, body, body::BodyLimit::new(&service)).await?;
+    let body = body::whole(&service, &head.headers, body, service.settings.body_bytes_max).await?;
     // The SDK parses the whole message into a tree before it calls a tool.
     let limits = service.limits();
     let (body, checked) = run_blocking(move || {
@@ -35,7 +35,7 @@ pub async fn handle(service: Scope, request: Request) -> Result<Response, ApiErr
         return Ok(refusal_response(status, &refusal));
     }
     // The SDK refuses other types of JSON, such as application/vnd.api+json.
-    let is_named_json = body::media_type(&head.headers).is_some_and(|kind| kind == "application/json");
+    let is_named_json = media_type::media_type(&head.headers).is_some_and(|kind| kind == "application/json");
     let request = Request::from_parts(head, Full::new(body.into()));
     let origins = service.origins.origins();
     let response = mcp::serve_http(CallerTools { service }, request, origins).await;

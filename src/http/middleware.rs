@@ -34,7 +34,7 @@ use super::compress::named_chunks;
 use super::originals::StoredTurns;
 use super::traces::model_call::{Call, ModelCall};
 use super::traces::{self, Retrieval};
-use super::{Scope, body, observe};
+use super::{Scope, body, media_type, observe};
 use crate::api::{self, BodyLimits, MiddlewareBody, MiddlewareOptions};
 use crate::error::{ApiError, ErrorCode};
 use crate::executor::run_blocking;
@@ -45,9 +45,9 @@ use crate::middleware::find::{self, TooMany, Turn};
 use crate::middleware::json::Located;
 use crate::middleware::prompt::Prompt;
 use crate::middleware::rewrite::{
-    self, AddedContext, CompressOptions, Compressor, Extent, ReadTurns, Rewritten, SentTurn, TurnPlan,
+    self, CompressOptions, Compressor, Extent, ReadTurns, Rewritten, SentTurn, TurnPlan,
 };
-use crate::middleware::settings::{Credential, MiddlewareSettings, When};
+use crate::middleware::settings::{Credential, When};
 use crate::middleware::shadow::shadow_key;
 use crate::middleware::shared_key;
 use crate::middleware::untouched;
@@ -107,26 +107,24 @@ async fn pass_on(
     if upstream.settings.credential() == Credential::KeyFile {
         headers::check_query(uri.query())?;
         headers::check_content_type(&headers)?;
-        headers::set_content_type(&mut headers, Some(body::JSON));
+        headers::set_content_type(&mut headers, Some(media_type::JSON));
         let (settings, path) = (upstream.settings.clone(), uri.path().to_owned());
         let check = move |_: &Cancel| {
             request.is_stateless = passthrough::check_shared_key(request.located(), &settings, &path)?;
             Ok(request)
         };
-        request = middleware.workers.run(service.settings.admission.deadline_max(), check).await?;
+        request = middleware.workers.run(service.settings.time_limits.max, check).await?;
     }
-    let always = upstream.settings.compress.unwrap_or(middleware.settings.compress) == When::Always;
+    let always = upstream.settings.compress == When::Always;
     let by_default = always || service.caller().compresses_by_default() || request.asks;
     let compresses = request.compress.unwrap_or(by_default);
-    let shadows = upstream.settings.shadow.unwrap_or(middleware.settings.shadow);
-    request.treatment = request.treated(compresses, shadows);
+    request.treatment = request.treated(compresses, upstream.settings.shadow);
     let changes = compresses && request.treatment != Some(Treatment::Shadow);
     let wanted = Additions {
         citations: request.cite.unwrap_or(changes && middleware.settings.cite) && !request.upstream_cites,
         verdicts: request.options.verdicts,
     };
-    let input_tokens_max = upstream.settings.input_tokens_max.unwrap_or(middleware.settings.input_tokens_max);
-    let input_tokens_max = Some(input_tokens_max).filter(|max| *max > 0);
+    let input_tokens_max = Some(upstream.settings.input_tokens_max).filter(|max| *max > 0);
     let request = Arc::new(request);
     let rewriting = rewrite(&service, &request, wanted, input_tokens_max);
     let (body, outcome) = if changes {
@@ -192,12 +190,12 @@ fn check_headers(middleware: &Middleware, headers: &HeaderMap) -> Result<(), Api
         return Err(ApiError::middleware_off());
     }
     middleware.check_hops(headers)?;
-    body::check_json(headers)?;
+    media_type::check_json(headers)?;
     [COMPRESS, CITE, SHADOW].into_iter().try_for_each(|name| boolean(headers, name).map(drop))
 }
 
 fn has_media_type(headers: &HeaderMap, media_type: &str) -> bool {
-    body::media_type(headers).is_some_and(|found| found == media_type)
+    media_type::media_type(headers).is_some_and(|found| found == media_type)
 }
 
 /// Reads texts in the background, for the next request.
@@ -206,7 +204,7 @@ fn read_late(service: &Scope, late: Vec<Arc<Chunk>>) {
         return;
     }
     let (scope, executor) = (service.clone(), service.executor().clone());
-    let deadline = Instant::now() + service.settings.admission.deadline_default();
+    let deadline = Instant::now() + service.settings.time_limits.default;
     tokio::spawn(async move {
         // What is not read in time, or fails, is tried again by the next request.
         let _ = executor.run(deadline, move |cancel| Ok(scope.ready()?.warm(&late, cancel)?)).await;
@@ -255,7 +253,7 @@ struct ModelRequest {
     /// What the model wrote before the newest turn and has from results of tools.
     copied: Copied,
     prompt: Prompt,
-    added: AddedContext,
+    added: Vec<Arc<Chunk>>,
     /// Whether the request turns on citations of the upstream, which are then left to it.
     upstream_cites: bool,
     /// The limit that the conversation exceeds, because of which it is never compressed.
@@ -378,15 +376,14 @@ impl ModelRequest {
         body: Body,
     ) -> Result<Self, ApiError> {
         let choices = [boolean(headers, COMPRESS)?, boolean(headers, CITE)?, boolean(headers, SHADOW)?];
-        let bytes = service.middleware.settings.body_bytes_max;
-        let limit = body::BodyLimit { bytes, setting: "memory_bytes_max" };
-        let body = body::whole(service, headers, body, limit).await?;
+        let bytes_max = service.middleware.limits.body_bytes_max;
+        let body = body::whole(service, headers, body, bytes_max).await?;
         let limits = service.limits();
-        let (middleware, time) = (Arc::clone(&service.middleware), service.settings.admission.deadline_max());
+        let (middleware, time) = (Arc::clone(&service.middleware), service.settings.time_limits.max);
         // The clone keeps the memory of the body until it has been parsed.
         let scope = service.clone();
         let parse = move |_: &Cancel| {
-            let request = Self::parse(dialect, choices, &middleware.settings, &limits, body);
+            let request = Self::parse(dialect, choices, &middleware, &limits, body);
             drop(scope);
             request
         };
@@ -404,21 +401,21 @@ impl ModelRequest {
         let question = self.options.query.clone().or(question).ok_or_else(ApiError::question_missing)?;
         let scope = service.clone();
         let found = run_blocking(move || {
-            let bytes_max = scope.settings.limits.registered_bytes_max;
+            let bytes_max = scope.settings.limits.requests.registered_bytes_max;
             named_chunks(&scope, &ids, bytes_max, &question, &[], &Cancel::default())
         });
         let (chunks, _) = found.await.map_err(|error| match error.param {
             Some(_) => error.inside("thresher"),
             None => error,
         })?;
-        self.added.chunks = chunks;
+        self.added = chunks;
         Ok(self)
     }
 
     fn parse(
         dialect: Dialect,
         [compress, cite, shadow]: [Option<bool>; 3],
-        settings: &MiddlewareSettings,
+        middleware: &Middleware,
         limits: &BodyLimits,
         body: Vec<u8>,
     ) -> Result<(Self, Option<String>), ApiError> {
@@ -429,7 +426,7 @@ impl ModelRequest {
             model.is_none() && located.get("model").is_some_and(|model| model.json() != "null");
         let parse_options = |json: Located| {
             // Counted before they are parsed, since each chunk takes many times its bytes.
-            let max = settings.piece_count_max;
+            let max = middleware.limits.bounds.piece_count_max;
             let chunks = json.get("chunks").map(Located::items).unwrap_or_default();
             if chunks.take(max.saturating_add(1)).count() > max {
                 return Err(ApiError::middleware_chunks_too_many(max));
@@ -442,17 +439,14 @@ impl ModelRequest {
         let asks = options.asks();
         let conversation = dialect.conversation(located);
         let upstream_cites = conversation.cites_itself;
-        let found = find::turns(&conversation, &settings.policy(upstream_cites));
+        let found = find::turns(&conversation, &middleware.policy(upstream_cites));
         let question = found.turns.iter().rev().find(|turn| turn.asked_at.is_some());
         let question = question.map(|turn| turn.query.clone());
         let adds_chunks = !options.chunks.is_empty() || options.chunk_ids.is_some();
         if adds_chunks && question.is_none() {
             return Err(ApiError::question_missing());
         }
-        let added = AddedContext {
-            chunks: std::mem::take(&mut options.chunks),
-            delimiters: settings.delimiters().unwrap_or_default(),
-        };
+        let added = std::mem::take(&mut options.chunks);
         let request = Self {
             dialect,
             model: model.unwrap_or_default(),
@@ -582,17 +576,18 @@ impl ModelRequest {
     }
 
     fn compress_options(&self, service: &Scope) -> CompressOptions {
-        let settings = &service.middleware.settings;
+        let middleware = &service.middleware;
+        let settings = &middleware.settings;
         let (options, asked) = (&self.options, self.options.budget);
         CompressOptions {
             mode: settings.mode,
-            budget: asked.unwrap_or_else(|| settings.budget()),
+            budget: asked.unwrap_or_default(),
             granularity: options.granularity,
             // A request that names its budget gets it, however short the prompt becomes.
             prompt_tokens_min: if asked.is_some() { 0 } else { settings.prompt_tokens_min },
             // Only the end of a question is read, and it is stored with every turn that is compressed for it.
             query: options.query.as_deref().map(find::tail),
-            result_tokens_min: settings.result_tokens_min,
+            result_tokens_min: middleware.limits.result_tokens_min,
             marks: settings.retrievable && untouched::can_retrieve(self.located()),
             related_only: options.related_only,
             off: service.savings().off(),

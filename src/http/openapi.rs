@@ -31,7 +31,6 @@ pub async fn handle() -> impl IntoResponse {
     ([(CONTENT_TYPE, "application/json")], DOCUMENT.clone())
 }
 
-/// The OpenAPI document.
 pub fn document() -> Value {
     let mut schemas = Schemas::default();
     let mut paths: Map<String, Value> = Map::new();
@@ -90,7 +89,6 @@ fn operations(schemas: &mut Schemas) -> Vec<Entry> {
     all
 }
 
-/// Builds an operation.
 struct Operation {
     id: &'static str,
     tag: &'static str,

@@ -70,7 +70,7 @@ pub async fn register(
     let outcomes = write(&service, changes, deadline).await?;
     charge_reading(&service, &bytes, &outcomes);
     // The request is not needed any more, and reading its chunks may take long.
-    let answer = batch.answer(&outcomes, service.settings.registry.chunk_count_max);
+    let answer = batch.answer(&outcomes, service.settings.registered_chunk_count_max);
     service.body_memory().release();
     let registry = service.registry()?;
     let progress = if wait { registry.settled(&ids, deadline).await } else { registry.progress_of(&ids) };
@@ -126,8 +126,7 @@ pub async fn get_one(service: Scope, ChunkId(id): ChunkId) -> Result<Json<Regist
     Ok(Json((&*found.await?).into()))
 }
 
-/// `GET /v1/chunks`: a page of the chunks in the order of their ids. A page ends with the chunk that makes it as long as a body may be
-/// (`http.body_bytes_max`).
+/// `GET /v1/chunks`: a page of the chunks in the order of their ids. A page ends with the chunk that makes it as long as a body may be.
 pub async fn list(service: Scope, RawQuery(query): RawQuery) -> Result<Json<PageAnswer>, ApiError> {
     let [limit, after] = query::parameters(query.as_deref(), ["limit", "after"])?;
     let limit = match limit.as_deref().map(|limit| (limit, limit.parse())) {
@@ -135,7 +134,7 @@ pub async fn list(service: Scope, RawQuery(query): RawQuery) -> Result<Json<Page
         Some((_, Ok(limit @ 1..=PAGE_COUNT_MAX))) => limit,
         Some((limit, _)) => return Err(ApiError::page_out_of_range(limit, PAGE_COUNT_MAX)),
     };
-    let bytes_max = service.settings.http.body_bytes_max;
+    let bytes_max = service.settings.body_bytes_max;
     let deadline = service.executor().deadline(Instant::now(), None)?;
     let scope = service.clone();
     let page = service.executor().run(deadline, move |cancel| {
@@ -205,7 +204,7 @@ async fn found(service: Scope, request: SearchRequest, arrived: Instant) -> Resu
         service.ready()?;
     }
     let (scope, is_ranked) = (service.clone(), request.rank == Rank::Rc);
-    let bytes_max = service.settings.limits.registered_bytes_max;
+    let bytes_max = service.settings.limits.requests.registered_bytes_max;
     let retrieval = Retrieval { operation: "search", is_from_registry: true, top_k: Some(request.limit) };
     let work = service.executor().run(deadline, move |cancel| {
         cancel.check()?;

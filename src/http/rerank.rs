@@ -1,5 +1,5 @@
 //! Reranking for the clients of Cohere, Jina and Text Embeddings Inference. These clients name no deadline:
-//! their requests get the longest one (`admission.deadline_ms_max`), and stop when the client closes the connection.
+//! their requests get the longest one, and stop when the client closes the connection.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -40,7 +40,7 @@ async fn rerank<T: api::Body + Send + 'static>(
     into_request: fn(T, &BodyLimits) -> Result<RerankRequest, ApiError>,
     error_response: fn(ApiError) -> Response,
 ) -> Response {
-    let deadline = Instant::now() + service.settings.admission.deadline_max();
+    let deadline = Instant::now() + service.settings.time_limits.max;
     let limits = service.limits();
     let parse = move |body: &[u8]| into_request(api::parse::<T>(body, &limits)?, &limits);
     let request = match body::parsed(service, headers, body, parse).await {

@@ -4,7 +4,7 @@ use axum::Json;
 use axum::extract::{RawQuery, State};
 use serde::Serialize;
 
-use super::admin::Admin;
+use super::service::Admin;
 use super::{Scope, query};
 use crate::error::ApiError;
 use crate::savings::report::SavingsReport;

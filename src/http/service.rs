@@ -4,15 +4,14 @@
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use thresher_core::domain::Tenant;
 use thresher_core::memory::MemoryPool;
 use thresher_core::pipeline::Pipeline;
-use thresher_core::pipeline::validate::RequestLimits;
-use thresher_registry::{Progress, Registry, RegistrySettings};
+use thresher_registry::{Progress, Registry};
 
 use super::Middleware;
 use super::memory::BodyMemory;
@@ -20,7 +19,6 @@ use super::origin::OriginPolicy;
 use crate::access::{Access, Caller, Denied};
 use crate::admission::{Admission, Sharer};
 use crate::api::BodyLimits;
-use crate::config::{Admission as AdmissionSettings, Http as HttpSettings};
 use crate::error::ApiError;
 use crate::executor::{Executor, TimeLimits};
 use crate::kv_export::KvExportFile;
@@ -46,13 +44,45 @@ pub struct Service {
     pub data: TenantData,
 }
 
-/// The sections of the settings that handlers read.
+/// The state of the admin routes.
+#[derive(Clone)]
+pub struct Admin {
+    /// The state of the public listener.
+    pub service: Service,
+    /// Renders all metrics in the text format of Prometheus.
+    pub render: Arc<dyn Fn() -> String + Send + Sync>,
+}
+
+/// What handlers read of the settings and limits.
 #[derive(Debug, Clone)]
 pub struct ServeSettings {
-    pub http: HttpSettings,
-    pub admission: AdmissionSettings,
-    pub limits: RequestLimits,
-    pub registry: RegistrySettings,
+    /// Whether the listeners serve the page.
+    pub page: bool,
+    pub time_limits: TimeLimits,
+    /// The bytes of a body, for requests that the daemon answers itself.
+    pub body_bytes_max: usize,
+    /// How long the first byte of a body may take to arrive.
+    pub read_max: Duration,
+    pub limits: BodyLimits,
+    pub prefilter: Prefilter,
+    /// The number of chunks that one tenant may register.
+    pub registered_chunk_count_max: usize,
+}
+
+/// How many of the registered chunks that a request names are scored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Prefilter {
+    /// If a request names more chunks, words choose among them (BM25).
+    pub above: usize,
+    /// The number of chunks that words choose.
+    pub to: usize,
+}
+
+impl Default for Prefilter {
+    /// Scoring so many cached chunks takes about a second.
+    fn default() -> Self {
+        Self { above: 10_000, to: 10_000 }
+    }
 }
 
 /// The data of tenants, which handlers reach only through a [`Scope`].
@@ -87,7 +117,6 @@ pub struct ReceiptKey {
 }
 
 impl ReceiptKey {
-    /// The key in this file.
     pub fn at(file: &Path) -> Self {
         Self { file: file.to_owned(), key: OnceLock::new() }
     }
@@ -106,7 +135,7 @@ impl ReceiptKey {
 impl Service {
     /// The limits of request bodies.
     pub(super) fn limits(&self) -> BodyLimits {
-        BodyLimits::new(&self.settings.limits, &self.settings.registry)
+        self.settings.limits
     }
 
     /// The caller with this key.
@@ -265,12 +294,11 @@ impl FromRequestParts<Service> for Scope {
         let tenant_state =
             service.data.tenants.get(caller.tenant()).ok_or_else(ApiError::registry_not_ready)?;
         let body_memory = Arc::new(BodyMemory::new(service.bodies.clone()));
-        let admission = &service.settings.admission;
         let executor = Executor {
             caller,
             has_rivals: service.data.access.is_shared(),
             admission: service.admission.clone(),
-            time_limits: TimeLimits { default: admission.deadline_default(), max: admission.deadline_max() },
+            time_limits: service.settings.time_limits,
             pipeline: Arc::clone(tenant_state.pipeline_slot()),
         };
         Ok(Self { service: service.clone(), executor, tenant_state, body_memory })

@@ -11,7 +11,6 @@ use crate::api::anthropic::{self, CitedSpan};
 /// texts.
 pub const TEXT_BYTES: usize = 64;
 
-/// A text of an answer.
 #[derive(Debug, Clone)]
 pub struct AnswerText<'a> {
     pub text: String,

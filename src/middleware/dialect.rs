@@ -9,7 +9,6 @@ use super::json::{Edits, Items, Located};
 /// body can have one for every two dozen bytes.
 pub const PART_COUNT_MAX: usize = 100_000;
 
-/// The API of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
     /// OpenAI's Chat Completions.
@@ -39,7 +38,6 @@ pub struct Message<'a> {
     pub parts: Vec<Part<'a>>,
 }
 
-/// A text in a message.
 #[derive(Debug, Clone)]
 pub struct Part<'a> {
     /// The JSON string of the text in the body.

@@ -34,6 +34,9 @@ const RECORD_BYTES_MAX: usize = 16 * 1024;
 /// The most bytes of the user's text that are read as the question. They are taken from the end, where the question usually is.
 pub const QUERY_BYTES_MAX: usize = 1_000;
 
+/// The delimiters before and after a context inside a message. Programs write them themselves, so one pair is enough.
+pub const CONTEXT_DELIMITERS: (&str, &str) = ("<context>", "</context>");
+
 /// Which texts of a conversation may be compressed, in addition to documents and search results.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Policy {
@@ -43,7 +46,7 @@ pub struct Policy {
     /// Names of further tools whose results are not compressed unless `tools` names them.
     pub tools_untouched: Vec<String>,
     /// The delimiters before and after a context inside a message; `None`: no context is looked for.
-    pub delimiters: Option<(String, String)>,
+    pub delimiters: Option<(&'static str, &'static str)>,
     /// Whether documents and search results are not compressed, because the upstream cites positions in them.
     pub keeps_documents: bool,
     /// Tokens below which the result of a tool is not encoded.
@@ -581,7 +584,7 @@ fn outside_contexts(
     policy: &Policy,
     mut found: impl FnMut(Range<usize>) -> Result<(), TooMany>,
 ) -> Result<String, TooMany> {
-    let Some((start, end)) = &policy.delimiters else { return Ok(text.to_owned()) };
+    let Some((start, end)) = policy.delimiters else { return Ok(text.to_owned()) };
     let (mut rest, mut at) = (String::new(), 0);
     while let Some(context) = between(text, at, start, end) {
         rest.push_str(&text[at..context.start - start.len()]);
@@ -703,7 +706,7 @@ mod tests {
     }
 
     fn policy() -> Policy {
-        let delimiters = Some(("<c>".to_owned(), "</c>".to_owned()));
+        let delimiters = Some(("<c>", "</c>"));
         Policy { tools: vec!["*".to_owned()], delimiters, ..Policy::default() }
     }
 

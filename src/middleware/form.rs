@@ -24,7 +24,6 @@ const PLAIN_ENCODINGS: [&str; 3] = ["7bit", "8bit", "binary"];
 #[derive(Debug, PartialEq)]
 pub struct Form<'a>(Vec<Part<'a>>);
 
-/// A part of a form.
 #[derive(Debug, PartialEq)]
 struct Part<'a> {
     name: &'a str,

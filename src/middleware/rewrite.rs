@@ -22,7 +22,7 @@ pub use self::turn::ReadTurns;
 use self::turn::{TurnWork, add_tokens};
 use super::copied::ToolKinds;
 use super::dialect::{Dialect, PartKind};
-use super::find::{CitedRecord, Passage, Turn};
+use super::find::{CONTEXT_DELIMITERS, CitedRecord, Passage, Turn};
 use super::json::{Edits, Located};
 use super::marks::mark;
 use super::records::Names;
@@ -51,14 +51,6 @@ pub struct CompressOptions {
     pub related_only: bool,
     /// The results of tools that stay whole because too much of them was lost before.
     pub off: Arc<ToolKinds>,
-}
-
-/// Chunks that a request adds to its conversation. They are inserted as a context before the user's last message.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct AddedContext {
-    pub chunks: Vec<Arc<Chunk>>,
-    /// The delimiters before and after the context.
-    pub delimiters: (String, String),
 }
 
 /// Start and end of ranges of a text, in bytes, ascending.
@@ -337,7 +329,8 @@ pub struct Conversation<'a> {
     pub body: Located<'a>,
     pub turns: &'a [Turn],
     /// The context that belongs to the turn with the last question, and to this request alone.
-    pub added: &'a AddedContext,
+    /// Chunks that the request adds to the conversation. They are inserted as a context before the user's last message.
+    pub added: &'a [Arc<Chunk>],
     /// Whether the answer is cited, and what was sent recorded.
     pub is_cited: bool,
 }
@@ -357,7 +350,6 @@ pub fn rewrite(
     let Conversation { body, turns, .. } = conversation;
     let mut out = Rewritten::default();
     let mut ids = ChunkIds::default();
-    let nothing = AddedContext::default();
     // The id quotes the question, so it is built once and not for every turn.
     let options = compressor.map(|compressor| compressor.options.id()).unwrap_or_default();
     let question_at = last_question(turns);
@@ -365,11 +357,11 @@ pub fn rewrite(
         TurnPlan::Compress { .. } => turn.passages.iter().map(|passage| passage.text.len()).sum(),
         _ => 0,
     };
-    let added_bytes: usize = conversation.added.chunks.iter().map(|chunk| chunk.text.len()).sum();
+    let added_bytes: usize = conversation.added.iter().map(|chunk| chunk.text.len()).sum();
     let bytes_of_all = added_bytes + turns.iter().zip(plans).map(bytes_of_turns).sum::<usize>();
     for (at, (turn, plan)) in turns.iter().zip(plans).enumerate() {
         cancel.check()?;
-        let added = if question_at == Some(at) { conversation.added } else { &nothing };
+        let added = if question_at == Some(at) { conversation.added } else { &[] };
         let chunks: Vec<Arc<Chunk>> = ids.passages(turn);
         let work = TurnWork {
             turn,
@@ -382,7 +374,7 @@ pub fn rewrite(
             options: &options,
             cancel,
         };
-        let has_work = work.is_compressed || !added.chunks.is_empty();
+        let has_work = work.is_compressed || !added.is_empty();
         let (mut compressed, kept_of_added) = match compressor.filter(|_| has_work) {
             Some(compressor) => work.compress(compressor, read, &mut out)?,
             None => work.keep_all(),
@@ -461,7 +453,7 @@ pub fn uncompressed(conversation: Conversation<'_>) -> Rewritten {
     let Conversation { turns, added, .. } = conversation;
     let mut out = Rewritten::default();
     if let Some(at) = last_question(turns) {
-        let all: Vec<Spans> = added.chunks.iter().map(|chunk| vec![(0, chunk.text.len())]).collect();
+        let all: Vec<Spans> = added.iter().map(|chunk| vec![(0, chunk.text.len())]).collect();
         add_context(conversation, &turns[at], added, &all, &mut out);
     }
     out
@@ -572,7 +564,7 @@ impl SentTurn {
 fn add_context(
     conversation: Conversation<'_>,
     turn: &Turn,
-    added: &AddedContext,
+    added: &[Arc<Chunk>],
     kept: &[Spans],
     out: &mut Rewritten,
 ) {
@@ -585,11 +577,11 @@ fn add_context(
     let Some(asked) = turn.asked_at.clone().filter(|_| !kept.is_empty()) else { return };
     let spans = kept.iter_mut().map(Vec::as_mut_slice);
     let layouts: Vec<Arc<Layout>> =
-        added.chunks.iter().map(|chunk| Arc::new(Layout::detect(&chunk.text, chunk.kind))).collect();
+        added.iter().map(|chunk| Arc::new(Layout::detect(&chunk.text, chunk.kind))).collect();
     let style = Style { format: Format::Numbered, titles: true, omissions: Omissions::Auto, tag: None };
-    let style = Style::for_chunks(&added.chunks, style);
-    let context = assemble::context(&added.chunks, &layouts, spans, style);
-    let (start, end) = &added.delimiters;
+    let style = Style::for_chunks(added, style);
+    let context = assemble::context(added, &layouts, spans, style);
+    let (start, end) = CONTEXT_DELIMITERS;
     let context = format!("{start}\n{context}\n{end}");
     let body_start = body.range().start;
     let message = json!({"role": "user", "content": context});
@@ -609,7 +601,7 @@ fn add_context(
         }
     }
     let source = |kept: Vec<KeptSpan>| SeenText {
-        chunk: Arc::clone(&added.chunks[kept[0].chunk]),
+        chunk: Arc::clone(&added[kept[0].chunk]),
         kind: None,
         seen: kept.iter().map(|span| span.source).collect(),
     };
@@ -697,7 +689,7 @@ mod tests {
     }
 
     fn turns_of(body: Located) -> Vec<Turn> {
-        let delimiters = Some(("<c>".to_owned(), "</c>".to_owned()));
+        let delimiters = Some(("<c>", "</c>"));
         let policy = Policy { delimiters, ..Policy::default() };
         turns(&Dialect::Chat.conversation(body), &policy).turns
     }
@@ -708,7 +700,7 @@ mod tests {
         let body = Located::parse(&text).expect("JSON");
         let turns = turns_of(body);
         let chunk = Chunk::new("b", "Added.");
-        let added = AddedContext { chunks: vec![Arc::new(chunk)], ..AddedContext::default() };
+        let added = [Arc::new(chunk)];
         let conversation =
             Conversation { dialect: Dialect::Chat, body, turns: &turns, added: &added, is_cited: true };
         let cancel = Cancel::default();

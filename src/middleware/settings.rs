@@ -2,11 +2,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use thresher_core::domain::Budget;
 
-use super::find::{Bounds, Policy};
+use super::find::{Bounds, CONTEXT_DELIMITERS, Policy};
 use super::paths;
 
 /// `[middleware]`: the OpenAI- and Anthropic-compatible proxy.
@@ -15,50 +15,51 @@ use super::paths;
 pub struct MiddlewareSettings {
     /// The upstreams. A request goes to the first one that has its model. Empty: the middleware is off.
     pub upstreams: Vec<UpstreamSettings>,
-    /// Which requests are compressed.
-    pub compress: When,
     /// What compression may leave out.
     pub mode: Mode,
     /// Whether citations are added to answers of compressed requests.
     pub cite: bool,
-    /// Whether requests that would be compressed are sent whole, and what compression would have kept is computed beside them.
-    pub shadow: bool,
     /// Names of tools whose results are compressed; `*`: all tools.
     pub tools: Vec<String>,
     /// Names of tools whose results stay whole, beside those that list, search, read and change files. A tool that `tools` names is compressed.
     pub tools_untouched: Vec<String>,
     /// Whether shortened results of tools end with a mark that names the hash of the original, for models that have the MCP tool `retrieve`.
     pub retrievable: bool,
-    /// Tokens of the texts and tools of a request after compression; a request with more is refused. 0: no limit.
-    pub input_tokens_max: usize,
-    /// Delimiters before and after a context inside a message, such as `<context>` and `</context>`. Empty: no context is looked for.
-    pub context_tags: Vec<String>,
-    /// Share of tokens to keep, from 0 to 1. 0: as much as the question needs.
-    pub ratio: f64,
     /// Tokens below which no prompt is compressed, unless a request sets a budget: providers do not cache shorter prompts. 0: no minimum.
     pub prompt_tokens_min: usize,
-    /// Tokens below which the result of a tool is not compressed.
-    pub result_tokens_min: usize,
     /// The share of results of a tool of which something may be missing that a later step copies. Once it is certain at 95 % that more is
     /// missing, results of this tool and kind are sent whole. 1: never.
     pub loss_max: f64,
     /// Milliseconds to compress a request, and again to cite its answer. After that, the text is forwarded unchanged.
     pub deadline_ms: u64,
-    /// Turns of a conversation; a longer conversation is forwarded unchanged.
-    #[serde(skip)]
-    pub turn_count_max: usize,
-    /// Passages of a conversation, which are the texts that could be compressed; a conversation with more is forwarded unchanged.
-    #[serde(skip)]
-    pub piece_count_max: usize,
-    /// Bytes of a request body; also the most that is buffered of a JSON answer.
-    #[serde(skip)]
+}
+
+/// What bounds the middleware apart from its settings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MiddlewareLimits {
+    /// The limits of a conversation. One that exceeds them is forwarded unchanged.
+    pub bounds: Bounds,
+    /// Tokens below which the result of a tool is not compressed: a gap and its mark would save next to nothing.
+    pub result_tokens_min: usize,
+    /// Bytes of a request body, images included; also the most that is buffered of a JSON answer.
     pub body_bytes_max: usize,
-    /// Requests to upstreams that are in flight at the same time, shared fairly between tenants; one more gets a 429.
-    #[serde(skip)]
+    /// Requests to upstreams that are in flight at the same time, shared fairly between tenants; one more gets a 429. Each takes two
+    /// connections and hardly any work.
     pub request_count_max: usize,
-    /// Milliseconds that an upstream may take to begin its answer, or pause within it.
-    #[serde(skip)]
-    pub silence_ms_max: u64,
+    /// How long an upstream may take to begin its answer, or pause within it: models that reason are silent for minutes.
+    pub silence_max: Duration,
+}
+
+impl Default for MiddlewareLimits {
+    fn default() -> Self {
+        Self {
+            bounds: Bounds::default(),
+            result_tokens_min: 200,
+            body_bytes_max: 32 << 20,
+            request_count_max: 1_024,
+            silence_max: Duration::from_secs(600),
+        }
+    }
 }
 
 /// An entry of `middleware.upstreams`: a server with an OpenAI- or Anthropic-compatible API.
@@ -70,15 +71,15 @@ pub struct UpstreamSettings {
     /// Names of the models that the upstream has; a `*` at the end of a name matches any ending. Empty: all models.
     #[serde(default)]
     pub models: Vec<String>,
-    /// Which requests to this upstream are compressed, if not as `middleware.compress` says.
+    /// Which requests to this upstream are compressed.
     #[serde(default)]
-    pub compress: Option<When>,
-    /// Whether requests to this upstream are in shadow mode, if not as `middleware.shadow` says.
+    pub compress: When,
+    /// Whether requests that would be compressed are sent whole, and what compression would have kept is computed beside them.
     #[serde(default)]
-    pub shadow: Option<bool>,
-    /// Tokens of a request to this upstream, if not as `middleware.input_tokens_max` says.
+    pub shadow: bool,
+    /// Tokens of the texts and tools of a request after compression; a request with more is refused. 0: no limit.
     #[serde(default)]
-    pub input_tokens_max: Option<usize>,
+    pub input_tokens_max: usize,
     /// File with the key that the daemon sends to the upstream instead of the caller's key. Empty: none.
     #[serde(default)]
     pub key_file: PathBuf,
@@ -104,9 +105,7 @@ pub struct UpstreamSettings {
 pub enum Credential {
     /// The key in the upstream's `key_file`.
     KeyFile,
-    /// The caller's own key.
     Caller,
-    /// No key.
     Nothing,
 }
 
@@ -155,25 +154,14 @@ impl Default for MiddlewareSettings {
     fn default() -> Self {
         Self {
             upstreams: Vec::new(),
-            compress: When::Asked,
             mode: Mode::default(),
             cite: true,
-            shadow: false,
             tools: Vec::new(),
             tools_untouched: Vec::new(),
             retrievable: false,
-            input_tokens_max: 0,
-            context_tags: vec!["<context>".to_owned(), "</context>".to_owned()],
-            ratio: 0.0,
             prompt_tokens_min: 1_024,
-            result_tokens_min: 200,
             loss_max: 0.05,
             deadline_ms: 2_000,
-            turn_count_max: Bounds::default().turn_count_max,
-            piece_count_max: Bounds::default().piece_count_max,
-            body_bytes_max: 33_554_432,
-            request_count_max: 1_024,
-            silence_ms_max: 600_000,
         }
     }
 }
@@ -208,27 +196,15 @@ impl MiddlewareSettings {
     }
 
     /// Returns which texts of a conversation may be compressed. `keeps_documents` excludes documents and search results.
-    pub fn policy(&self, keeps_documents: bool) -> Policy {
-        let bounds = Bounds { turn_count_max: self.turn_count_max, piece_count_max: self.piece_count_max };
+    pub fn policy(&self, limits: &MiddlewareLimits, keeps_documents: bool) -> Policy {
         Policy {
             tools: self.tools.clone(),
             tools_untouched: self.tools_untouched.clone(),
-            delimiters: self.delimiters(),
+            delimiters: Some(CONTEXT_DELIMITERS),
             keeps_documents,
-            result_tokens_min: self.result_tokens_min,
-            bounds,
+            result_tokens_min: limits.result_tokens_min,
+            bounds: limits.bounds,
         }
-    }
-
-    /// Returns the budget of requests that set none.
-    pub fn budget(&self) -> Budget {
-        if self.ratio > 0.0 { Budget::ratio(self.ratio) } else { Budget::default() }
-    }
-
-    /// Returns the delimiters before and after a context inside a message; `None` if no context is looked for.
-    pub fn delimiters(&self) -> Option<(String, String)> {
-        let [start, end] = &self.context_tags[..] else { return None };
-        Some((start.clone(), end.clone()))
     }
 }
 
@@ -482,8 +458,6 @@ mod tests {
                 .for_each(|part| assert!(message.contains(part), "{name}: {message:?} lacks {part:?}"));
         };
         check("deadline", |settings| settings.deadline_ms = 0, &["middleware.deadline_ms is 0"]);
-        let one_tag = |settings: &mut MiddlewareSettings| settings.context_tags = vec!["<c>".to_owned()];
-        check("one tag", one_tag, &["middleware.context_tags is [\"<c>\"]", "two different texts"]);
         let both = |settings: &mut MiddlewareSettings| {
             settings.upstreams[0].key_file = "key".into();
             settings.upstreams[0].caller_key = Some(true);

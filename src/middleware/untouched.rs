@@ -60,7 +60,6 @@ pub enum TextKind {
 }
 
 impl TextKind {
-    /// All kinds.
     pub const ALL: [Self; 5] = [Self::Listing, Self::Matches, Self::Diff, Self::Numbered, Self::Code];
 
     /// Returns whether a text is of this kind.

@@ -100,7 +100,6 @@ impl Ledger {
         self.state().losses.off()
     }
 
-    /// Begins to count anew.
     pub fn clear(&self) {
         *self.state() = State::default();
     }

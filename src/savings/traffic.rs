@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use thiserror::Error;
-use thresher_core::domain::Granularity;
+use thresher_core::domain::{Budget, Granularity};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{Pipeline, PipelineError};
 use thresher_core::plain;
@@ -22,10 +22,8 @@ use crate::middleware::find;
 use crate::middleware::json::Located;
 use crate::middleware::prompt::{AddedBytes, Prompt};
 use crate::middleware::reported::{Answer, AnswerReader, Wanted};
-use crate::middleware::rewrite::{
-    self, AddedContext, CompressOptions, Compressor, Extent, ReadTurns, Rewritten, SentTurn,
-};
-use crate::middleware::settings::MiddlewareSettings;
+use crate::middleware::rewrite::{self, CompressOptions, Compressor, Extent, ReadTurns, Rewritten, SentTurn};
+use crate::middleware::settings::{MiddlewareLimits, MiddlewareSettings};
 use crate::middleware::shadow::WouldKeep;
 use crate::middleware::untouched::can_retrieve;
 use crate::middleware::usage::Usage;
@@ -115,6 +113,7 @@ impl<'a> Recorded<'a> {
 /// Computes what compression would have saved of recorded requests, in the order in which they were sent.
 pub struct Replay {
     middleware: MiddlewareSettings,
+    limits: MiddlewareLimits,
     pipeline: Arc<Pipeline>,
     ledger: Ledger,
     turns: Turns,
@@ -146,15 +145,16 @@ impl Turns {
 impl Replay {
     /// Creates a replay without any request.
     pub fn new(middleware: MiddlewareSettings, savings: SavingsSettings, pipeline: Arc<Pipeline>) -> Self {
-        let ledger = Ledger::new(Arc::new(savings));
-        Self { middleware, pipeline, ledger, turns: Turns::default(), whole: BTreeMap::new() }
+        let (limits, ledger) = (MiddlewareLimits::default(), Ledger::new(Arc::new(savings)));
+        Self { middleware, limits, pipeline, ledger, turns: Turns::default(), whole: BTreeMap::new() }
     }
 
     /// Adds a request and its answer. A request that cannot be compressed is counted as whole.
     pub fn add(&mut self, recorded: &Recorded) {
         let Recorded { dialect, request: body, model, usage, text } = recorded;
         let conversation = dialect.conversation(*body);
-        let found = find::turns(&conversation, &self.middleware.policy(conversation.cites_itself));
+        let found =
+            find::turns(&conversation, &self.middleware.policy(&self.limits, conversation.cites_itself));
         let rewritten = match found.too_many {
             Some(too_many) => Err(too_many.reason().to_owned()),
             None => {
@@ -220,8 +220,8 @@ impl Replay {
     ) -> Result<Rewritten, PipelineError> {
         let options = CompressOptions {
             mode: self.middleware.mode,
-            result_tokens_min: self.middleware.result_tokens_min,
-            budget: self.middleware.budget(),
+            result_tokens_min: self.limits.result_tokens_min,
+            budget: Budget::default(),
             granularity: Granularity::default(),
             prompt_tokens_min: self.middleware.prompt_tokens_min,
             query: None,
@@ -241,8 +241,7 @@ impl Replay {
             let uses = Copied::find(conversation, turns).uses(turns, &plans);
             self.ledger.used(newest.key, &uses, self.middleware.loss_max);
         }
-        let added = AddedContext::default();
-        let conversation = rewrite::Conversation { dialect, body, turns, added: &added, is_cited: true };
+        let conversation = rewrite::Conversation { dialect, body, turns, added: &[], is_cited: true };
         rewrite::rewrite(conversation, &plans, Some(compressor), &mut ReadTurns::new(false), &cancel)
     }
 }

@@ -5,12 +5,10 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
 use thresher_core::domain::{ByteRange, Chunk};
 
 /// The size of a store and the lifetime of its entries. Each tenant has its own stores.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TtlStoreSettings {
     /// Bytes of all entries of one tenant; the oldest are dropped. 0: the store keeps nothing. Default: 64 MiB.
     pub bytes_max: u64,

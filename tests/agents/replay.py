@@ -268,9 +268,8 @@ def start_daemon(binary: str, upstream: Upstream) -> Any:
     from daemon import Daemon
 
     return Daemon(
-        THRESHER__MIDDLEWARE__UPSTREAMS=f'[{{url = "http://127.0.0.1:{upstream.server_port}", models = ["gpt-*", "claude-*"]}}]',
+        THRESHER__MIDDLEWARE__UPSTREAMS=f'[{{url = "http://127.0.0.1:{upstream.server_port}", models = ["gpt-*", "claude-*"], compress = "always"}}]',
         THRESHER__MIDDLEWARE__TOOLS='["*"]',
-        THRESHER__MIDDLEWARE__COMPRESS="always",
         THRESHER__MIDDLEWARE__DEADLINE_MS="60000",
         # The recorded system prompts are short. The prompt of a real agent is longer than this minimum from its first request on.
         THRESHER__MIDDLEWARE__PROMPT_TOKENS_MIN="0",

@@ -3,7 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use thresher::config::{Config, LogFormat};
+use thresher::config::Config;
+use thresher::middleware::settings::Mode;
 use thresher_core::kv::codec::Codec;
 use toml::{Table, Value};
 
@@ -43,9 +44,7 @@ fn the_shipped_file_has_every_setting_with_its_default() {
     let file: Table = std::fs::read_to_string(shipped()).expect("a file").parse().expect("TOML");
     let mut without_root = file.clone();
     without_root.remove("root");
-    let mut config = without_root.try_into::<Config>().expect("settings");
-    config.divide_memory(1);
-    assert_eq!(config, Config::default());
+    assert_eq!(without_root.try_into::<Config>().expect("settings"), Config::default());
     let defaults = Table::try_from(Config::default()).expect("settings are TOML");
     let (mut named, mut all) = (names(&file), names(&defaults));
     named.sort();
@@ -124,11 +123,11 @@ fn an_unknown_or_invalid_setting_is_refused_by_name() {
     check("a setting outside its section", "listen = \"127.0.0.1:1\"", &[], &["listen", "unknown field"]);
     check(
         "text for a number",
-        "[admission]\ndeadline_ms_max = \"many\"",
+        "[admission]\ndeadline_ms_default = \"many\"",
         &[],
-        &["admission.deadline_ms_max", "string \"many\", expected a whole number"],
+        &["admission.deadline_ms_default", "string \"many\", expected a whole number"],
     );
-    check("a negative number", "[limits]\nchunk_count_max = -1", &[], &["limits.chunk_count_max", "-1"]);
+    check("a negative number", "[registry]\nchunk_count_max = -1", &[], &["registry.chunk_count_max", "-1"]);
     check(
         "an invalid address",
         "[admin]\nlisten = \"localhost\"",
@@ -137,9 +136,9 @@ fn an_unknown_or_invalid_setting_is_refused_by_name() {
     );
     check(
         "an unknown choice",
-        "[telemetry]\nlog_format = \"xml\"",
+        "[middleware]\nmode = \"all\"",
         &[],
-        &["telemetry.log_format", "`auto`, `json`, `text`"],
+        &["middleware.mode", "`lossless`", "`relevant`"],
     );
     check("a value for a section", "http = 1", &[], &["http", "integer `1`, expected an object or section"]);
     check("not TOML", "[http", &[], &["thresher.toml is not TOML"]);
@@ -152,8 +151,8 @@ fn an_unknown_or_invalid_setting_is_refused_by_name() {
     check(
         "wrong type, by environment",
         "",
-        &[("THRESHER__MIDDLEWARE__RATIO", "low")],
-        &["middleware.ratio", "string \"low\""],
+        &[("THRESHER__MIDDLEWARE__DEADLINE_MS", "low")],
+        &["middleware.deadline_ms", "string \"low\""],
     );
     check(
         "single underscores",
@@ -197,14 +196,10 @@ fn a_missing_file_is_named() {
 fn settings_that_contradict_each_other_are_refused() {
     let check = |file: &str, expect: &str| check_refused(file, file, &[], &[expect]);
     check("[http]\nlisten = \"127.0.0.1:8081\"", "http.listen and admin.listen are both 127.0.0.1:8081");
-    check("[http]\nbody_bytes_max = 0", "http.body_bytes_max is 0");
     check(
         "[[middleware.upstreams]]\nurl = \"http://localhost:8080/v1\"",
         "middleware.upstreams: http://localhost:8080/v1 is this daemon (http.listen is 127.0.0.1:8080)",
     );
-    check("[telemetry]\ntrace_share = 1.5", "telemetry.trace_share is 1.5; it must be from 0 to 1");
-    check("[telemetry]\ntrace_share = -0.1", "telemetry.trace_share is -0.1; it must be from 0 to 1");
-    check("[telemetry]\ntrace_share = nan", "telemetry.trace_share is NaN; it must be from 0 to 1");
     check(
         "[middleware]\nretrievable = true\n[originals]\nbytes_max = 0",
         "middleware.retrievable is true and originals.bytes_max is 0",
@@ -215,12 +210,7 @@ fn settings_that_contradict_each_other_are_refused() {
     );
     check("[http]\ntls_key_file = \"/k\"", "http.tls_key_file is \"/k\", but http.tls_cert_file is empty");
     check("memory_bytes_max = 2000", "memory_bytes_max is 2000; set it to at least 134217728 (128 MiB)");
-    check(
-        "memory_bytes_max = 200000000",
-        "memory_bytes_max is 200000000, of which all request bodies together get 25000000; that must be at least four times \
-         http.body_bytes_max (8388608)",
-    );
-    check("[limits]\nchunk_count_max = 0", "limits.chunk_count_max is 0");
+    check("[registry]\nchunk_count_max = 0", "registry.chunk_count_max is 0");
     check(
         "[blocks]\ndisk_bytes_max = 8",
         "blocks.disk_bytes_max is 8; set it to at least 16777216 (16 MiB), or to 0",
@@ -235,8 +225,8 @@ fn settings_that_contradict_each_other_are_refused() {
     check("[model]\nworkers = 100000", "model.workers is 100000; the limit is 1024");
     check("[admission]\ndeadline_ms_default = 0", "admission.deadline_ms_default is 0");
     check(
-        "[admission]\ndeadline_ms_default = 2\ndeadline_ms_max = 1",
-        "admission.deadline_ms_default is 2; it must be at most admission.deadline_ms_max (1)",
+        "[admission]\ndeadline_ms_default = 120001",
+        "admission.deadline_ms_default is 120001; the limit is 120000",
     );
     check("[shared]\ntimeout_ms = 0", "shared.timeout_ms is 0");
     check("[receipts]\nkey_file = \"\"", "receipts.key_file is empty");
@@ -273,7 +263,7 @@ fn the_environment_overrides_the_file_in_every_section() {
     let table: &[(&str, &str, Set)] = &[
         ("THRESHER__HTTP__LISTEN", "127.0.0.2:9000", |c| c.http.listen = ([127, 0, 0, 2], 9000).into()),
         ("THRESHER__ACCESS__KEYS_FILE", "k.toml", |c| c.access.keys_file = "k.toml".into()),
-        ("THRESHER__HTTP__BODY_BYTES_MAX", "1_000", |c| c.http.body_bytes_max = 1000),
+        ("THRESHER__HTTP__DRAIN_MS_MAX", "1_000", |c| c.http.drain_ms_max = 1000),
         ("THRESHER__ADMIN__LISTEN", "[::1]:9001", |c| {
             c.admin.listen = "[::1]:9001".parse().expect("an address")
         }),
@@ -281,14 +271,11 @@ fn the_environment_overrides_the_file_in_every_section() {
         ("THRESHER__MODEL__RUNTIME_LIB", "/lib/a.so", |c| c.model.runtime_lib = "/lib/a.so".into()),
         ("THRESHER_RUNTIME_LIB", "/lib/b.so", |c| c.model.runtime_lib = "/lib/b.so".into()),
         ("THRESHER__MODEL__WORKERS", "3", |c| c.model.workers = 3),
-        ("THRESHER__MEMORY_BYTES_MAX", "1_000_000_000", |c| {
-            c.memory_bytes_max = 1_000_000_000;
-            c.divide_memory(1);
-        }),
+        ("THRESHER__MEMORY_BYTES_MAX", "1_000_000_000", |c| c.memory_bytes_max = 1_000_000_000),
         ("THRESHER__BLOCKS__DIR", "", |c| c.blocks.dir = "".into()),
-        ("THRESHER__LIMITS__CHUNK_COUNT_MAX", "7", |c| c.limits.chunk_count_max = 7),
+        ("THRESHER__REGISTRY__CHUNK_COUNT_MAX", "7", |c| c.registry.chunk_count_max = 7),
         ("THRESHER__REGISTRY__DIR", "", |c| c.registry.dir = "".into()),
-        ("THRESHER__ADMISSION__DEADLINE_MS_MAX", "60_000", |c| c.admission.deadline_ms_max = 60_000),
+        ("THRESHER__ADMISSION__DEADLINE_MS_DEFAULT", "60_000", |c| c.admission.deadline_ms_default = 60_000),
         ("THRESHER__SHARED__URLS", "redis://u:p@a, redis://b", |c| {
             c.shared.urls = ["redis://u:p@a", "redis://b"].into_iter().collect()
         }),
@@ -296,7 +283,7 @@ fn the_environment_overrides_the_file_in_every_section() {
         ("THRESHER__TELEMETRY__LOG", "warn,thresher=debug", |c| {
             c.telemetry.log = "warn,thresher=debug".to_owned()
         }),
-        ("THRESHER__TELEMETRY__LOG_FORMAT", "text", |c| c.telemetry.log_format = LogFormat::Text),
+        ("THRESHER__MIDDLEWARE__MODE", "lossless", |c| c.middleware.mode = Mode::Lossless),
         ("THRESHERS__HTTP__LISTEN", "not a setting of this program", |_| {}),
         ("THRESHER_SERVICE_HOST", "an orchestrator's", |_| {}),
         ("THRESHER__BLOCKS__CODEC", "f16", |c| c.blocks.codec = Codec::F16),

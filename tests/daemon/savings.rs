@@ -183,9 +183,10 @@ async fn a_daemon_in_shadow_mode_counts_the_sources_that_it_would_have_kept() {
             .env("THRESHER__BLOCKS__DIR", at("kv"))
             .env("THRESHER__REGISTRY__DIR", at("registry"))
             .env("THRESHER__ORIGINALS__DIR", at("originals"))
-            .env("THRESHER__MIDDLEWARE__UPSTREAMS", format!("[{{ url = \"{url}\" }}]"))
-            .env("THRESHER__MIDDLEWARE__COMPRESS", "always")
-            .env("THRESHER__MIDDLEWARE__SHADOW", "true")
+            .env(
+                "THRESHER__MIDDLEWARE__UPSTREAMS",
+                format!("[{{ url = \"{url}\", compress = \"always\", shadow = true }}]"),
+            )
             .env("THRESHER__MIDDLEWARE__PROMPT_TOKENS_MIN", "0")
             .env("THRESHER__MIDDLEWARE__DEADLINE_MS", "60000")
             .env("THRESHER__SAVINGS__PRICES", PRICES)

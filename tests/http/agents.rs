@@ -9,13 +9,13 @@ use axum::{Json, Router};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use thresher::http::Middleware;
-use thresher::middleware::settings::{MiddlewareSettings, Mode, UpstreamSettings};
+use thresher::middleware::settings::{MiddlewareLimits, MiddlewareSettings, Mode};
 use thresher::originals::OriginalSettings;
 use thresher_core::kv::store::KvStore;
 use tokio::net::TcpListener;
 
 use crate::keys::caching;
-use crate::middleware::{in_front, settings};
+use crate::middleware::{in_front, in_front_within, limits, settings};
 use crate::support::wire::{Response, get, post};
 use crate::{
     Daemon, daemon, double, eventually, pipeline_of, registry_settings, scripted, serve, service,
@@ -33,7 +33,6 @@ impl Bodies {
         self.0.lock().expect("no panic").len()
     }
 
-    /// The last body.
     fn pop(&self) -> String {
         self.0.lock().expect("no panic").pop().expect("a request")
     }
@@ -88,6 +87,13 @@ async fn send_with_retrieve(daemon: &Daemon, messages: &[Value]) -> Response {
 fn with_tools(url: String, tools: &[&str]) -> MiddlewareSettings {
     let tools = tools.iter().map(|&tool| tool.to_owned()).collect();
     MiddlewareSettings { tools, ..settings(url) }
+}
+
+/// Settings for an upstream that takes at most `max` tokens.
+fn with_cap(url: String, max: usize) -> MiddlewareSettings {
+    let mut settings = with_tools(url, &["search"]);
+    settings.upstreams[0].input_tokens_max = max;
+    settings
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -180,8 +186,8 @@ async fn a_result_that_is_not_related_to_the_question_stays_whole() {
     let shortened = content[2].as_str().expect("a text");
     assert!(shortened.contains("The tide is at noon.") && shortened.len() < result.len(), "{shortened}");
     // A short result stays whole, whatever it says.
-    let settings = MiddlewareSettings { result_tokens_min: 200, ..with_tools(url, &["*"]) };
-    let daemon = in_front(&settings, true, 1).await;
+    let limits = MiddlewareLimits { result_tokens_min: 200, ..limits() };
+    let daemon = in_front_within(&with_tools(url, &["*"]), limits).await;
     let (reason, content) = sent(&daemon, &bodies, &called("bash", result)).await;
     assert_eq!((reason.as_deref(), &content[2]), (Some("nothing_shortened"), &json!(result)));
 }
@@ -299,7 +305,7 @@ async fn a_text_has_a_mark_only_if_its_original_is_stored_and_it_is_shorter_with
         let pipeline = pipeline_of(scripted(), KvStore::without_tiers());
         let made = storing_service(Some(pipeline), (2, 0), &registry_settings(), originals);
         let (mut service, tenants) = made;
-        service.middleware = Arc::new(Middleware::new(&settings).expect("an upstream"));
+        service.middleware = Arc::new(Middleware::new(&settings, limits()).expect("an upstream"));
         serve((service, tenants)).await
     };
     let in_memory =
@@ -414,8 +420,8 @@ async fn a_budget_in_tokens_holds_for_added_chunks_and_results_together() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_result_that_stays_whole_takes_its_tokens_of_the_budget() {
     let (url, bodies) = upstream().await;
-    let settings = MiddlewareSettings { result_tokens_min: 50, ..with_tools(url, &["search"]) };
-    let daemon = in_front(&settings, true, 1).await;
+    let limits = MiddlewareLimits { result_tokens_min: 50, ..limits() };
+    let daemon = in_front_within(&with_tools(url, &["search"]), limits).await;
     let mut messages = called("search", &DOCUMENT.repeat(9));
     let call = json!({"id": "c2", "type": "function", "function": {"name": "search", "arguments": "{}"}});
     messages[1]["tool_calls"].as_array_mut().expect("calls").push(call);
@@ -438,7 +444,7 @@ async fn a_result_that_cannot_be_read_in_time_stays_whole_without_a_wait_and_is_
     let pipeline = Some(caching(slow));
     let settings = MiddlewareSettings { deadline_ms: 2_000, ..with_tools(url, &["search"]) };
     let (mut service, tenants) = service(pipeline, 1, 0, &registry_settings());
-    service.middleware = Arc::new(Middleware::new(&settings).expect("an upstream"));
+    service.middleware = Arc::new(Middleware::new(&settings, limits()).expect("an upstream"));
     let daemon = serve((service, tenants)).await;
     let (short, long) = (DOCUMENT.repeat(2), DOCUMENT.replace('\n', " ").repeat(14));
     let call = |id: &str| json!({"type": "tool_use", "id": id, "name": "search", "input": {}});
@@ -504,7 +510,7 @@ async fn headers_say_what_happened_to_the_newest_turn() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_over_the_cap_that_could_not_be_compressed_may_be_repeated() {
     let (url, bodies) = upstream().await;
-    let settings = MiddlewareSettings { input_tokens_max: 40, ..with_tools(url, &["search"]) };
+    let settings = with_cap(url, 40);
     let long = called("search", &DOCUMENT.repeat(5));
     let check = async |name: &str, daemon: &Daemon, expect: (u16, &str)| {
         let response = send(daemon, &long).await;
@@ -528,8 +534,7 @@ async fn a_request_over_the_cap_that_could_not_be_compressed_may_be_repeated() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_over_the_cap_is_compressed_further_or_refused() {
     let (url, bodies) = upstream().await;
-    let with_cap =
-        |max: usize| MiddlewareSettings { input_tokens_max: max, ..with_tools(url.clone(), &["search"]) };
+    let with_cap = |max: usize| with_cap(url.clone(), max);
     let long = called("search", &DOCUMENT.repeat(5));
     let first = send(&in_front(&with_cap(0), true, 1).await, &long).await;
     assert_eq!((first.status, first.header("x-thresher")), (200, Some("compressed")));
@@ -540,7 +545,7 @@ async fn a_request_over_the_cap_is_compressed_further_or_refused() {
     let found = (refused.status, &error["code"], &error["param"]);
     assert_eq!(found, (422, &json!("too_long"), &json!("messages")), "{error}");
     let message = error["message"].as_str().expect("a message");
-    assert!(message.contains("middleware.input_tokens_max"), "{message}");
+    assert!(message.contains("input_tokens_max of the upstream"), "{message}");
     let tokens: usize = message.split(' ').find_map(|word| word.parse().ok()).expect("a number");
     assert_eq!(bodies.count(), 0, "nothing was sent");
     // With room for what is left at least, the turn is compressed further.
@@ -574,9 +579,8 @@ async fn a_request_over_the_cap_is_compressed_further_or_refused() {
     let grown = send(&daemon, &[&[system], &long[..]].concat()).await;
     assert_eq!(grown.status, 200, "{}", grown.body);
     assert_ne!(bodies.pop_json()["messages"].as_array().expect("messages").last().cloned(), before);
-    // An upstream may have a cap of its own, and what is not compressed counts as well.
-    let mut own = with_cap(0);
-    own.upstreams[0] = UpstreamSettings { input_tokens_max: Some(20), ..own.upstreams[0].clone() };
+    // What is not compressed counts as well.
+    let own = with_cap(20);
     let plain = [json!({"role": "user", "content": "word ".repeat(30)})];
     assert_eq!(send(&in_front(&own, true, 1).await, &plain).await.json()["error"]["code"], "too_long");
     let tools = json!({"model": "m-1", "messages": [{"role": "user", "content": "Hi"}],

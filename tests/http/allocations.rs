@@ -12,8 +12,6 @@ use thresher::api::{
 };
 use thresher::error::{ApiError, ErrorCode};
 use thresher::middleware::json::Located;
-use thresher_core::pipeline::validate::RequestLimits;
-use thresher_registry::RegistrySettings;
 
 /// The code by which a test says that a body was taken, and what it made of it.
 const TAKEN: ErrorCode = ErrorCode::Internal;
@@ -84,7 +82,7 @@ fn peak<T>(work: impl FnOnce() -> T) -> (T, usize) {
 // ---- bodies ----
 
 fn limits() -> BodyLimits {
-    BodyLimits::new(&RequestLimits::default(), &RegistrySettings::default())
+    BodyLimits::default()
 }
 
 /// `head`, then as many `item`s as fit into [`BODY_BYTES`], with commas between them, then `tail`.

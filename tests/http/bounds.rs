@@ -17,11 +17,11 @@ fn many(item: &str, count: usize) -> String {
 async fn a_list_is_refused_at_the_first_element_beyond_its_limit() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
     for (path, head, field, item, count, error, setting) in [
-        ("/v1/compress", r#""query":"q""#, "chunks", "\"a\"", 9, "too_many", "limits.chunk_count_max"),
+        ("/v1/compress", r#""query":"q""#, "chunks", "\"a\"", 9, "too_many", "the limit is 8"),
         ("/v1/compress", r#""query":"q""#, "chunk_ids", "\"a\"", 13, "too_many", "the limit is"),
         ("/v1/compress", r#""query":"q""#, "keep", "\"a\"", 13, "too_many", "the limit is"),
         ("/v1/compress", r#""query":"q""#, "include", "\"kv\"", 17, "too_many", "16"),
-        ("/v1/attribute", r#""answer":"a""#, "chunks", "\"a\"", 9, "too_many", "limits.chunk_count_max"),
+        ("/v1/attribute", r#""answer":"a""#, "chunks", "\"a\"", 9, "too_many", "the limit is 8"),
         ("/v1/attribute", r#""answer":"a""#, "chunk_ids", "\"a\"", 13, "too_many", "the limit is"),
         (
             "/v1/attribute",
@@ -33,9 +33,9 @@ async fn a_list_is_refused_at_the_first_element_beyond_its_limit() {
             "the limit is",
         ),
         ("/v1/chunks", r#""wait":false"#, "chunks", "\"a\"", 16, "too_many", "the limit is"),
-        ("/v1/rerank", r#""query":"q""#, "documents", "\"a\"", 9, "too_many", "limits.chunk_count_max"),
-        ("/v2/rerank", r#""query":"q""#, "documents", "{}", 9, "too_many", "limits.chunk_count_max"),
-        ("/rerank", r#""query":"q""#, "texts", "\"a\"", 9, "too_many", "limits.chunk_count_max"),
+        ("/v1/rerank", r#""query":"q""#, "documents", "\"a\"", 9, "too_many", "the limit is 8"),
+        ("/v2/rerank", r#""query":"q""#, "documents", "{}", 9, "too_many", "the limit is 8"),
+        ("/rerank", r#""query":"q""#, "texts", "\"a\"", 9, "too_many", "the limit is 8"),
         ("/v1/rerank", r#""query":"q""#, "rank_fields", "\"a\"", 65, "too_many", "64"),
     ] {
         let list = many(item, count);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use thresher::http::Middleware;
-use thresher::middleware::settings::{MiddlewareSettings, UpstreamSettings};
+use thresher::middleware::settings::{MiddlewareLimits, MiddlewareSettings, UpstreamSettings};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
@@ -102,12 +102,9 @@ async fn a_tenant_without_rivals_may_use_all_permits() {
 #[test]
 fn the_limit_of_requests_to_upstreams_is_shared_between_tenants() {
     let upstream = UpstreamSettings { url: "http://127.0.0.1:1".to_owned(), ..UpstreamSettings::default() };
-    let settings = MiddlewareSettings {
-        upstreams: vec![upstream],
-        request_count_max: 4,
-        ..MiddlewareSettings::default()
-    };
-    let middleware = Middleware::new(&settings).expect("an upstream");
+    let settings = MiddlewareSettings { upstreams: vec![upstream], ..MiddlewareSettings::default() };
+    let limits = MiddlewareLimits { request_count_max: 4, ..MiddlewareLimits::default() };
+    let middleware = Middleware::new(&settings, limits).expect("an upstream");
     let [a, b] = ["a", "b"].map(|name| thresher_core::domain::Tenant::new(name).expect("a name"));
     let place = |tenant| middleware.request_slot(thresher::admission::Sharer { tenant, has_rivals: true });
     let held = [place(&b).expect("the first place"), place(&b).expect("the second place")];

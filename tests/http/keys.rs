@@ -50,8 +50,8 @@ impl Keyed {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("keys.toml");
         std::fs::write(&file, keys).expect("written");
-        let settings = AccessSettings { keys_file: file.clone(), tenant_count_max: TENANT_COUNT_MAX };
-        let (access, watched) = Access::open(&settings).expect("keys");
+        let settings = AccessSettings { keys_file: file.clone() };
+        let (access, watched) = Access::open_within(&settings, TENANT_COUNT_MAX).expect("keys");
         let made = keyed_service(Some(pipeline), (4, 4), registry, access.clone());
         tokio::spawn(follow_keys(access, watched.expect("a file"), made.1.clone()));
         Self { daemon: serve(made).await, file, _folder: folder }
@@ -409,9 +409,9 @@ fn the_command_line_makes_keys() {
     let (made, key, stderr) =
         make(&["--name", SECRET, "--tenant", "acme", "--requests-per-minute", "60", "--file", path]);
     assert!(made && key.starts_with("thr_") && key.lines().count() == 1, "{key:?} {stderr:?}");
-    let settings = AccessSettings { keys_file: file.clone(), tenant_count_max: 1 };
+    let settings = AccessSettings { keys_file: file.clone() };
     let admitted = |key: &str| {
-        let (access, _) = Access::open(&settings).expect("keys");
+        let (access, _) = Access::open_within(&settings, 1).expect("keys");
         access.admit(Some(key.trim()), std::time::Instant::now()).ok()
     };
     assert_eq!(admitted(&key).expect("a valid key").tenant().name(), "acme");
@@ -430,8 +430,8 @@ fn the_command_line_makes_keys() {
     assert!(made && admitted(key).is_none());
     let all = std::fs::read_to_string(&file).expect("text") + entry;
     std::fs::write(&file, all).expect("written");
-    let settings = AccessSettings { keys_file: file, tenant_count_max: 2 };
-    let (access, _) = Access::open(&settings).expect("keys");
+    let settings = AccessSettings { keys_file: file };
+    let (access, _) = Access::open_within(&settings, 2).expect("keys");
     let caller = access.admit(Some(key), std::time::Instant::now()).expect("a valid key");
     assert!(caller.compresses_by_default() && caller.tenant().is_default());
     for wrong in [

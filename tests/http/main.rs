@@ -36,11 +36,12 @@ use ndarray::ArrayView3;
 use serde_json::{Value, json};
 use thresher::access::Access;
 use thresher::admission::{Admission, Bounds};
-use thresher::app;
-use thresher::config::{self, Config};
+use thresher::api::BodyLimits;
+use thresher::app::{self, Limits};
+use thresher::config::{self, Config, MemoryShares};
 use thresher::http::admin::Admin;
-use thresher::http::{self, ConnectionLimits, OriginPolicy, Service, Serving};
-use thresher::middleware::settings::MiddlewareSettings;
+use thresher::http::{self, ConnectionLimits, OriginPolicy, Prefilter, Service, Serving};
+use thresher::middleware::settings::MiddlewareLimits;
 use thresher::originals::OriginalSettings;
 use thresher::savings::settings::SavingsSettings;
 use thresher::telemetry::{self, Prometheus};
@@ -144,30 +145,37 @@ fn service_of(
         tenants.set_pipeline(Arc::new(loaded));
     }
     let config = Config {
-        http: config::Http {
-            read_ms_max: 30_000,
-            body_bytes_max: BODY_BYTES_MAX,
-            bodies_bytes_max: BODIES_BYTES_MAX,
-            answers_bytes_max: 16 << 20,
-            ..config::Http::default()
-        },
-        admission: config::Admission {
-            concurrency_max: concurrency,
-            deadline_ms_default: DEADLINE_MS_MAX,
-            deadline_ms_max: DEADLINE_MS_MAX,
-        },
-        limits: request_limits(),
-        // Texts of tests are short.
-        middleware: MiddlewareSettings { result_tokens_min: 0, ..MiddlewareSettings::default() },
+        admission: config::Admission { concurrency_max: concurrency, deadline_ms_default: DEADLINE_MS_MAX },
         registry: settings.clone(),
         originals,
         receipts: config::Receipts { key_file: receipts().join("key.pem") },
         ..Config::default()
     };
-    let mut service = app::service(&config, access, tenants.clone()).expect("no upstream");
+    let mut service = app::service(&config, &limits(&config), access, tenants.clone()).expect("no upstream");
     // A concurrency of 0 lets nothing work here; in the settings it means "as many as the machine takes".
     service.admission = Admission::new(Bounds { concurrency_max: concurrency, queue_max: queue });
     (service, tenants)
+}
+
+/// Limits that small requests reach.
+fn limits(config: &Config) -> Limits {
+    let defaults = Limits::new(config, 1);
+    Limits {
+        memory: MemoryShares { bodies: BODIES_BYTES_MAX, responses: 16 << 20, ..defaults.memory },
+        body_bytes_max: BODY_BYTES_MAX,
+        read_max: Duration::from_secs(30),
+        deadline_max: Duration::from_millis(DEADLINE_MS_MAX),
+        bodies: BodyLimits {
+            requests: request_limits(),
+            batch_count_max: 15,
+            metadata_bytes_max: 64,
+            candidate_count_max: 10,
+        },
+        prefilter: Prefilter { above: 10, to: 2 },
+        // Texts of tests are short.
+        middleware: MiddlewareLimits { result_tokens_min: 0, ..MiddlewareLimits::default() },
+        tenant_count_max: TENANT_COUNT_MAX,
+    }
 }
 
 /// The directory of the keys with which all daemons of this process sign receipts.
@@ -227,16 +235,7 @@ fn request_limits() -> RequestLimits {
 }
 
 fn registry_settings() -> RegistrySettings {
-    RegistrySettings {
-        dir: "".into(),
-        chunk_count_max: 20,
-        batch_count_max: 15,
-        metadata_bytes_max: 64,
-        candidate_count_max: 10,
-        prefilter_above: 10,
-        prefilter_to: 2,
-        ..RegistrySettings::default()
-    }
+    RegistrySettings { dir: "".into(), chunk_count_max: 20 }
 }
 
 /// Settings of a listener that closes no connection by itself.
@@ -408,7 +407,7 @@ async fn bodies_that_cannot_be_parsed_are_refused() {
             "too many bytes, by the declared length",
             vec![b' '; BODY_BYTES_MAX + 1],
             "413 body_too_large -",
-            "4096 bytes (http.body_bytes_max)",
+            "larger than 4096 bytes",
         ),
     ];
     for (case, body, error, message) in table {
@@ -488,7 +487,7 @@ async fn invalid_requests_are_refused() {
             "too many chunks",
             with(json!({"chunks": nine})),
             "422 too_many chunks",
-            "too many entries; the limit is 8 (limits.chunk_count_max)",
+            "too many entries; the limit is 8",
         ),
         (
             "an id twice",
@@ -563,7 +562,7 @@ async fn invalid_requests_are_refused() {
             "a deadline over the limit",
             with(json!({"deadline_ms": DEADLINE_MS_MAX + 1})),
             "422 out_of_range deadline_ms",
-            "600000 (admission.deadline_ms_max)",
+            "the limit is 600000",
         ),
         (
             "a deadline that has passed",
@@ -593,7 +592,7 @@ async fn a_body_of_undeclared_length_is_bounded_too() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_does_not_arrive_or_is_compressed_is_refused() {
     let (mut service, tenants) = service(None, 1, 0, &registry_settings());
-    Arc::make_mut(&mut service.settings).http.read_ms_max = 50;
+    Arc::make_mut(&mut service.settings).read_max = Duration::from_millis(50);
     let daemon = serve((service, tenants)).await;
     let answer = async |head: &str| {
         let mut stream = tokio::net::TcpStream::connect(daemon.http).await.expect("the daemon listens");

@@ -21,10 +21,8 @@ use thresher::http::{Middleware, Serving};
 use thresher::middleware::dialect::Dialect;
 use thresher::middleware::find;
 use thresher::middleware::json::Located;
-use thresher::middleware::rewrite::{
-    self, AddedContext, CompressOptions, Compressor, Extent, ReadTurns, TurnPlan,
-};
-use thresher::middleware::settings::{MiddlewareSettings, Mode, UpstreamSettings, When};
+use thresher::middleware::rewrite::{self, CompressOptions, Compressor, Extent, ReadTurns, TurnPlan};
+use thresher::middleware::settings::{MiddlewareLimits, MiddlewareSettings, Mode, UpstreamSettings, When};
 use thresher_core::domain::{Budget, Granularity};
 use thresher_core::kv::store::KvStore;
 use thresher_core::pipeline::PipelineError;
@@ -74,22 +72,41 @@ impl Upstream {
 }
 
 pub fn settings(url: String) -> MiddlewareSettings {
-    let upstream = UpstreamSettings { url, models: vec!["m-*".to_owned()], ..UpstreamSettings::default() };
-    MiddlewareSettings {
-        upstreams: vec![upstream],
-        compress: When::Always,
-        prompt_tokens_min: 0,
-        result_tokens_min: 0,
-        body_bytes_max: 10_000,
-        ..MiddlewareSettings::default()
-    }
+    let (models, compress) = (vec!["m-*".to_owned()], When::Always);
+    let upstream = UpstreamSettings { url, models, compress, ..UpstreamSettings::default() };
+    MiddlewareSettings { upstreams: vec![upstream], prompt_tokens_min: 0, ..MiddlewareSettings::default() }
+}
+
+/// The same, for an upstream whose requests are compressed only if they ask for it.
+pub fn asked_settings(url: String) -> MiddlewareSettings {
+    let mut settings = settings(url);
+    settings.upstreams[0].compress = When::Asked;
+    settings
+}
+
+/// Limits for texts of tests, which are short.
+pub fn limits() -> MiddlewareLimits {
+    MiddlewareLimits { result_tokens_min: 0, body_bytes_max: 10_000, ..MiddlewareLimits::default() }
+}
+
+/// Limits for texts that are longer.
+pub fn wide_limits() -> MiddlewareLimits {
+    MiddlewareLimits { body_bytes_max: 10 << 20, ..limits() }
 }
 
 /// A daemon with these settings of the middleware. If `loaded` is false its model is still loading.
 pub async fn in_front(settings: &MiddlewareSettings, loaded: bool, concurrency: usize) -> Daemon {
     let pipeline = loaded.then(|| pipeline_of(scripted(), KvStore::without_tiers()));
     let (mut service, tenants) = service(pipeline, concurrency, 0, &registry_settings());
-    service.middleware = Arc::new(Middleware::new(settings).expect("an upstream"));
+    service.middleware = Arc::new(Middleware::new(settings, limits()).expect("an upstream"));
+    serve((service, tenants)).await
+}
+
+/// A daemon with other limits. It works on one request at a time.
+pub async fn in_front_within(settings: &MiddlewareSettings, limits: MiddlewareLimits) -> Daemon {
+    let pipeline = pipeline_of(scripted(), KvStore::without_tiers());
+    let (mut service, tenants) = service(Some(pipeline), 1, 0, &registry_settings());
+    service.middleware = Arc::new(Middleware::new(settings, limits).expect("an upstream"));
     serve((service, tenants)).await
 }
 
@@ -132,7 +149,7 @@ async fn a_request_that_cannot_be_compressed_is_passed_on_unchanged() {
     let closed = Gate::default();
     let pipeline = pipeline_of(double(move |go_on| closed.pass(go_on)), KvStore::without_tiers());
     let (mut service, tenants) = service(Some(pipeline), 1, 0, &registry_settings());
-    service.middleware = Arc::new(Middleware::new(&short).expect("an upstream"));
+    service.middleware = Arc::new(Middleware::new(&short, limits()).expect("an upstream"));
     check("late", &serve((service, tenants)).await, "deadline_exceeded").await;
     let good = send_chat(&in_front(&settings, true, 1).await, &chat()).await;
     assert_eq!((good.header("x-thresher"), good.header("x-thresher-reason")), (Some("compressed"), None));
@@ -267,8 +284,8 @@ async fn errors_have_the_shape_of_the_clients_api() {
     // taken.
     let silent = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let url = format!("http://{}", silent.local_addr().expect("bound"));
-    let one = MiddlewareSettings { request_count_max: 1, ..settings(url.clone()) };
-    let one = Arc::new(in_front(&one, true, 1).await);
+    let limits = MiddlewareLimits { request_count_max: 1, ..limits() };
+    let one = Arc::new(in_front_within(&settings(url.clone()), limits).await);
     let first = tokio::spawn({
         let one = Arc::clone(&one);
         async move { send_chat(&one, &self::chat()).await }
@@ -278,7 +295,8 @@ async fn errors_have_the_shape_of_the_clients_api() {
     assert_eq!(response.json()["error"]["code"], "overloaded");
     drop(accepted);
     assert_eq!(first.await.expect("no panic").json()["error"]["code"], "upstream_failed");
-    let impatient = in_front(&MiddlewareSettings { silence_ms_max: 300, ..settings(url) }, true, 1).await;
+    let limits = MiddlewareLimits { silence_max: Duration::from_millis(300), ..self::limits() };
+    let impatient = in_front_within(&settings(url), limits).await;
     assert_eq!(send_chat(&impatient, &self::chat()).await.json()["error"]["code"], "upstream_silent");
 }
 
@@ -287,7 +305,7 @@ async fn errors_have_the_shape_of_the_clients_api() {
 async fn a_request_asks_with_a_header_a_budget_a_question_or_chunks() {
     let upstream = Upstream::default();
     let url = format!("http://{}", upstream.listen(200, answer()).await);
-    let daemon = in_front(&MiddlewareSettings { compress: When::Asked, ..settings(url) }, true, 1).await;
+    let daemon = in_front(&asked_settings(url), true, 1).await;
     let check = async |header: &str, field: Value, expect: &str| {
         let mut body = chat();
         if !field.is_null() {
@@ -469,8 +487,7 @@ async fn errors_of_the_upstream_are_passed_on_unchanged() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn conversations_are_validated_and_their_originals_can_be_retrieved() {
-    let settings = MiddlewareSettings { result_tokens_min: 0, ..MiddlewareSettings::default() };
-    let daemon = in_front(&settings, true, 1).await;
+    let daemon = in_front_within(&MiddlewareSettings::default(), wide_limits()).await;
     let check = async |name: &str, body: Value, expect: (u16, &str, Value)| {
         let response = post(daemon.http, "/headroom/v1/compress", body.to_string()).await;
         let error = &response.json()["error"];
@@ -540,7 +557,7 @@ async fn an_upstream_with_tls_is_verified_with_the_configured_authority() {
         (502, Some("upstream_failed"))
     );
     settings.upstreams[0].ca_file = files.cert.with_file_name("absent.pem");
-    let error = Middleware::new(&settings).err().expect("a missing file").to_string();
+    let error = Middleware::new(&settings, limits()).err().expect("a missing file").to_string();
     assert!(error.contains("absent.pem") && error.contains("https://localhost"), "{error}");
 }
 
@@ -636,6 +653,7 @@ async fn an_upstream_gets_allowed_headers_and_the_key_of_its_settings() {
     let named = UpstreamSettings {
         url: format!("http://{address}/v1"),
         models: vec!["m-*".to_owned()],
+        compress: When::Always,
         ..UpstreamSettings::default()
     };
     let of_any = UpstreamSettings { models: Vec::new(), ..named.clone() };
@@ -744,7 +762,7 @@ fn conversation(turn_count: usize) -> Value {
 fn cancelled_work_stops_before_the_next_turn() {
     let text = conversation(100).to_string();
     let body = Located::parse(&text).expect("JSON");
-    let policy = MiddlewareSettings::default().policy(false);
+    let policy = MiddlewareSettings::default().policy(&MiddlewareLimits::default(), false);
     let turns = find::turns(&Dialect::Chat.conversation(body), &policy).turns;
     assert_eq!(turns.len(), 100);
     let pipeline = pipeline_of(scripted(), KvStore::without_tiers());
@@ -785,9 +803,8 @@ fn cancelled_work_stops_before_the_next_turn() {
             assert_eq!(lookups.get(), cancels_after, "{extent:?}: turns that were looked up");
         }
     }
-    let added = AddedContext::default();
     let conversation =
-        rewrite::Conversation { dialect: Dialect::Chat, body, turns: &turns, added: &added, is_cited: true };
+        rewrite::Conversation { dialect: Dialect::Chat, body, turns: &turns, added: &[], is_cited: true };
     let plans = vec![TurnPlan::Compress { is_recorded: false }; turns.len()];
     let late = Cancel::at(Some(Instant::now()));
     let outcome = rewrite::rewrite(conversation, &plans, Some(by), &mut ReadTurns::new(false), &late);
@@ -799,14 +816,13 @@ fn cancelled_work_stops_before_the_next_turn() {
 async fn a_conversation_beyond_its_limits_is_passed_on_whole_with_a_reason() {
     let upstream = Upstream::default();
     let url = format!("http://{}", upstream.listen(200, answer()).await);
-    let settings = |turn_count_max, piece_count_max| MiddlewareSettings {
-        turn_count_max,
-        piece_count_max,
-        body_bytes_max: 10 << 20,
-        ..settings(url.clone())
+    let settings = settings(url);
+    let bounded = async |turn_count_max: usize, piece_count_max: usize| {
+        let bounds = find::Bounds { turn_count_max, piece_count_max };
+        in_front_within(&settings, MiddlewareLimits { bounds, ..wide_limits() }).await
     };
-    let check = async |name: &str, settings: &MiddlewareSettings, body: &Value, reason: Option<&str>| {
-        let response = send_chat(&in_front(settings, true, 1).await, body).await;
+    let check = async |name: &str, daemon: Daemon, body: &Value, reason: Option<&str>| {
+        let response = send_chat(&daemon, body).await;
         let says = (response.status, response.header("x-thresher"), response.header("x-thresher-reason"));
         let outcome = if reason.is_some() { "uncompressed" } else { "compressed" };
         assert_eq!(says, (200, Some(outcome), reason), "{name}: {}", response.body);
@@ -816,15 +832,15 @@ async fn a_conversation_beyond_its_limits_is_passed_on_whole_with_a_reason() {
     };
     let mut four = conversation(4);
     four["messages"].as_array_mut().expect("messages").pop();
-    check("within both", &settings(4, 4), &four, None).await;
-    check("a turn too many", &settings(3, 4), &four, Some("too_many_turns")).await;
-    check("a piece too many", &settings(4, 3), &four, Some("too_many_texts")).await;
+    check("within both", bounded(4, 4).await, &four, None).await;
+    check("a turn too many", bounded(3, 4).await, &four, Some("too_many_turns")).await;
+    check("a piece too many", bounded(4, 3).await, &four, Some("too_many_texts")).await;
     let many = json!({"model": "m-1", "messages": vec![json!({"role": "user", "content": "Q"}); 60_000]});
-    check("messages", &settings(1_000_000, 1_000_000), &many, Some("too_many_parts")).await;
+    check("messages", bounded(1_000_000, 1_000_000).await, &many, Some("too_many_parts")).await;
 
     let mut brings = four.clone();
     brings["thresher"] = json!({"chunks": ["The tide is at noon."]});
-    let daemon = in_front(&settings(3, 4), true, 1).await;
+    let daemon = bounded(3, 4).await;
     assert_eq!(send_chat(&daemon, &brings).await.header("x-thresher-reason"), Some("too_many_turns"));
     let (body, messages) = (upstream.last_body(), four["messages"].as_array().expect("messages"));
     let sent_on = body["messages"].as_array().expect("messages");
@@ -838,15 +854,11 @@ async fn a_conversation_beyond_its_limits_is_passed_on_whole_with_a_reason() {
     check_mistake(&response, (422, "too_many", "thresher.chunks"), "more than");
 
     let messages = json!({"messages": four["messages"]}).to_string();
-    for (settings, code, setting) in
-        [(settings(3, 4), "too_many", "the limit is"), (settings(4, 3), "too_many", "the limit is")]
-    {
-        let daemon = in_front(&settings, true, 1).await;
+    for daemon in [bounded(3, 4).await, bounded(4, 3).await] {
         let response = post(daemon.http, "/headroom/v1/compress", &messages).await;
-        check_mistake(&response, (422, code, "messages"), setting);
+        check_mistake(&response, (422, "too_many", "messages"), "the limit is");
     }
-    let response =
-        post(in_front(&settings(4, 4), true, 1).await.http, "/headroom/v1/compress", &messages).await;
+    let response = post(bounded(4, 4).await.http, "/headroom/v1/compress", &messages).await;
     assert_eq!(response.status, 200, "{}", response.body);
 }
 
@@ -939,8 +951,8 @@ async fn a_json_response_that_takes_too_long_is_passed_on_before_its_end() {
     let url = format!("http://{}", listener.local_addr().expect("bound"));
     tokio::spawn(axum::serve(listener, Router::new().fallback(handle)).into_future());
     // Between two bytes the upstream may be silent for so long, which no busy machine is.
-    let settings = MiddlewareSettings { silence_ms_max: 3_000, ..settings(url) };
-    let daemon = in_front(&settings, true, 1).await;
+    let limits = MiddlewareLimits { silence_max: Duration::from_secs(3), ..limits() };
+    let daemon = in_front_within(&settings(url), limits).await;
     let body = chat().to_string();
     let head = format!(
         "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
@@ -969,13 +981,12 @@ async fn a_long_prompt_is_filled_to_about_the_least_length_and_a_short_one_is_wh
     let upstream = Upstream::default();
     let settings = MiddlewareSettings {
         prompt_tokens_min: MiddlewareSettings::default().prompt_tokens_min,
-        body_bytes_max: 1 << 20,
         deadline_ms: 60_000,
         ..settings(format!("http://{}", upstream.listen(200, answer()).await))
     };
     let pipeline = pipeline_within(RequestLimits::default(), scripted(), KvStore::without_tiers());
     let (mut service, tenants) = service(Some(pipeline), 1, 0, &registry_settings());
-    service.middleware = Arc::new(Middleware::new(&settings).expect("an upstream"));
+    service.middleware = Arc::new(Middleware::new(&settings, wide_limits()).expect("an upstream"));
     let daemon = serve((service, tenants)).await;
     let send = async |sentence_count: usize| {
         // No filler shares a letter with the question, so all of it is far below the best sentence.
@@ -1021,7 +1032,6 @@ async fn no_conversation_costs_more_than_without_the_daemon() {
     let url = format!("http://{}", upstream.listen(200, answer()).await);
     let settings = MiddlewareSettings {
         prompt_tokens_min: MiddlewareSettings::default().prompt_tokens_min,
-        body_bytes_max: 1 << 20,
         deadline_ms: 60_000,
         tools: vec!["*".to_owned()],
         ..settings(url)
@@ -1029,7 +1039,7 @@ async fn no_conversation_costs_more_than_without_the_daemon() {
     // The limits of the other tests are too small for these texts.
     let pipeline = pipeline_within(RequestLimits::default(), scripted(), KvStore::without_tiers());
     let (mut service, tenants) = service(Some(pipeline), 1, 0, &registry_settings());
-    service.middleware = Arc::new(Middleware::new(&settings).expect("an upstream"));
+    service.middleware = Arc::new(Middleware::new(&settings, wide_limits()).expect("an upstream"));
     let daemon = serve((service, tenants)).await;
     let mut seed = 7_u64;
     let mut random = |below: u64| {
@@ -1154,12 +1164,9 @@ async fn later_system_messages_do_not_change_earlier_messages() {
 async fn unusual_bodies_are_passed_on() {
     let upstream = Upstream::default();
     let tools = vec!["*".to_owned()];
-    let settings = MiddlewareSettings {
-        tools,
-        body_bytes_max: 10 << 20,
-        ..settings(format!("http://{}", upstream.listen(200, answer()).await))
-    };
-    let daemon = in_front(&settings, true, 1).await;
+    let settings =
+        MiddlewareSettings { tools, ..settings(format!("http://{}", upstream.listen(200, answer()).await)) };
+    let daemon = in_front_within(&settings, wide_limits()).await;
     let deep = format!("{}1{}", "[".repeat(20_000), "]".repeat(20_000));
     let result = json!({"model": "m-1", "messages": [{"role": "user", "content": "Q"}, {"role": "tool", "content": deep}]});
     assert_eq!(send_chat(&daemon, &result).await.status, 200);
@@ -1381,9 +1388,9 @@ async fn a_streamed_message_that_takes_too_long_to_cite_is_forwarded_without_cit
     let pipeline = pipeline_of(double(move |go_on| closed.pass(go_on)), KvStore::without_tiers());
     let words: Vec<&str> = SAID.split_inclusive(' ').collect();
     let url = format!("http://{}", framed("text/event-stream", Arc::new(message_events(&words))).await);
-    let settings = MiddlewareSettings { deadline_ms: 200, compress: When::Asked, ..settings(url) };
+    let settings = MiddlewareSettings { deadline_ms: 200, ..asked_settings(url) };
     let (mut service, tenants) = service(Some(pipeline), 1, 0, &registry_settings());
-    service.middleware = Arc::new(Middleware::new(&settings).expect("an upstream"));
+    service.middleware = Arc::new(Middleware::new(&settings, limits()).expect("an upstream"));
     let daemon = serve((service, tenants)).await;
     let response = send_to(&daemon, "/v1/messages", &["x-thresher-cite: true"], messages().to_string()).await;
     let blocks = accumulated(&unchunked(&response.body));

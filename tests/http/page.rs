@@ -43,7 +43,7 @@ async fn both_listeners_serve_the_page_without_a_key() {
 async fn a_daemon_without_the_page_serves_none_of_its_files() {
     let (mut service, tenants) =
         service(Some(pipeline_of(scripted(), KvStore::without_tiers())), 4, 4, &registry_settings());
-    Arc::make_mut(&mut service.settings).http.page = false;
+    Arc::make_mut(&mut service.settings).page = false;
     let daemon = serve((service, tenants)).await;
     for listener in [daemon.http, daemon.admin] {
         for path in ["/", "/app.js", "/app.css", "/favicon.svg"] {

@@ -12,11 +12,11 @@ use axum::{Json, Router};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use thresher::middleware::settings::{MiddlewareSettings, UpstreamSettings};
+use thresher::middleware::settings::{MiddlewareLimits, MiddlewareSettings, UpstreamSettings, When};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::middleware::{in_front, settings};
+use crate::middleware::{in_front, in_front_within, limits, settings, wide_limits};
 use crate::support::wire::{Response, ask_with, get, parse};
 use crate::{Daemon, check_error};
 
@@ -91,7 +91,7 @@ async fn send_untyped(daemon: &Daemon, (method, path): (&str, &str), body: &str)
 
 fn named(url: &str, models: &[&str]) -> UpstreamSettings {
     let models = models.iter().map(|&model| model.to_owned()).collect();
-    UpstreamSettings { url: url.to_owned(), models, ..UpstreamSettings::default() }
+    UpstreamSettings { url: url.to_owned(), models, compress: When::Always, ..UpstreamSettings::default() }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -274,12 +274,8 @@ async fn with_an_operators_key_only_bodies_are_sent_whose_model_is_known() {
     let upstream = Upstream::default();
     let ((_folder, key_file), url) = (operators_key(), upstream.listen(200, json!({})).await);
     let keyed = UpstreamSettings { key_file, ..named(&url, &["gpt-*"]) };
-    let daemon = in_front(
-        &MiddlewareSettings { upstreams: vec![keyed], body_bytes_max: 1 << 20, ..settings(url) },
-        true,
-        1,
-    )
-    .await;
+    let settings = MiddlewareSettings { upstreams: vec![keyed], ..settings(url) };
+    let daemon = in_front_within(&settings, wide_limits()).await;
     let check = async |path: &str, headers: &[&str], body: &[u8], expect: u16| {
         let headers = [&["authorization: Bearer caller"], headers].concat();
         let response = ask_with(daemon.http, ("POST", path), &headers, body).await;
@@ -449,9 +445,8 @@ async fn a_page_of_an_upstream_does_not_run_in_the_daemons_origin() {
 #[tokio::test(flavor = "multi_thread")]
 async fn bodies_that_a_page_could_send_need_a_key() {
     let upstream = Upstream::default();
-    let settings =
-        MiddlewareSettings { body_bytes_max: 1_000, ..settings(upstream.listen(200, json!({})).await) };
-    let daemon = in_front(&settings, true, 1).await;
+    let limits = MiddlewareLimits { body_bytes_max: 1_000, ..limits() };
+    let daemon = in_front_within(&settings(upstream.listen(200, json!({})).await), limits).await;
     let form = "content-type: multipart/form-data; boundary=x";
     for kind in [form, "content-type: text/plain"] {
         let response = send(&daemon, ("POST", "/v1/files"), &[kind], "--x--").await;

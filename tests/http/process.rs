@@ -86,7 +86,6 @@ impl Running {
         (http, admin)
     }
 
-    /// Sends SIGTERM.
     pub fn terminate(&self) {
         let id = self.child.id().to_string();
         let kill = std::process::Command::new("kill").args(["-TERM", &id]).status();

@@ -105,8 +105,9 @@ async fn the_valid_chunks_of_a_batch_are_registered_and_the_others_refused() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn metadata_that_cannot_be_read_is_refused() {
-    let settings = RegistrySettings { metadata_bytes_max: 1_000, ..registry_settings() };
-    let daemon = serve(service(None, 1, 0, &settings)).await;
+    let (mut service, tenants) = service(None, 1, 0, &registry_settings());
+    Arc::make_mut(&mut service.settings).limits.metadata_bytes_max = 1_000;
+    let daemon = serve((service, tenants)).await;
     let deep = |levels: usize| format!("{}1{}", "{\"a\":".repeat(levels), "}".repeat(levels));
     for (metadata, expect) in [
         (deep(16), Value::Null),
@@ -183,7 +184,7 @@ async fn invalid_registrations_register_nothing() {
             "/v1/chunks",
             json!({"chunks": ["x"], "deadline_ms": 600_001}),
             "422 out_of_range deadline_ms",
-            "admission.deadline_ms_max",
+            "the limit is 600000",
         ),
         ("/v1/chunks/delete", json!({"ids": []}), "422 field_empty ids", "at least one"),
         ("/v1/chunks/delete", json!({"ids": [1]}), "400 wrong_type ids[0]", "a string"),

@@ -12,13 +12,13 @@ use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use thresher::access::{Access, AccessSettings};
 use thresher::http::Middleware;
-use thresher::middleware::settings::{MiddlewareSettings, When};
+use thresher::middleware::settings::MiddlewareSettings;
 use thresher::savings::settings::{Price, SavingsSettings};
 use thresher_core::kv::store::KvStore;
 use tokio::net::TcpListener;
 
 use crate::keys::entry;
-use crate::middleware::settings;
+use crate::middleware::{asked_settings, limits, settings};
 use crate::support::wait::eventually;
 use crate::support::wire::{Response, ask_with, get};
 use crate::{Daemon, SECRET, TENANT_COUNT_MAX, check_error, pipeline_of, registry_settings, scripted, serve};
@@ -98,7 +98,7 @@ async fn with(middleware: &MiddlewareSettings, savings: SavingsSettings, access:
     let pipeline = pipeline_of(scripted(), KvStore::without_tiers());
     let made = crate::service_that_counts(Some(pipeline), (4, 64), &registry_settings(), (access, savings));
     let (mut service, tenants) = made;
-    service.middleware = Arc::new(Middleware::new(middleware).expect("an upstream"));
+    service.middleware = Arc::new(Middleware::new(middleware, limits()).expect("an upstream"));
     serve((service, tenants)).await
 }
 
@@ -221,7 +221,7 @@ async fn counts_of_streams_are_read_and_errors_are_not_counted() {
 async fn only_requests_that_were_to_be_compressed_are_counted() {
     let upstream = Upstream::json(answer(&usage(1_000, 0, 50)));
     let url = format!("http://{}", upstream.listen().await);
-    let asks = MiddlewareSettings { compress: When::Asked, ..settings(url) };
+    let asks = asked_settings(url);
     let daemon = with(&asks, prices(), Access::open_to_all()).await;
     send(&daemon, &[], &asked("m-1", "")).await;
     send(&daemon, &["x-thresher-compress: true"], &asked("m-1", "")).await;
@@ -242,8 +242,7 @@ async fn a_tenant_sees_its_own_savings_and_the_operator_sees_all() {
     let keys_file = folder.path().join("keys.toml");
     let keys = entry("a", "tenant = \"a\"") + &entry("b", "tenant = \"b\"");
     std::fs::write(&keys_file, keys).expect("written");
-    let (access, _) =
-        Access::open(&AccessSettings { keys_file, tenant_count_max: TENANT_COUNT_MAX }).expect("keys");
+    let (access, _) = Access::open_within(&AccessSettings { keys_file }, TENANT_COUNT_MAX).expect("keys");
     let upstream = Upstream::json(answer(&usage(1_000, 0, 50)));
     let url = format!("http://{}", upstream.listen().await);
     let daemon = with(&settings(url), prices(), access).await;
@@ -289,7 +288,8 @@ async fn shadow_mode_changes_nothing_and_says_what_would_have_been_kept() {
         (200, "application/json", answer.to_string())
     });
     let url = format!("http://{}", upstream.listen().await);
-    let shadow = MiddlewareSettings { shadow: true, ..settings(url.clone()) };
+    let mut shadow = settings(url.clone());
+    shadow.upstreams[0].shadow = true;
     let daemon = with(&shadow, prices(), Access::open_to_all()).await;
     let mut body = asked("m-1", "");
     let first = send(&daemon, &[], &body).await;
@@ -345,7 +345,7 @@ async fn shadow_mode_of_an_upstream_and_chunks_of_a_request() {
     let upstream = Upstream::json(answer(&usage(1_000, 0, 50)));
     let url = format!("http://{}", upstream.listen().await);
     let mut middleware = settings(url);
-    middleware.upstreams[0].shadow = Some(true);
+    middleware.upstreams[0].shadow = true;
     let daemon = with(&middleware, prices(), Access::open_to_all()).await;
     let question = json!({"role": "user", "content": "When is the tide?"});
     let body = json!({"model": "m-1", "messages": [question], "thresher": {"chunks": [DOCUMENT, "Ropes are short."]}});
@@ -364,7 +364,7 @@ async fn shadow_mode_of_an_upstream_and_chunks_of_a_request() {
     // While the model is being loaded, the request goes on, and the header says why nothing was computed.
     let (service, tenants) = crate::service(None, 1, 1, &registry_settings());
     let mut service = service;
-    service.middleware = Arc::new(Middleware::new(&middleware).expect("an upstream"));
+    service.middleware = Arc::new(Middleware::new(&middleware, limits()).expect("an upstream"));
     let loading = serve((service, tenants)).await;
     let response = send(&loading, &[], &asked("m-1", "")).await;
     assert_eq!((response.status, response.header("x-thresher-reason")), (200, Some("not_ready")));

@@ -34,7 +34,6 @@ struct Case {
     vectors: Vec<f64>,
 }
 
-/// An exported fixture.
 struct Exported {
     out: TempDir,
     contract: Contract,

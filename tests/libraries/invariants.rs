@@ -28,7 +28,6 @@ use thresher_core::pipeline::{
     ChunkOutcome, Compressed, Pipeline, PipelineError, Settings, Warning, passthrough,
 };
 use thresher_core::text::offsets::OffsetUnit;
-use thresher_registry::RegistrySettings;
 
 /// The window is small, so that nearly every chunk has several windows.
 const WINDOW_TOKENS: usize = 16;
@@ -606,7 +605,7 @@ proptest! {
             "answer": answer, "format": format, "offsets": unit_name,
             "chunks": chunks.iter().map(|c| serde_json::json!({"id": c.id, "title": c.title, "text": c.text})).collect::<Vec<_>>(),
         });
-        let limits = BodyLimits::new(&RequestLimits::default(), &RegistrySettings::default());
+        let limits = BodyLimits::default();
         let body: AttributeBody = thresher::api::parse(body.to_string().as_bytes(), &limits).expect("a request");
         let (request, options) = body.into_domain(None, &limits).expect("a request");
         let found = PIPELINE.attribute(&request, &Cancel::default());

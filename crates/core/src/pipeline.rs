@@ -56,7 +56,7 @@ use std::time::{Duration, Instant};
 use ndarray::{ArrayView2, Axis};
 use thiserror::Error;
 
-use self::answerable::{Answerable, AnswerableSettings};
+use self::answerable::Answerable;
 use self::blocks::{Blocks, Reader};
 use self::calibration::{Calibration, is_other_language};
 use self::cancel::Cancel;
@@ -75,7 +75,7 @@ use self::question::{EncodeContext, EncodedHeads, QuestionViews};
 pub use self::reading::Reading;
 use self::related::measure_related;
 use self::repeats::Repeats;
-use self::score::{Measured, Scores, Scoring};
+use self::score::{Measured, Scorer, Scores, Scoring};
 use self::seams::Seams;
 use self::tokenize::QuestionText;
 use self::units::{Layouts, Unit};
@@ -138,7 +138,6 @@ pub struct Settings {
     pub codec: Codec,
     /// What the model's logits mean; `None` if nothing was fitted for it.
     pub calibration: Option<Arc<Calibration>>,
-    pub answerable: AnswerableSettings,
     /// How chunks and units are scored; `peak/ranked+coverage` by default.
     pub scoring: Scoring,
 }
@@ -434,6 +433,14 @@ impl Pipeline {
         clock.stage("blocks", || InTime::read(request, order, &self.reader, until, cancel))
     }
 
+    /// Returns the rule that scores readings.
+    ///
+    /// # Errors
+    /// Fails if the settings name the probe, and the model has none.
+    pub fn scorer(&self) -> Result<Arc<dyn Scorer>, ModelError> {
+        self.settings.scoring.scorer(self.model())
+    }
+
     fn score(
         &self,
         request: &CompressRequest,
@@ -441,7 +448,7 @@ impl Pipeline {
         cancel: &Cancel,
         clock: &mut Clock,
     ) -> Result<Scored, PipelineError> {
-        let scores = reading.scorer.score(reading, cancel, clock)?;
+        let scores = self.scorer()?.score(reading, cancel, clock)?;
         let answerable = clock.stage("answerable", || self.answerable(reading, request, &scores, cancel))?;
         Ok(Scored { scores, answerable })
     }
@@ -502,7 +509,7 @@ impl Pipeline {
         let Some(curve) = calibration.and_then(|calibration| calibration.answerable.as_ref()) else {
             return Ok(None);
         };
-        let missed_max = request.missed_max.unwrap_or(self.settings.answerable.missed_max);
+        let missed_max = request.missed_max.unwrap_or(answerable::MISSED_MAX);
         answerable::measure_answerable(reading, request, scores, (curve, missed_max), cancel)
     }
 
@@ -590,7 +597,7 @@ impl Pipeline {
         blocks: impl FnOnce(&mut Clock) -> Result<Blocks, PipelineError>,
     ) -> Result<Reading, PipelineError> {
         let (limits, model) = (&self.settings.limits, &*self.model);
-        let scorer = self.settings.scoring.scorer(self.model())?;
+        let scorer = self.scorer()?;
         let wants = scorer.wants();
         let QuestionText { tokens, query } =
             clock.stage("tokenize", || self.tokenize(&request.query, wants.around))?;
@@ -666,7 +673,6 @@ impl Pipeline {
             is_calibrated,
             question_tokens: decoder.map_or(QuestionTokens::All, |decoder| decoder.question_tokens),
             lexical,
-            scorer,
         })
     }
 
@@ -738,7 +744,7 @@ impl Pipeline {
         let reading = self.read(&request, cancel, &mut Clock::start())?;
         // Each document has its own rank, whatever the others say.
         let reading = Reading { repeats: Arc::default(), ..reading };
-        let scores = reading.scorer.score(&reading, cancel, &mut Clock::start())?;
+        let scores = self.scorer()?.score(&reading, cancel, &mut Clock::start())?;
         let answerable = self.answerable(&reading, &request, &scores, cancel)?;
         let sentences = match granularity {
             Granularity::Sentence => {

@@ -13,10 +13,12 @@ mod hyphens;
 mod lang;
 mod locale;
 mod markers;
+mod measure;
 mod numbers;
 mod quotes;
 mod relayed;
 mod spelling;
+mod term;
 mod terms;
 
 pub use thresher_text::{
@@ -25,14 +27,15 @@ pub use thresher_text::{
     sentences_within, words,
 };
 
-pub use amounts::{Amount, Measure};
 pub use arrived::arrived;
 pub use claims::claim;
 pub use hyphens::{Joined, joined_words};
-pub use lang::{LikelyLang, lang_of, likely_lang_of};
-pub use locale::{Writing, sentence_lang};
+pub use lang::{LikelyLang, lang_of, likely_lang_of, sentence_lang};
+pub use locale::Writing;
 pub use markers::{markers, without_markers};
+pub use measure::{Amount, Measure};
 pub use quotes::quotations;
 pub use relayed::{Relayed, RelayedPiece};
 pub use spelling::with_spelling_of;
-pub use terms::{Limit, Term, terms, terms_in};
+pub use term::{Limit, Term};
+pub use terms::{terms, terms_in};

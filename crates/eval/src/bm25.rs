@@ -13,7 +13,6 @@ use thresher_registry::analyzer;
 /// The bytes that the writer may buffer: the smallest value that tantivy accepts.
 const WRITER_BYTES: usize = 15_000_000;
 
-/// An error of tantivy.
 #[derive(Debug, Error)]
 #[error("lexical search failed: {0}")]
 pub struct LexicalError(#[from] tantivy::TantivyError);

@@ -122,7 +122,7 @@ impl Look {
         };
         let cancel = Cancel::default();
         let reading = pipeline.read(&request, &cancel, &mut Clock::start())?;
-        let scores = reading.scorer.score(&reading, &cancel, &mut Clock::start())?;
+        let scores = pipeline.scorer()?.score(&reading, &cancel, &mut Clock::start())?;
         let passage = best_passage(&reading, &request, &scores, &cancel)?;
         Ok(Self {
             relevance: scores.relevance,

@@ -193,7 +193,7 @@ impl Ranking {
         };
         let cancel = Cancel::default();
         let reading = pipeline.read(&request, &cancel, &mut Clock::start())?;
-        let scores = reading.scorer.score(&reading, &cancel, &mut Clock::start())?;
+        let scores = pipeline.scorer()?.score(&reading, &cancel, &mut Clock::start())?;
         let tokens_of = |unit: usize| reading.units[unit].tokens.len();
         let all = (0..reading.units.len()).map(tokens_of).sum::<usize>().max(1);
         let mut kept = vec![Vec::new(); chunks.len()];

@@ -73,7 +73,6 @@ pub struct Bin {
     pub rows: usize,
 }
 
-/// Judges all claims.
 pub fn claims(
     rows: &[ClaimRow],
     pipeline: &Pipeline,
@@ -93,7 +92,6 @@ pub fn claims(
     })
 }
 
-/// Judges all questions.
 pub fn questions(
     rows: &[AnswerableRow],
     pipeline: &Pipeline,

@@ -1,12 +1,14 @@
 //! Scoring methods that are compared on the same rows: Thresher's own, and baselines without a model.
 
+use std::sync::Arc;
+
 use anyhow::Result;
 use ndarray::Array2;
 use thresher_core::domain::{ByteRange, TokenSpan};
 use thresher_core::kv::codec::Codec;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
-use thresher_core::pipeline::score::{Measured, Scores, Scoring};
+use thresher_core::pipeline::score::{Measured, Scorer, Scores, Scoring};
 use thresher_core::pipeline::{Pipeline, Reading};
 use thresher_core::text;
 
@@ -37,7 +39,6 @@ pub trait Method {
     fn scores(&self, query: &str, reading: &Reading, texts: &Texts) -> Result<Scores>;
 }
 
-/// A part of an answer.
 #[derive(Debug, Clone, Copy)]
 pub struct AnswerPart<'a> {
     pub answer: &'a str,
@@ -72,11 +73,14 @@ pub struct Methods {
 
 impl Methods {
     /// Returns the scoring of a pipeline over blocks of `codec`, and methods that need no model.
-    pub fn of_pipeline(pipeline: &Pipeline, codec: Codec) -> Self {
-        Self {
-            questions: vec![Box::new(Configured::new(pipeline, codec)), Box::new(Bm25)],
+    ///
+    /// # Errors
+    /// Fails if the pipeline scores with a probe that its model does not have.
+    pub fn of_pipeline(pipeline: &Pipeline, codec: Codec) -> Result<Self> {
+        Ok(Self {
+            questions: vec![Box::new(Configured::new(pipeline, codec)?), Box::new(Bm25)],
             spans: vec![Box::new(Bm25), Box::new(LongestCommonRun)],
-        }
+        })
     }
 }
 
@@ -84,16 +88,20 @@ impl Methods {
 pub struct Configured {
     name: String,
     codec: Codec,
+    scorer: Arc<dyn Scorer>,
 }
 
 impl Configured {
     /// Returns the scoring of `pipeline`.
-    pub fn new(pipeline: &Pipeline, codec: Codec) -> Self {
+    ///
+    /// # Errors
+    /// Fails if the pipeline scores with a probe that its model does not have.
+    pub fn new(pipeline: &Pipeline, codec: Codec) -> Result<Self> {
         let name = match pipeline.settings().scoring {
             Scoring::Probe => format!("{} over {codec}", Scoring::Probe),
             scoring => scoring.to_string(),
         };
-        Self { name, codec }
+        Ok(Self { name, codec, scorer: pipeline.scorer()? })
     }
 }
 
@@ -104,11 +112,10 @@ impl Method for Configured {
 
     fn scores(&self, _query: &str, reading: &Reading, _texts: &Texts) -> Result<Scores> {
         let reading = reading.recoded(self.codec);
-        Ok(reading.scorer.score(&reading, &Cancel::default(), &mut Clock::start())?)
+        Ok(self.scorer.score(&reading, &Cancel::default(), &mut Clock::start())?)
     }
 }
 
-/// BM25 (tantivy).
 pub struct Bm25;
 
 impl Method for Bm25 {

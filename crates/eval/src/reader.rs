@@ -107,7 +107,6 @@ struct Sample {
 /// What the judge said of an answer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Judgement {
-    /// There is no judge.
     None,
     /// The judge did not answer, or neither yes nor no.
     Missing,

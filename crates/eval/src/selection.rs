@@ -128,7 +128,7 @@ pub fn default_values(
     codec: Codec,
     progress: &dyn Fn(usize, usize),
 ) -> Result<Values> {
-    let default = Configured::new(pipeline, codec);
+    let default = Configured::new(pipeline, codec)?;
     let mut samples = Samples::default();
     for (done, row) in rows.iter().enumerate() {
         let request = request(row);
@@ -302,8 +302,7 @@ fn evaluate_prefilter(rows: &[SelectionRow]) -> Result<PrefilterReport> {
         });
     }
     let chunk_ids: Vec<String> = (0..chunks.len()).map(|n| n.to_string()).collect();
-    let settings =
-        RegistrySettings { dir: PathBuf::new(), chunk_count_max: usize::MAX, ..RegistrySettings::default() };
+    let settings = RegistrySettings { dir: PathBuf::new(), chunk_count_max: usize::MAX };
     let registry = Registry::open(&settings)?;
     tokio::runtime::Builder::new_current_thread().build()?.block_on(registry.write(chunks))?;
     let mut sizes: Vec<usize> = PREFILTER_COUNTS

@@ -22,7 +22,6 @@ const LABELLED_MIN: usize = 30;
 /// The strength of the L2 penalty, in rows.
 const PENALTY: f64 = 1.0;
 
-/// What a fit gives.
 #[derive(Debug, Clone)]
 pub struct VerdictFit {
     /// The weights, fitted on all claims.

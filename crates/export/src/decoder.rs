@@ -26,7 +26,6 @@ pub const ARCHITECTURES: [(&str, Family); 7] = [
     ("GPT2LMHeadModel", Family::Gpt2),
 ];
 
-/// A family of decoders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
     /// Llama, SmolLM, TinyLlama.

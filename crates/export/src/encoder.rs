@@ -54,7 +54,6 @@ const MODEL_TYPES: [(&str, Family, &str); 8] = [
     ("nomic_bert", Family::NomicBert, "NomicBertModel"),
 ];
 
-/// A family of encoders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
     Bert,

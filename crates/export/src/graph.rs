@@ -79,13 +79,11 @@ impl GraphBuilder {
         Self { weights_file: weights_file.into(), ..Self::default() }
     }
 
-    /// Adds an `i64` input.
     pub fn input_i64(&mut self, name: &str, axes: &[Axis]) -> Value {
         self.graph.input.push(value_info(name, DataType::Int64, axes));
         Value(name.to_owned())
     }
 
-    /// Adds an `f32` input.
     pub fn input_f32(&mut self, name: &str, axes: &[Axis]) -> Value {
         self.graph.input.push(value_info(name, DataType::Float, axes));
         Value(name.to_owned())
@@ -131,7 +129,6 @@ impl GraphBuilder {
         self.constant(DataType::Int64, vec![values.len() as i64], bytes)
     }
 
-    /// Adds an `f32` scalar.
     pub fn const_f32(&mut self, value: f32) -> Value {
         self.constant(DataType::Float, vec![], value.to_le_bytes().to_vec())
     }

@@ -217,7 +217,8 @@ impl Exporter<'_> {
         let tokenizer = self.tokenizer(encoder.vocab_size, SpecialTokens::Around)?;
         let colbert = Colbert::read(self.input, &tokenizer, encoder.hidden)?;
         let prefixes = self.options.prefixes.clone().or(&self.input.prefixes);
-        let surroundings = prefixes.around(&self.input.dir, &tokenizer, colbert.as_ref())?;
+        let surroundings =
+            prefixes.around(&self.input.dir, &tokenizer, colbert.as_ref().map(|colbert| &colbert.markers))?;
         let trained = source::sequence_tokens_max(&self.input.dir)?;
         let trained = trained.or(colbert.as_ref().and_then(|colbert| colbert.passage_tokens_max));
         let mut out = WeightFile::create(self.staging.dir().join(WEIGHTS))?;

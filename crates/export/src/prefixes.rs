@@ -4,11 +4,10 @@
 use std::{collections::BTreeMap, path::Path};
 
 use serde::Deserialize;
-use thresher_core::model::contract::Question;
+use thresher_core::model::contract::{Question, QuestionPadding};
 
 use super::{
     ExportError,
-    encoder::colbert::Colbert,
     source::{ExportedTokenizer, TOKENIZER, read_json_if_exists},
 };
 
@@ -18,6 +17,17 @@ use super::{
 pub struct Prefixes {
     pub question: Option<String>,
     pub passage: Option<String>,
+}
+
+/// The special tokens by which a model tells questions from passages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Markers {
+    /// The id of the token between the first special token and a question.
+    pub question: u32,
+    /// The id of the token between the first special token and a passage.
+    pub passage: u32,
+    /// The padding of questions; `None` if they are not padded.
+    pub padding: Option<QuestionPadding>,
 }
 
 /// What stands around passages and questions.
@@ -82,7 +92,7 @@ impl Prefixes {
         &self,
         dir: &Path,
         tokenizer: &ExportedTokenizer,
-        colbert: Option<&Colbert>,
+        markers: Option<&Markers>,
     ) -> Result<Surroundings, ExportError> {
         let Self { question, passage } = self.or_those_of(dir)?;
         let before = |marker: Option<u32>, text: &Option<String>| {
@@ -97,12 +107,12 @@ impl Prefixes {
             }
             Ok::<_, ExportError>(ids)
         };
-        let prefix = before(colbert.map(|colbert| colbert.passage_marker), &passage)?;
+        let prefix = before(markers.map(|markers| markers.passage), &passage)?;
         let question = Question {
-            prefix: before(colbert.map(|colbert| colbert.question_marker), &question)?,
+            prefix: before(markers.map(|markers| markers.question), &question)?,
             suffix: tokenizer.suffix.clone(),
             prefix_text: question,
-            padding: colbert.and_then(|colbert| colbert.padding.clone()),
+            padding: markers.and_then(|markers| markers.padding.clone()),
         };
         let is_same = question.prefix == prefix && question.padding.is_none();
         Ok(Surroundings { prefix, prefix_text: passage, question: (!is_same).then_some(question) })

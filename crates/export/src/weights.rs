@@ -56,7 +56,6 @@ enum Store {
 
 /// A file of another format, which gives its tensors the form of a Hugging Face checkpoint.
 pub trait TensorFile: fmt::Debug {
-    /// The path of the file.
     fn path(&self) -> &Path;
 
     /// The paths of all files that were read: the file, and others that it names.
@@ -119,7 +118,6 @@ pub struct Tensor {
     pub values: Vec<f32>,
 }
 
-/// One safetensors file.
 #[derive(Debug)]
 struct Shard {
     path: PathBuf,

@@ -23,7 +23,6 @@ use crate::workload::{self, Workload};
 /// answer.
 const ANSWER_ROUND_FIRST: u64 = 1 << 34;
 
-/// Results of the bench.
 pub struct Report {
     json: Value,
     table: String,
@@ -48,7 +47,6 @@ struct Round {
     stages: Value,
 }
 
-/// How much is measured.
 #[derive(Debug, Clone, Copy)]
 pub struct Effort {
     pub answers: usize,

@@ -17,6 +17,7 @@ pub mod rss;
 pub mod report;
 pub mod subject;
 pub mod model_graph;
+pub mod model_on_device;
 pub mod flops;
 pub mod workload;
 pub mod peer;

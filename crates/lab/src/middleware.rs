@@ -101,7 +101,6 @@ impl Contender {
     }
 }
 
-/// Results of the bench.
 pub struct Report {
     json: Value,
     table: String,

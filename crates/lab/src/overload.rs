@@ -38,7 +38,6 @@ pub struct Settings {
     pub workload: Workload,
 }
 
-/// Results of the bench.
 #[derive(Debug, Clone)]
 pub struct Report {
     json: Value,

@@ -59,7 +59,7 @@ pub fn run(config: &Config, command: &Command) -> anyhow::Result<Results> {
         Command::Eval { files, against: Some(dir) } => against(&exact, dir, files, codec)?,
         Command::Eval { files, .. } => {
             let pipeline = app::pipeline(&exact)?;
-            let methods = methods::all(&pipeline, codec);
+            let methods = methods::all(&pipeline, codec)?;
             let mut reports = Vec::new();
             for file in files {
                 let report = with_progress(file, |progress| {

@@ -16,6 +16,7 @@ use bytes::Bytes;
 use fastrand::Rng;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use thresher::config::MemoryShares;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
@@ -45,14 +46,8 @@ pub struct Settings {
     pub time: Duration,
     /// Number of concurrent clients.
     pub clients: usize,
-    /// Limit of the memory tier (`blocks.memory_bytes_max`), in bytes.
-    pub memory_bytes_max: u64,
-    /// Limit of the blocks that wait to be written to disk (`blocks.write_queue_bytes_max`), in bytes.
-    pub write_queue_bytes_max: u64,
-    /// Limit of the registered chunks in memory (`registry.cache_bytes_max`), in bytes.
-    pub registry_bytes_max: u64,
-    /// Limit of the store of recent requests (`handles.bytes_max`), in bytes.
-    pub handle_bytes_max: u64,
+    /// How the daemon divides its memory.
+    pub memory: MemoryShares,
     /// Limit of the disk tier (`blocks.disk_bytes_max`), in bytes. The test uses several times as many chunks
     /// as the tier holds.
     pub disk_bytes_max: u64,
@@ -300,10 +295,9 @@ impl Report {
     fn new(subject: &Subject, observations: &Observations) -> Self {
         let Observations { settings, base_mb, samples_mb, peak_mb, chunks, tally } = observations;
         let max = samples_mb.iter().copied().fold(peak_mb.max(*base_mb), f64::max);
-        let bounds = settings.memory_bytes_max
-            + settings.write_queue_bytes_max
-            + settings.registry_bytes_max
-            + settings.handle_bytes_max;
+        let MemoryShares { blocks: block_bytes, block_writes, chunks: chunk_bytes, recent_requests, .. } =
+            settings.memory;
+        let bounds = block_bytes + block_writes + chunk_bytes as u64 + recent_requests;
         let limit_mb = (bounds + SLACK_BYTES) as f64 / 1e6;
         let memory_met = max <= limit_mb;
         let median = |samples: &[f64]| round_to(quantile(&sorted(samples.iter().copied()), 0.5), 1);
@@ -343,7 +337,7 @@ impl Report {
             },
             "kv": {
                 "memory_bytes": stats.memory.bytes,
-                "memory_bytes_max": settings.memory_bytes_max,
+                "memory_bytes_max": settings.memory.blocks,
                 "disk_bytes": stats.disk.bytes,
                 "disk_bytes_max": settings.disk_bytes_max,
             },

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use serde_json::Value;
-use thresher::app;
+use thresher::app::{self, Limits};
 use thresher::config::{Admission, Config};
 use thresher_core::model::ModelRuntime as _;
 use thresher_lab::flops::Flops;
@@ -226,8 +226,8 @@ fn measure(config: &Config, command: &Command, progress: Progress) -> anyhow::Re
     match command {
         Command::Warm { shape, chunks, registered, rounds, requests, clients } => {
             let workload = shape.workload(*chunks);
-            let config = settings(config, shape.workers, &workload, *clients);
-            let subject = Subject::start(&config)?;
+            let config = settings(config, shape.workers);
+            let subject = Subject::start(&config, &limits(&config, &workload, *clients))?;
             let batched = BatchedGraph::load(app::engine(&config).load_settings())?;
             let source = if *registered { Source::Registered } else { Source::Inline };
             let effort = warm::Effort {
@@ -243,8 +243,8 @@ fn measure(config: &Config, command: &Command, progress: Progress) -> anyhow::Re
         }
         Command::Throughput { shape, chunks, rounds, clients, peer } => {
             let workload = shape.workload(*chunks);
-            let config = settings(config, shape.workers, &workload, *clients);
-            let subject = Subject::start(&config)?;
+            let config = settings(config, shape.workers);
+            let subject = Subject::start(&config, &limits(&config, &workload, *clients))?;
             let contenders = throughput::Contenders {
                 batched: BatchedGraph::load(app::engine(&config).load_settings())?,
                 flops: Flops::of_model(&config.model.dir)?,
@@ -260,8 +260,8 @@ fn measure(config: &Config, command: &Command, progress: Progress) -> anyhow::Re
         }
         Command::Attribution { shape, chunks, rounds, answer_tokens } => {
             let workload = shape.workload(*chunks);
-            let config = settings(config, shape.workers, &workload, 1);
-            let subject = Subject::start(&config)?;
+            let config = settings(config, shape.workers);
+            let subject = Subject::start(&config, &limits(&config, &workload, 1))?;
             let batched = BatchedGraph::load(app::engine(&config).load_settings())?;
             let effort = attribution::Effort { answers: *rounds, answer_tokens: *answer_tokens };
             let report = attribution::run(&subject, batched, &workload, effort, progress)?;
@@ -270,14 +270,15 @@ fn measure(config: &Config, command: &Command, progress: Progress) -> anyhow::Re
         Command::Middleware { shape, chunks, requests } => {
             let workload = shape.workload(*chunks);
             let server = ModelServer::start()?;
-            let config = settings(config, shape.workers, &workload, 1).with_upstream(server.url());
-            let subject = Subject::start(&config)?;
+            let config = settings(config, shape.workers).with_upstream(server.url());
+            let subject = Subject::start(&config, &limits(&config, &workload, 1))?;
             let report = middleware::run(&subject, &server, &workload, *requests, progress)?;
             Ok((middleware::table(&report).to_owned(), report.json().clone(), report.passed()))
         }
         Command::Overload { seconds, shape, chunks, clients } => {
             let workload = shape.workload(*chunks);
-            let subject = Subject::start(&settings(config, shape.workers, &workload, *clients))?;
+            let config = settings(config, shape.workers);
+            let subject = Subject::start(&config, &limits(&config, &workload, *clients))?;
             let time = Duration::from_secs(*seconds as u64);
             let report =
                 overload::run(&subject, overload::Settings { time, clients: *clients, workload }, progress)?;
@@ -285,16 +286,20 @@ fn measure(config: &Config, command: &Command, progress: Progress) -> anyhow::Re
         }
         Command::Soak { seconds, clients, workers, memory_mb } => {
             let workload = Workload { chunks: 100, tokens: 200, query_tokens: 16, mixed: false };
-            let config =
-                soak_limits(settings(config, *workers, &workload, *clients), (*memory_mb as u64) << 20);
-            let subject = Subject::start(&config)?;
+            let mut config = settings(config, *workers);
+            config.blocks.disk_bytes_max = config.blocks.disk_bytes_max.min(SOAK_DISK_BYTES_MAX);
+            let mut limits = limits(&config, &workload, *clients);
+            let memory_bytes = (*memory_mb as u64) << 20;
+            limits.memory.blocks = memory_bytes;
+            // So large that a peak on a busy machine loses no block.
+            limits.memory.block_writes = SOAK_WRITE_QUEUE_BYTES_MAX;
+            limits.memory.chunks = memory_bytes as usize / 4;
+            limits.memory.recent_requests = memory_bytes / 4;
+            let subject = Subject::start(&config, &limits)?;
             let soak_settings = soak::Settings {
                 time: Duration::from_secs(*seconds as u64),
                 clients: *clients,
-                memory_bytes_max: config.blocks.memory_bytes_max,
-                write_queue_bytes_max: config.blocks.write_queue_bytes_max,
-                registry_bytes_max: config.registry.cache_bytes_max as u64,
-                handle_bytes_max: config.handles.bytes_max,
+                memory: limits.memory,
                 disk_bytes_max: config.blocks.disk_bytes_max,
             };
             let report = soak::run(&subject, soak_settings, progress)?;
@@ -318,8 +323,8 @@ fn start_peers(args: &PeerArgs, subject: &Subject) -> anyhow::Result<Vec<Peer>> 
     settings.in_each_precision().into_iter().map(Peer::start).collect()
 }
 
-/// Returns the settings of a run: limits that the workload would exceed are raised.
-fn settings(config: &Config, workers: Option<usize>, workload: &Workload, clients: usize) -> Config {
+/// Returns the settings of a run.
+fn settings(config: &Config, workers: Option<usize>) -> Config {
     let mut config = config.clone();
     if let Some(workers) = workers {
         config.model.workers = workers;
@@ -329,34 +334,29 @@ fn settings(config: &Config, workers: Option<usize>, workload: &Workload, client
         // This fails if the pool has been used already; then only the threads of the model are limited.
         let _ = rayon::ThreadPoolBuilder::new().num_threads(workers).build_global();
     }
-    let raise = |limit: &mut usize, to: usize| *limit = (*limit).max(to);
-    let tokens_max = 2 * workload.chunks * workload.tokens;
-    raise(&mut config.limits.chunk_count_max, workload.chunks);
-    raise(&mut config.limits.registered_chunk_count_max, workload.chunks);
-    raise(&mut config.registry.prefilter_above, workload.chunks);
-    raise(&mut config.limits.query_tokens_max, workload.query_tokens);
-    raise(&mut config.limits.input_tokens_max, tokens_max);
-    // A token has less than 512 bytes in a block.
-    raise(&mut config.limits.block_bytes_max, clients * 512 * tokens_max);
-    raise(&mut config.limits.logit_count_max, tokens_max * workload.query_tokens);
-    // A token has about six bytes, seldom twelve.
-    raise(&mut config.http.body_bytes_max, 12 * tokens_max);
-    raise(&mut config.http.bodies_bytes_max, 4 * clients * 12 * tokens_max);
-    raise(&mut config.limits.registered_bytes_max, 12 * tokens_max);
-    let deadline_ms_max = &mut config.admission.deadline_ms_max;
-    *deadline_ms_max = (*deadline_ms_max).max(DEADLINE.as_millis() as u64);
     config
 }
 
-/// Returns the settings with the limits of `soak`.
-fn soak_limits(mut config: Config, memory_bytes: u64) -> Config {
-    config.blocks.memory_bytes_max = memory_bytes;
-    config.blocks.disk_bytes_max = config.blocks.disk_bytes_max.min(SOAK_DISK_BYTES_MAX);
-    // So large that a peak on a busy machine loses no block.
-    config.blocks.write_queue_bytes_max = SOAK_WRITE_QUEUE_BYTES_MAX;
-    config.registry.cache_bytes_max = memory_bytes as usize / 4;
-    config.handles.bytes_max = memory_bytes / 4;
-    config
+/// Returns the limits of a run: those that the workload would exceed are raised.
+fn limits(config: &Config, workload: &Workload, clients: usize) -> Limits {
+    let mut limits = Limits::new(config, 1);
+    let raise = |limit: &mut usize, to: usize| *limit = (*limit).max(to);
+    let tokens_max = 2 * workload.chunks * workload.tokens;
+    let requests = &mut limits.bodies.requests;
+    raise(&mut requests.chunk_count_max, workload.chunks);
+    raise(&mut requests.registered_chunk_count_max, workload.chunks);
+    raise(&mut requests.query_tokens_max, workload.query_tokens);
+    raise(&mut requests.input_tokens_max, tokens_max);
+    // A token has less than 512 bytes in a block.
+    raise(&mut requests.block_bytes_max, clients * 512 * tokens_max);
+    raise(&mut requests.logit_count_max, tokens_max * workload.query_tokens);
+    raise(&mut requests.registered_bytes_max, 12 * tokens_max);
+    raise(&mut limits.prefilter.above, workload.chunks);
+    // A token has about six bytes, seldom twelve.
+    raise(&mut limits.body_bytes_max, 12 * tokens_max);
+    raise(&mut limits.memory.bodies, 4 * clients * 12 * tokens_max);
+    limits.deadline_max = limits.deadline_max.max(DEADLINE);
+    limits
 }
 
 fn positive(text: &str) -> Result<usize, String> {

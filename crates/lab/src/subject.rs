@@ -7,8 +7,9 @@ use std::time::Duration;
 use anyhow::Context as _;
 use tempfile::TempDir;
 use thresher::access::Access;
+use thresher::app::{self, Limits};
 use thresher::config::Config;
-use thresher::{app, http, process, telemetry};
+use thresher::{http, process, telemetry};
 use thresher_core::kv::local::LocalTiers;
 use thresher_core::kv::store::KvStore;
 use thresher_core::kv::tiers::AllTiers;
@@ -20,7 +21,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::report::ModelOnDevice;
+use crate::model_on_device::ModelOnDevice;
 
 /// How long requests in flight may take after the daemon is dropped.
 const STOP: Duration = Duration::from_secs(5);
@@ -51,7 +52,7 @@ impl Subject {
     ///
     /// # Errors
     /// Fails if the model cannot be loaded or is a decoder, or if the system provides no port or directory.
-    pub fn start(config: &Config) -> anyhow::Result<Self> {
+    pub fn start(config: &Config, limits: &Limits) -> anyhow::Result<Self> {
         let mut config = config.clone();
         let dir =
             tempfile::Builder::new().prefix("thresher-lab-").tempdir().context("no temporary directory")?;
@@ -64,25 +65,26 @@ impl Subject {
         let threads = threads.worker_threads(config.model.workers()).enable_all().build()?;
         let metrics = telemetry::install_metrics()?;
         threads.spawn(app::upkeep(metrics));
-        let local = LocalTiers::open(&app::local_settings(&config))?;
+        let local = LocalTiers::open(&app::local_settings(&config, &limits.memory))?;
         let store = Arc::new(KvStore::new(Arc::new(AllTiers::new(local.clone(), None))));
-        let engine = app::engine(&config).store(store).build()?;
+        let settings = app::pipeline_settings(&config, limits);
+        let engine = app::engine(&config).settings(settings).store(store).build()?;
         let LoadedModel::Late(late) = engine.model() else {
             anyhow::bail!("speed is measured of late-interaction models, and this model is a decoder")
         };
         let (runtime, tokenizer) = (Arc::clone(late), Arc::clone(engine.tokenizer()));
-        let tenants = app::tenants(&config, None);
-        let service = app::service(&config, Access::open_to_all(), tenants.clone())?;
+        let tenants = app::tenants(&config, limits, None);
+        let service = app::service(&config, limits, Access::open_to_all(), tenants.clone())?;
         tenants.open_default()?;
         app::warm_up(engine.pipeline())?;
         tenants.set_pipeline(engine.into_pipeline());
         let pipeline = tenants.default_tenant().pipeline().map(Arc::clone).context("it was set")?;
-        let deadline_ms_max = service.settings.admission.deadline_ms_max;
+        let deadline_ms_max = limits.deadline_max.as_millis() as u64;
         let listener =
             threads.block_on(TcpListener::bind(("127.0.0.1", 0))).context("no port to listen on")?;
         let address = listener.local_addr()?;
         let router = http::router(service);
-        threads.spawn(http::serve(listener, router, app::serving(&config), None, std::future::pending()));
+        threads.spawn(http::serve(listener, router, app::serving(limits), None, std::future::pending()));
         let files = dir.path().to_owned();
         threads.spawn(async move {
             // An interrupted run leaves no files.

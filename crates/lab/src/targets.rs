@@ -21,7 +21,6 @@ pub struct Target {
     pub bound: Option<Bound>,
 }
 
-/// A bound of a number.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Bound {
     /// The number must be no more than this.

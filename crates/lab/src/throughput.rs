@@ -32,7 +32,6 @@ pub struct Contenders {
     pub peers: Vec<Peer>,
 }
 
-/// How much to measure.
 #[derive(Debug, Clone, Copy)]
 pub struct Effort {
     /// Rounds of throughput, after one warm-up round.

@@ -32,7 +32,6 @@ pub enum Script {
     OneLine,
 }
 
-/// A received request.
 #[derive(Debug, Clone)]
 pub struct RecordedRequest {
     pub uri: String,

@@ -37,7 +37,6 @@ const COLD_EACH_ROUND_CHUNKS_MAX: usize = 100;
 /// differ.
 const COLD_SET_FIRST: u64 = 1 << 33;
 
-/// How much to measure.
 #[derive(Debug, Clone, Copy)]
 pub struct Effort {
     /// Rounds. A round reads a set of chunks cold, runs every pair, then sends warm requests about the set.
@@ -68,7 +67,6 @@ struct Measurements {
     rss: Option<Rss>,
 }
 
-/// Times of one round.
 struct Round {
     /// Time of the request that reads the whole set cold; `None` if an earlier round read the set.
     cold_ms: Option<f64>,

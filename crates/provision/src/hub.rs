@@ -14,9 +14,6 @@ use url::{Host, Url};
 use crate::error::{self, ProvisionError};
 use crate::{http, wheel};
 
-/// The public hub.
-pub const PUBLIC_HUB: &str = "https://huggingface.co";
-
 /// The branch if none is named.
 const MAIN: &str = "main";
 
@@ -125,7 +122,6 @@ pub enum HubSource<'a> {
     Folder(&'a Path),
 }
 
-/// A hub, by its URL.
 #[derive(Clone)]
 pub struct Hub {
     url: String,

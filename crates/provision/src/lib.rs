@@ -14,8 +14,10 @@ mod wheel;
 use std::path::{Path, PathBuf};
 
 pub use error::ProvisionError;
-pub use hub::{Hub, HubModel, HubSource, PUBLIC_HUB, Snapshot, Wanted};
+pub use hub::{Hub, HubModel, HubSource, Snapshot, Wanted};
 pub use pins::{Item, Pin, platform};
+
+pub const PUBLIC_HUB: &str = "https://huggingface.co";
 
 /// The public package index.
 pub const PUBLIC_INDEX: &str = "https://pypi.org/simple";

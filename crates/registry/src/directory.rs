@@ -64,7 +64,6 @@ impl Directory {
         self.entries.get(id).map(|entry| entry.content)
     }
 
-    /// The number of chunks.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
@@ -104,7 +103,6 @@ impl Directory {
         self.compact_queue();
     }
 
-    /// Removes `id`.
     pub fn remove(&mut self, id: &str) {
         if let Some(entry) = self.entries.remove(id) {
             self.uncount(entry.warmth);

@@ -2,11 +2,12 @@
 
 // The only crate that uses `tantivy`. It does not know about models, requests or transports.
 //
-// `store` keeps the chunks on disk, with one `writer` thread; `directory` lists the chunks that exist. `warm`
+// `store` keeps the chunks on disk, with one `writer` thread, and `shared` what both use; `directory` lists the chunks that exist. `warm`
 // has chunks read by the model ahead of requests, `search` finds chunks by words, `vectors` by
 // meaning, and `follow` applies the `log` that sidecars share.
 
 pub mod analyzer;
+mod cache;
 mod change;
 mod directory;
 mod follow;
@@ -14,6 +15,7 @@ pub mod log;
 mod open;
 mod schema;
 mod search;
+mod shared;
 mod store;
 mod vectors;
 pub mod warm;
@@ -24,7 +26,7 @@ mod tests;
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -40,10 +42,9 @@ use self::store::Store;
 /// The folder inside `registry.dir` that holds one folder for each tenant other than the default one.
 const TENANTS: &str = "tenants";
 
-/// Where registered chunks are stored, and limits on their number and size. An operator sets `dir` and `chunk_count_max` (section
-/// `[registry]`).
+/// The section `[registry]` of the settings: where registered chunks are stored, and how many there may be.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "RegistrySection", into = "RegistrySection")]
+#[serde(deny_unknown_fields, default)]
 pub struct RegistrySettings {
     /// The folder of the registry, used by one daemon only; each tenant has a folder inside it. Empty: chunks
     /// are kept in memory only and lost at exit. Default: `data/registry`.
@@ -51,20 +52,22 @@ pub struct RegistrySettings {
     /// The largest number of registered chunks. Each takes about 100 bytes of memory, whether it is in use or
     /// not. Default: 1,000,000.
     pub chunk_count_max: usize,
-    /// The largest number of chunks in one call that registers or deletes chunks. Default: 10,000.
-    pub batch_count_max: usize,
-    /// The largest size of one chunk's metadata as JSON, in bytes. Default: 16,384.
-    pub metadata_bytes_max: usize,
+}
+
+/// What bounds a registry apart from its settings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RegistryLimits {
     /// The size of the cache of chunks in memory, in bytes. Default: 256 MiB.
     pub cache_bytes_max: usize,
-    /// The largest number of candidates that a request may name. Default: 1,000.
-    pub candidate_count_max: usize,
-    /// A request that names more ids than this is prefiltered by BM25; 0: never. Default: 10,000.
-    pub prefilter_above: usize,
-    /// How many chunks the prefilter keeps. Default: 10,000.
-    pub prefilter_to: usize,
-    /// Milliseconds after which a deleted or replaced text is removed from the files. Default: 30,000.
-    pub purge_delay_ms: u64,
+    /// How long a deleted or replaced text may stay in the files. Removing it rewrites a part of the index, so that
+    /// several changes share one. Default: 30 seconds.
+    pub purge_delay: Duration,
+}
+
+impl Default for RegistryLimits {
+    fn default() -> Self {
+        Self { cache_bytes_max: 256 * 1024 * 1024, purge_delay: Duration::from_secs(30) }
+    }
 }
 
 impl RegistrySettings {
@@ -76,45 +79,9 @@ impl RegistrySettings {
     }
 }
 
-/// The section `[registry]` of the settings.
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct RegistrySection {
-    dir: PathBuf,
-    chunk_count_max: usize,
-}
-
-impl Default for RegistrySection {
-    fn default() -> Self {
-        RegistrySettings::default().into()
-    }
-}
-
-impl From<RegistrySection> for RegistrySettings {
-    fn from(RegistrySection { dir, chunk_count_max }: RegistrySection) -> Self {
-        Self { dir, chunk_count_max, ..Self::default() }
-    }
-}
-
-impl From<RegistrySettings> for RegistrySection {
-    fn from(RegistrySettings { dir, chunk_count_max, .. }: RegistrySettings) -> Self {
-        Self { dir, chunk_count_max }
-    }
-}
-
 impl Default for RegistrySettings {
     fn default() -> Self {
-        Self {
-            dir: "data/registry".into(),
-            chunk_count_max: 1_000_000,
-            batch_count_max: 10_000,
-            metadata_bytes_max: 16_384,
-            cache_bytes_max: 256 * 1024 * 1024,
-            candidate_count_max: 1_000,
-            prefilter_above: 10_000,
-            prefilter_to: 10_000,
-            purge_delay_ms: 30_000,
-        }
+        Self { dir: "data/registry".into(), chunk_count_max: 1_000_000 }
     }
 }
 
@@ -185,7 +152,15 @@ impl Registry {
     /// Returns a [`RegistryError`] that says what is wrong with the folder and what to do. A damaged registry
     /// is an error; it is never replaced by an empty one.
     pub fn open(settings: &RegistrySettings) -> Result<Self, RegistryError> {
-        Ok(Self { store: Arc::new(Store::open(settings)?), membership: OnceLock::new() })
+        Self::open_within(settings, RegistryLimits::default())
+    }
+
+    /// Opens the registry as [`Self::open`] does, with other limits.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Self::open`].
+    pub fn open_within(settings: &RegistrySettings, limits: RegistryLimits) -> Result<Self, RegistryError> {
+        Ok(Self { store: Arc::new(Store::open(settings, limits)?), membership: OnceLock::new() })
     }
 
     /// Checks, without changing anything in the folder `dir`, whether [`Self::open`] would accept it.

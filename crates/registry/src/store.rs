@@ -2,24 +2,23 @@
 //! changes to the writer. Does not know about models, or where changes come from.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use tantivy::{IndexReader, ReloadPolicy, Warmer};
 use thresher_core::domain::Chunk;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use super::cache::Cache;
 use super::change::{Change, Outcome, content_after, content_in, id_of};
 use super::directory::Directory;
 use super::log::LogPosition;
-use super::schema::{self, Fields};
 use super::search::{Hit, IndexSearch};
-use super::vectors::Vectors;
+use super::shared::{Shared, lock, read};
 use super::writer::{Commit, Job, Writer};
-use super::{Page, RegistryError, RegistrySettings, open};
+use super::{Page, RegistryError, RegistryLimits, RegistrySettings, open};
 
 /// The number of batches that may wait for the writer; one more is refused as overloaded.
 const WAITING_MAX: usize = 64;
@@ -42,28 +41,18 @@ pub struct Store {
     count_max: usize,
 }
 
-/// The state that readers, the writer and the warmer share.
-pub struct Shared {
-    pub fields: Fields,
-    pub reader: IndexReader,
-    directory: Mutex<Directory>,
-    pub cache: Mutex<Cache>,
-    vectors: RwLock<Vectors>,
-    /// Notified when the directory changes.
-    updates: watch::Sender<()>,
-    warmer_stopped: AtomicBool,
-    /// How far the log that sidecars share has been applied. Stored with every commit.
-    pub log_position: Mutex<Option<LogPosition>>,
-}
-
 impl Store {
     /// Opens the index and starts its writer.
-    pub fn open(settings: &RegistrySettings) -> Result<Self, RegistryError> {
-        Self::open_with(settings, Vec::new())
+    pub fn open(settings: &RegistrySettings, limits: RegistryLimits) -> Result<Self, RegistryError> {
+        Self::open_with(settings, limits, Vec::new())
     }
 
     /// Opens the index with `warmers`, which `tantivy` calls before a commit becomes visible.
-    fn open_with(settings: &RegistrySettings, warmers: Vec<Weak<dyn Warmer>>) -> Result<Self, RegistryError> {
+    fn open_with(
+        settings: &RegistrySettings,
+        limits: RegistryLimits,
+        warmers: Vec<Weak<dyn Warmer>>,
+    ) -> Result<Self, RegistryError> {
         let open::OpenedIndex { index, writer, fields } = open::open(&settings.dir)?;
         let reader = index.reader_builder().reload_policy(ReloadPolicy::Manual).warmers(warmers);
         let reader: IndexReader = reader.try_into()?;
@@ -74,14 +63,14 @@ impl Store {
             fields,
             reader,
             directory: Mutex::new(directory),
-            cache: Mutex::new(Cache::new(settings.cache_bytes_max)),
+            cache: Mutex::new(Cache::new(limits.cache_bytes_max)),
             vectors: RwLock::default(),
             updates: watch::Sender::new(()),
             warmer_stopped: AtomicBool::new(false),
             log_position: Mutex::new(log_position),
         });
         let (jobs, waiting) = mpsc::channel(WAITING_MAX);
-        let writer = Writer::new(writer, Arc::clone(&shared), Duration::from_millis(settings.purge_delay_ms));
+        let writer = Writer::new(writer, Arc::clone(&shared), limits.purge_delay);
         let timer = tokio::runtime::Builder::new_current_thread().enable_time().build();
         let timer = timer.map_err(|e| RegistryError::Write(e.to_string()))?;
         let writer = std::thread::Builder::new()
@@ -267,146 +256,11 @@ impl Drop for Store {
     }
 }
 
-impl Shared {
-    /// Locks the list of chunks.
-    pub fn directory(&self) -> MutexGuard<'_, Directory> {
-        lock(&self.directory)
-    }
-
-    /// Locks the vectors of chunks for a change.
-    pub fn vectors_mut(&self) -> RwLockWriteGuard<'_, Vectors> {
-        self.vectors.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether any chunk can be found by a vector.
-    pub fn has_vectors(&self) -> bool {
-        !read(&self.vectors).is_empty()
-    }
-
-    /// Notifies the receivers of [`Store::updates`].
-    pub fn notify_update(&self) {
-        self.updates.send_replace(());
-    }
-
-    /// Records that the warmer has stopped, so that nothing will be read ahead any more.
-    pub fn set_warmer_stopped(&self) {
-        self.warmer_stopped.store(true, Ordering::Relaxed);
-        self.notify_update();
-    }
-
-    /// Whether [`Self::set_warmer_stopped`] was called.
-    pub fn is_warmer_stopped(&self) -> bool {
-        self.warmer_stopped.load(Ordering::Relaxed)
-    }
-
-    /// Returns chunks by id, in the order of `ids`. With `fill_cache`, chunks read from disk are put into the
-    /// cache.
-    pub fn get(
-        &self,
-        ids: &[impl AsRef<str>],
-        fill_cache: bool,
-    ) -> Result<Vec<Option<Arc<Chunk>>>, RegistryError> {
-        let (mut found, generation): (Vec<_>, u64) = {
-            let mut cache = lock(&self.cache);
-            (ids.iter().map(|id| cache.get(id.as_ref())).collect(), cache.generation())
-        };
-        let missing: Vec<usize> = {
-            let directory = self.directory();
-            let is_uncached =
-                |index: &usize| found[*index].is_none() && directory.content(ids[*index].as_ref()).is_some();
-            (0..ids.len()).filter(is_uncached).collect()
-        };
-        if missing.is_empty() {
-            return Ok(found);
-        }
-        let missing_ids: Vec<&str> = missing.iter().map(|&index| ids[index].as_ref()).collect();
-        let read = schema::read_chunks(&self.reader.searcher(), &self.fields, &missing_ids)?;
-        let mut cache = lock(&self.cache);
-        let is_current = cache.generation() == generation;
-        for (index, chunk) in missing.into_iter().zip(read) {
-            if let Some(chunk) = chunk.as_ref().filter(|_| fill_cache && is_current) {
-                cache.put(Arc::clone(chunk));
-            }
-            found[index] = chunk;
-        }
-        Ok(found)
-    }
-}
-
-/// The overhead of a cache entry beside its texts, in bytes: map, list, `Arc` and `String`s.
-const CACHE_ENTRY_BYTES: usize = 256;
-
-/// The mean size of a cached chunk, in bytes, from which the number of entries is estimated.
-const CHUNK_BYTES_TYPICAL: usize = 1_500;
-
-/// A cache of chunks by id, bounded in bytes. Chunks that are used often stay longest.
-pub struct Cache {
-    chunks: quick_cache::unsync::Cache<String, Arc<Chunk>, CachedBytes>,
-    generation: u64,
-}
-
-#[derive(Clone)]
-struct CachedBytes;
-
-impl quick_cache::Weighter<String, Arc<Chunk>> for CachedBytes {
-    fn weight(&self, _id: &String, chunk: &Arc<Chunk>) -> u64 {
-        cached_bytes(chunk) as u64
-    }
-}
-
-impl Cache {
-    pub fn new(bytes_max: usize) -> Self {
-        let entries = (bytes_max / CHUNK_BYTES_TYPICAL).clamp(16, 1 << 20);
-        let chunks = quick_cache::unsync::Cache::with_weighter(entries, bytes_max as u64, CachedBytes);
-        Self { chunks, generation: 0 }
-    }
-
-    pub fn get(&mut self, id: &str) -> Option<Arc<Chunk>> {
-        self.chunks.get(id).cloned()
-    }
-
-    /// Adds a chunk, replacing any chunk with its id. A chunk larger than the cache is not kept.
-    pub fn put(&mut self, chunk: Arc<Chunk>) {
-        self.chunks.remove(&chunk.id);
-        self.chunks.insert(chunk.id.clone(), chunk);
-    }
-
-    pub fn remove(&mut self, id: &str) {
-        self.chunks.remove(id);
-    }
-
-    /// The number of commits. A chunk that was read from the index may be added only if this number is the
-    /// same as before the read; otherwise the old version of a chunk that was replaced meanwhile could get
-    /// into the cache.
-    pub fn generation(&self) -> u64 {
-        self.generation
-    }
-
-    /// Counts a commit.
-    pub fn advance(&mut self) {
-        self.generation += 1;
-    }
-}
-
-fn cached_bytes(chunk: &Chunk) -> usize {
-    // The id is stored a second time, as the key of the map.
-    CACHE_ENTRY_BYTES + chunk.id.len() + chunk.bytes()
-}
-
 /// Runs blocking work on a thread where it delays no other task. Needs a Tokio runtime.
 pub async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, RegistryError> {
     tokio::task::spawn_blocking(work).await.map_err(|_panicked_or_stopping| RegistryError::Stopped)
-}
-
-/// Locks a mutex, ignoring poison: no thread that panics leaves shared data in an inconsistent state.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
-    lock.read().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The size of a chunk as JSON, in bytes. A control character takes six bytes.
@@ -425,6 +279,8 @@ fn json_bytes(chunk: &Chunk) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use tantivy::{Searcher, SearcherGeneration, TantivyError};
 
     use super::*;
@@ -448,8 +304,9 @@ mod tests {
     async fn a_commit_that_cannot_become_visible_is_an_error_and_is_visible_before_the_next() {
         let failing = Arc::new(FailingWarmer(AtomicBool::new(false)));
         let warmer: Arc<dyn Warmer> = Arc::<FailingWarmer>::clone(&failing);
-        let settings = RegistrySettings { dir: "".into(), cache_bytes_max: 0, ..RegistrySettings::default() };
-        let store = Store::open_with(&settings, vec![Arc::downgrade(&warmer)]).expect("in memory");
+        let settings = RegistrySettings { dir: "".into(), ..RegistrySettings::default() };
+        let limits = RegistryLimits { cache_bytes_max: 0, ..RegistryLimits::default() };
+        let store = Store::open_with(&settings, limits, vec![Arc::downgrade(&warmer)]).expect("in memory");
         let chunk = Chunk::new("a", "tide");
         let put = || vec![Change::Put(Arc::new(chunk.clone()))];
         let found = || store.search("tide", 9, 999).expect("an index").len();
@@ -466,31 +323,5 @@ mod tests {
             "it was durable"
         );
         assert_eq!(found(), 1);
-    }
-
-    fn cached(id: &str, bytes: usize) -> Arc<Chunk> {
-        Arc::new(Chunk::new(id, "x".repeat(bytes)))
-    }
-
-    #[test]
-    fn the_cache_stays_within_its_bytes_and_keeps_what_is_used() {
-        let bytes_max = 3 * (CACHE_ENTRY_BYTES + 102);
-        let mut cache = Cache::new(bytes_max);
-        for id in ["a", "b", "c"] {
-            cache.put(cached(id, 100));
-        }
-        assert!(cache.get("a").is_some());
-        cache.put(cached("d", 100));
-        assert!(cache.get("a").is_some(), "it was used");
-        let left = ["a", "b", "c", "d"].into_iter().filter(|id| cache.get(id).is_some()).count();
-        assert_eq!(left, 3, "one was evicted");
-        cache.put(cached("d", 200));
-        assert!(cache.chunks.weight() <= bytes_max as u64);
-        cache.put(cached("huge", 10_000));
-        assert!(cache.get("huge").is_none());
-        for id in ["a", "b", "c", "d"] {
-            cache.remove(id);
-        }
-        assert_eq!(cache.chunks.weight(), 0);
     }
 }

@@ -22,6 +22,12 @@ fn in_memory() -> Registry {
     Registry::open(&settings("".as_ref())).expect("a registry in memory")
 }
 
+/// A registry in memory that reads every chunk from its index.
+fn without_cache() -> Registry {
+    let limits = RegistryLimits { cache_bytes_max: 0, ..RegistryLimits::default() };
+    Registry::open_within(&settings("".as_ref()), limits).expect("a registry in memory")
+}
+
 fn chunk(id: &str, text: &str) -> Chunk {
     Chunk::new(id, text)
 }
@@ -74,9 +80,10 @@ fn has_bytes(dir: &std::path::Path, bytes: &[u8]) -> bool {
 #[test]
 fn deleted_and_replaced_texts_are_gone_from_the_files_soon() {
     let folder = tempfile::tempdir().expect("a folder");
-    let settings = RegistrySettings { purge_delay_ms: 20, ..settings(folder.path()) };
+    let limits = RegistryLimits { purge_delay: Duration::from_millis(20), ..RegistryLimits::default() };
+    let settings = settings(folder.path());
     // Random words, which the store of documents cannot shorten.
-    let registry = Registry::open(&settings).expect("a registry");
+    let registry = Registry::open_within(&settings, limits).expect("a registry");
     let secret = put_with_metadata("a", "zebrasecret42", json!({"note": "zebranote43"}));
     write(&registry, vec![secret, put("b", "ebboldtext44"), put("c", "tide")]);
     assert!(has_bytes(folder.path(), b"zebrasecret42"));
@@ -95,7 +102,7 @@ fn deleted_and_replaced_texts_are_gone_from_the_files_soon() {
     write(&registry, vec![put("e", "zebrasecret42")]);
     write(&registry, vec![delete("e")]);
     drop(registry);
-    let registry = Registry::open(&settings).expect("a registry");
+    let registry = Registry::open_within(&settings, limits).expect("a registry");
     while !gone("zebrasecret42") {
         assert!(Instant::now() < until, "deleted texts stay in the files");
         std::thread::sleep(Duration::from_millis(20));
@@ -124,8 +131,7 @@ fn each_change_has_an_outcome() {
 
 #[test]
 fn the_kind_of_a_chunk_is_stored() {
-    let without_cache = RegistrySettings { cache_bytes_max: 0, ..settings("".as_ref()) };
-    let registry = Registry::open(&without_cache).expect("without a cache");
+    let registry = without_cache();
     let of_kind = |kind| Change::Put(Arc::new(Chunk { kind, ..chunk("a", "mia: hello") }));
     let stored = || registry.get(&["a"]).expect("readable")[0].as_ref().expect("registered").kind;
     let kinds = [Kind::Auto, Kind::Prose, Kind::Markdown, Kind::Code, Kind::Json, Kind::Table];
@@ -151,8 +157,7 @@ fn a_full_registry_takes_changes_but_no_more_chunks() {
 
 #[test]
 fn a_new_version_is_never_hidden_by_an_old_one() {
-    let registry = RegistrySettings { cache_bytes_max: 0, ..settings("".as_ref()) };
-    for registry in [in_memory(), Registry::open(&registry).expect("without a cache")] {
+    for registry in [in_memory(), without_cache()] {
         for version in 0..20 {
             let text = format!("version {version}");
             write(&registry, vec![put("a", &text), put("b", &text)]);

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use super::Registry;
 use super::directory::ColdChunk;
-use super::store::Shared;
+use super::shared::Shared;
 
 /// The number of chunks that are read at a time. A request that arrives meanwhile waits for no more than
 /// these.

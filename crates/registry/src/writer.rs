@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::change::{Change, Outcome, content_after, content_in, id_of};
 use super::log::LogPosition;
-use super::store::{Shared, lock};
+use super::shared::{Shared, lock};
 use super::{RegistryError, open};
 
 /// Once a commit has this many bytes of text, no more batches join it.

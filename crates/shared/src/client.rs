@@ -122,6 +122,34 @@ struct Inner {
     _tasks: JoinSet<()>,
 }
 
+/// What bounds the tier apart from its settings. The defaults fit every server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SharedLimits {
+    /// How long a block that no sidecar uses is kept, in seconds. Default: 604,800 (7 days), so that a corpus that
+    /// is asked about once a week stays encoded.
+    pub ttl_s: u64,
+    /// The limit on bytes of blocks that wait to be written; blocks over it are dropped and counted. Default:
+    /// 32 MiB, which a server takes within a second.
+    pub write_queue_bytes_max: usize,
+    /// The number of consecutive failures that open a server's circuit breaker. No requests are sent to a
+    /// server whose breaker is open. Default: 5, so that one lost packet opens none.
+    pub failures_max: u32,
+    /// The pause between two health checks of a server that does not answer; it doubles up to eightfold while
+    /// the server stays down. Default: half a second.
+    pub probe_pause: Duration,
+}
+
+impl Default for SharedLimits {
+    fn default() -> Self {
+        Self {
+            ttl_s: 7 * 24 * 3600,
+            write_queue_bytes_max: 32 * 1024 * 1024,
+            failures_max: 5,
+            probe_pause: Duration::from_millis(500),
+        }
+    }
+}
+
 /// The state that callers, the writer and the health check share.
 struct Core {
     /// Reads and writes have a connection each, so that a read does not wait behind blocks that are being
@@ -136,9 +164,7 @@ struct Core {
     timeout: Duration,
     write_timeout: Duration,
     health_check_timeout: Duration,
-    probe_pause: Duration,
-    failures_max: u32,
-    ttl_s: u64,
+    limits: SharedLimits,
     gets: Semaphore,
     queue_capacity: QueueCapacity,
     renewals: RenewalFilter,
@@ -160,10 +186,21 @@ impl Shared {
     /// # Panics
     /// Panics outside a Tokio runtime.
     pub fn connect(settings: &SharedSettings) -> Result<Self, SharedError> {
+        Self::connect_within(settings, SharedLimits::default())
+    }
+
+    /// Connects as [`Self::connect`] does, with other limits.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Self::connect`].
+    ///
+    /// # Panics
+    /// Panics outside a Tokio runtime.
+    pub fn connect_within(settings: &SharedSettings, limits: SharedLimits) -> Result<Self, SharedError> {
         if !settings.enabled() {
             return Err(SharedError::Disabled);
         }
-        let core = Arc::new(Core::new(settings)?);
+        let core = Arc::new(Core::new(settings, limits)?);
         let (write_queue, queued) = tokio::sync::mpsc::unbounded_channel();
         let mut tasks = JoinSet::new();
         tasks.spawn(health_check::health_check(Arc::clone(&core)));
@@ -179,7 +216,7 @@ impl Shared {
         if !settings.enabled() {
             return Err(SharedError::Disabled);
         }
-        match Core::new(settings)?.check_servers(0).await {
+        match Core::new(settings, SharedLimits::default())?.check_servers(0).await {
             None => Ok(()),
             Some((server, failure)) => Err(SharedError::Unreachable { server, reason: failure.to_string() }),
         }
@@ -252,7 +289,7 @@ impl Shared {
 }
 
 impl Core {
-    fn new(settings: &SharedSettings) -> Result<Self, SharedError> {
+    fn new(settings: &SharedSettings, limits: SharedLimits) -> Result<Self, SharedError> {
         let target = Target::new(settings)?;
         let secret = connection::read_secret("shared.secret_file", &settings.secret_file)?;
         let timeout = Duration::from_millis(settings.timeout_ms);
@@ -276,12 +313,10 @@ impl Core {
             timeout,
             write_timeout,
             health_check_timeout,
-            probe_pause: Duration::from_millis(settings.breaker_probe_ms),
-            failures_max: settings.breaker_failures,
-            ttl_s: settings.ttl_s,
+            limits,
             gets: Semaphore::new(GETS_MAX),
-            queue_capacity: QueueCapacity::new(settings.write_queue_bytes_max),
-            renewals: RenewalFilter::new(Duration::from_secs(settings.ttl_s)),
+            queue_capacity: QueueCapacity::new(limits.write_queue_bytes_max),
+            renewals: RenewalFilter::new(Duration::from_secs(limits.ttl_s)),
             started: Instant::now(),
             write_pause: Mutex::new(None),
             health_reply: Mutex::new(HealthReply::None),

@@ -11,8 +11,8 @@ use thiserror::Error;
 /// The longest allowed prefix. It is bounded because the prefix is sent with every key.
 const PREFIX_BYTES_MAX: usize = 128;
 
-/// The settings section `[shared]`: the servers of the shared tier, how to log in to them, and its timeouts
-/// and limits.
+/// The settings section `[shared]`: the servers of the shared tier, how to log in to them, and how long a
+/// request waits for them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SharedSettings {
@@ -39,21 +39,6 @@ pub struct SharedSettings {
     /// change of a journal and a background write may take [`SharedSettings::WRITE_TIMEOUT_FACTOR`] times as
     /// long, and at least one second.
     pub timeout_ms: u64,
-    /// How long a block that no sidecar uses is kept, in seconds. Default: 604,800 (7 days).
-    #[serde(skip)]
-    pub ttl_s: u64,
-    /// The limit on bytes of blocks that wait to be written; blocks over it are dropped and counted. Default:
-    /// 32 MiB.
-    #[serde(skip)]
-    pub write_queue_bytes_max: usize,
-    /// The number of consecutive failures that open a server's circuit breaker. No requests are sent to a
-    /// server whose breaker is open. Default: 5.
-    #[serde(skip)]
-    pub breaker_failures: u32,
-    /// The pause between two health checks of a server that does not answer, in milliseconds; it doubles up
-    /// to eightfold while the server stays down. Default: 500.
-    #[serde(skip)]
-    pub breaker_probe_ms: u64,
 }
 
 impl Default for SharedSettings {
@@ -68,10 +53,6 @@ impl Default for SharedSettings {
             secret_file: PathBuf::new(),
             prefix: "thresher:".to_owned(),
             timeout_ms: 50,
-            ttl_s: 7 * 24 * 3600,
-            write_queue_bytes_max: 32 * 1024 * 1024,
-            breaker_failures: 5,
-            breaker_probe_ms: 500,
         }
     }
 }

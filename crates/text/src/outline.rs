@@ -133,6 +133,8 @@ fn outline(text: &str, kind: Kind, sentences: &Sentences) -> Option<Vec<Piece>> 
         Kind::Markdown => markdown::outline(text, sentences),
         Kind::Code => code::outline(text),
         Kind::Json => json::outline(text),
+        // Markdown knows the headings and the prose around a table of bars.
+        Kind::Table if table::has_bars(text) => markdown::outline(text, sentences),
         Kind::Table => table::outline(text, sentences),
         Kind::Log => log::outline(text),
         Kind::Chat => chat::outline(text, sentences),

@@ -3,9 +3,9 @@
 
 use libfuzzer_sys::Corpus;
 use thresher::middleware::dialect::Dialect;
-use thresher::middleware::find::{self, Bounds, Policy};
+use thresher::middleware::find::{self, Bounds, CONTEXT_DELIMITERS, Policy};
 use thresher::middleware::json::{Edits, Located};
-use thresher::middleware::rewrite::{self, AddedContext};
+use thresher::middleware::rewrite;
 
 pub fn run(data: &[u8]) -> Corpus {
     let Some((letter, body)) = data.split_first() else { return Corpus::Reject };
@@ -24,7 +24,7 @@ pub fn run(data: &[u8]) -> Corpus {
     let policy = Policy {
         tools: vec!["*".to_owned()],
         tools_untouched: Vec::new(),
-        delimiters: Some(("<context>".to_owned(), "</context>".to_owned())),
+        delimiters: Some(CONTEXT_DELIMITERS),
         keeps_documents: false,
         result_tokens_min: 0,
         bounds: Bounds { turn_count_max: 50, piece_count_max: 200 },
@@ -33,9 +33,8 @@ pub fn run(data: &[u8]) -> Corpus {
     for piece in found.turns.iter().flat_map(|turn| &turn.passages) {
         assert!(text.get(piece.string.clone()).is_some(), "a piece outside the body");
     }
-    let added = AddedContext::default();
     let conversation =
-        rewrite::Conversation { dialect, body, turns: &found.turns, added: &added, is_cited: true };
+        rewrite::Conversation { dialect, body, turns: &found.turns, added: &[], is_cited: true };
     let whole = rewrite::uncompressed(conversation);
     assert_eq!(whole.edits().apply(text), text, "nothing is changed");
 

@@ -15,7 +15,7 @@ const MISPLACED: &str = "thr_0123456789abcdef";
 pub fn run(data: &[u8]) -> Corpus {
     let keys_file = FOLDER.path().join("keys.toml");
     fs::write(&keys_file, data).expect("room in memory");
-    let settings = AccessSettings { keys_file, ..AccessSettings::default() };
+    let settings = AccessSettings { keys_file };
     if let Err(error) = Access::open(&settings) {
         assert!(!error.to_string().contains(MISPLACED), "{error}");
     }

@@ -24,7 +24,6 @@ use crate::config::Config;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelChoice {
     Named(NamedModel),
-    /// A model on a hub.
     Hub(HubModel),
 }
 

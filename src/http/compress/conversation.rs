@@ -26,7 +26,7 @@ use crate::middleware::find;
 use crate::middleware::json::Located;
 use crate::middleware::marks::{Hash, mark};
 use crate::middleware::rewrite::{
-    self, AddedContext, CompressOptions, Compressor, Extent, ReadTurns, Rewritten, Unshortened,
+    self, CompressOptions, Compressor, Extent, ReadTurns, Rewritten, Unshortened,
 };
 use crate::middleware::session::{Session, SessionKeys};
 use crate::originals::{ENTRY_BYTES, TenantOriginals};
@@ -77,18 +77,18 @@ impl ConversationRequest {
 
     fn compress(&self, service: &Scope, cancel: &Cancel) -> Result<Compressed, ApiError> {
         let pipeline = service.ready()?;
-        let settings = &service.middleware.settings;
+        let middleware = &service.middleware;
         let body = Located::parse(&self.body).map_err(|_| ApiError::internal())?;
         let conversation = Dialect::Chat.conversation(body);
         // All tools, and those that the settings name even if results of theirs would stay whole.
-        let mut policy = settings.policy(false);
+        let mut policy = middleware.policy(false);
         policy.tools.push("*".to_owned());
         let options = CompressOptions {
-            mode: settings.mode,
-            budget: self.config.budget.unwrap_or_else(|| settings.budget()),
+            mode: middleware.settings.mode,
+            budget: self.config.budget.unwrap_or_default(),
             granularity: Granularity::default(),
             prompt_tokens_min: 0,
-            result_tokens_min: settings.result_tokens_min,
+            result_tokens_min: middleware.limits.result_tokens_min,
             query: None,
             // Marks are appended here, where the caller asks for them.
             related_only: false,
@@ -113,12 +113,11 @@ impl ConversationRequest {
             skips_late: false,
             pipeline,
         };
-        let added = AddedContext::default();
         let conversation_in_turns = rewrite::Conversation {
             dialect: Dialect::Chat,
             body,
             turns: &turns,
-            added: &added,
+            added: &[],
             is_cited: false,
         };
         let plans = rewrite::plan(&turns, Extent::AllTurns, "", &|_| None, cancel)?;

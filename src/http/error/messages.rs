@@ -96,9 +96,8 @@ impl ApiError {
         Self::new(ErrorCode::ContentTypeUnsupported, message)
     }
 
-    pub(in crate::http) fn body_too_large(bytes_max: usize, setting: &str) -> Self {
-        let setting = if setting.is_empty() { String::new() } else { format!(" ({setting})") };
-        let message = format!("the body is larger than {bytes_max} bytes{setting}");
+    pub(in crate::http) fn body_too_large(bytes_max: usize) -> Self {
+        let message = format!("the body is larger than {bytes_max} bytes");
         Self::new(ErrorCode::BodyTooLarge, message)
     }
 
@@ -411,8 +410,7 @@ impl ApiError {
     pub(in crate::http) fn input_over_cap(tokens: usize, max: usize, is_shorter: bool, field: &str) -> Self {
         let after = if is_shorter { " after compression" } else { "" };
         let message = format!(
-            "the request has {tokens} tokens{after}; the limit is {max} (input_tokens_max of the upstream, or else \
-             middleware.input_tokens_max). Send a shorter conversation, or let more of it be compressed: ask for it with x-thresher-compress: true, name tools in \
+            "the request has {tokens} tokens{after}; the limit is {max} (input_tokens_max of the upstream). Send a shorter conversation, or let more of it be compressed: ask for it with x-thresher-compress: true, name tools in \
              middleware.tools, and send texts as documents or between the delimiters of a context"
         );
         Self::with_param(ErrorCode::TooLong, message, field)

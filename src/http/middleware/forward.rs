@@ -85,7 +85,7 @@ impl Forwarder {
         if is_readable && (self.tally.is_some() || self.call.is_recording()) {
             let text = self.tally.as_ref().is_some_and(|tally| tally.would_keep.is_some());
             let wanted = Wanted { text, report: self.call.is_recording() };
-            let max = self.service.middleware.settings.body_bytes_max.min(ANSWER_BYTES_MAX);
+            let max = self.service.middleware.limits.body_bytes_max.min(ANSWER_BYTES_MAX);
             self.reader = Some(AnswerReader::new(self.dialect, is_stream, wanted, max));
         }
         let stream = ForwardStream {
@@ -355,8 +355,8 @@ impl ForwardStream {
     /// The response to an answer that is one JSON text. The answer is buffered until it is whole; one that is too long or takes too long is
     /// forwarded unchanged.
     async fn whole(mut self, mut head: Parts) -> Response<Body> {
-        let settings = &self.forwarder.service.middleware.settings;
-        let max = settings.body_bytes_max.min(self.text_bytes_max.saturating_mul(JSON_BYTES_PER_TEXT_BYTE));
+        let limits = &self.forwarder.service.middleware.limits;
+        let max = limits.body_bytes_max.min(self.text_bytes_max.saturating_mul(JSON_BYTES_PER_TEXT_BYTE));
         let until = Instant::now() + self.forwarder.silence_max;
         let mut buffer = Vec::new();
         let reason = loop {

@@ -13,7 +13,7 @@ use percent_encoding::percent_decode;
 
 use crate::access::KEY_PREFIX;
 use crate::error::ApiError;
-use crate::http::body;
+use crate::http::media_type::media_type;
 use crate::middleware::dialect::Dialect;
 use crate::middleware::settings::UpstreamSettings;
 
@@ -119,7 +119,7 @@ impl Allowed {
 fn is_of_api(headers: &HeaderMap) -> bool {
     let count = headers.get_all(CONTENT_TYPE).iter().count();
     // One that cannot be read, or one of several, may be any type.
-    let Some(kind) = body::media_type(headers).filter(|_| count == 1) else { return count == 0 };
+    let Some(kind) = media_type(headers).filter(|_| count == 1) else { return count == 0 };
     API_TYPES.contains(&&*kind)
         || kind.ends_with("+json")
         || kind.starts_with("audio/")

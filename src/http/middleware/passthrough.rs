@@ -13,7 +13,7 @@ use thresher_core::pipeline::cancel::Cancel;
 use super::forward::Forwarder;
 use super::headers::{self, holds_daemon_key};
 use super::upstream::Upstream;
-use super::{Middleware, Scope, body};
+use super::{Middleware, Scope, body, media_type};
 use crate::error::ApiError;
 use crate::http::traces::model_call::{Call, ModelCall};
 use crate::middleware::cite::Additions;
@@ -70,7 +70,7 @@ async fn pass_on(
     body: Body,
 ) -> Result<Response, ApiError> {
     let middleware = Arc::clone(&service.middleware);
-    let is_json = body::check_json(&headers).is_ok();
+    let is_json = media_type::check_json(&headers).is_ok();
     let checked =
         middleware.check_hops(&headers).and_then(|()| check_sender(&service, &request.method, &headers));
     if let Err(error) = checked {
@@ -78,9 +78,8 @@ async fn pass_on(
         return Err(error);
     }
     let slot = middleware.request_slot(service.sharer())?;
-    let limit = body::BodyLimit { bytes: middleware.settings.body_bytes_max, setting: "memory_bytes_max" };
-    let body = body::collect(body, limit, &service).await?;
-    let is_form = body::media_type(&headers).is_some_and(|kind| kind == FORM);
+    let body = body::collect(body, middleware.limits.body_bytes_max, &service).await?;
+    let is_form = media_type::media_type(&headers).is_some_and(|kind| kind == FORM);
     let boundary =
         headers.get(CONTENT_TYPE).filter(|_| is_form).and_then(|kind| form::boundary(kind.to_str().ok()?));
     let is_below = CONVERSATIONS.iter().any(|path| is_below(&request.path, path));
@@ -98,7 +97,7 @@ async fn pass_on(
             drop(scope);
             Ok(parsed)
         };
-        middleware.workers.run(service.settings.admission.deadline_max(), parse).await?
+        middleware.workers.run(service.settings.time_limits.max, parse).await?
     } else {
         ReadBody { kind: BodyKind::Unread, model: None, body }
     };
@@ -110,14 +109,14 @@ async fn pass_on(
         return Err(ApiError::path_not_forwarded(request.method.as_str(), &request.path));
     }
     if upstream.settings.credential() == Credential::KeyFile {
-        body::check_encoding(&headers)?;
+        media_type::check_encoding(&headers)?;
         headers::check_query(request.uri.query())?;
         let (settings, path) = (upstream.settings.clone(), request.path.clone());
         let is_opened = paths::is_named(&path, &settings.paths) && !paths::is_stateless(&path);
         if !is_opened {
             headers::check_content_type(&headers)?;
             let rewrite = move |_: &Cancel| read.written_anew(&settings, &path);
-            let written = middleware.workers.run(service.settings.admission.deadline_max(), rewrite).await?;
+            let written = middleware.workers.run(service.settings.time_limits.max, rewrite).await?;
             headers::set_content_type(&mut headers, written.content_type.as_deref());
             read = written.body;
         }
@@ -174,7 +173,7 @@ fn check_sender(service: &Scope, method: &Method, headers: &HeaderMap) -> Result
     if only_reads || has_key || service.is_keyed() {
         Ok(())
     } else {
-        body::check_json(headers).map_err(ApiError::or_send_key)
+        media_type::check_json(headers).map_err(ApiError::or_send_key)
     }
 }
 
@@ -212,7 +211,6 @@ struct ReadBody {
 
 enum BodyKind {
     Empty,
-    /// An object in JSON.
     Json,
     /// A form with this boundary, whose fields name at most one model.
     Form(String),
@@ -244,7 +242,7 @@ impl ReadBody {
                     shared_key::store_nothing(located, false, &mut edits);
                 }
                 let changed = (!edits.is_empty()).then(|| edits.apply(text).into_bytes());
-                (changed.unwrap_or(self.body), body::JSON.to_owned())
+                (changed.unwrap_or(self.body), media_type::JSON.to_owned())
             }
             // Another server may read JSON before the form, or instead of it.
             BodyKind::Form(boundary) if paths::takes_form(path) => {

@@ -60,7 +60,7 @@ async fn compressed(
     let computed = service.executor().run(deadline, move |cancel| {
         let rewritten = request.compress(&scope, None, cancel)?;
         let left_out = request.left_out(&rewritten, true);
-        let would_keep = WouldKeep::new(&rewritten, &request.added.chunks);
+        let would_keep = WouldKeep::new(&rewritten, &request.added);
         Ok((rewritten, left_out, would_keep))
     });
     let (mut rewritten, left_out, would_keep) = computed.await?;

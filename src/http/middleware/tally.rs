@@ -88,7 +88,7 @@ impl ModelRequest {
         }
         let of_added = rewritten.sources.iter().filter(|source| source.kind.is_none());
         let added = AddedBytes {
-            whole: self.added.chunks.iter().map(|chunk| chunk.text.len()).sum(),
+            whole: self.added.iter().map(|chunk| chunk.text.len()).sum(),
             kept: of_added.flat_map(|source| &source.seen).map(|range| range.len()).sum(),
         };
         LeftOut { tokens: rewritten.tokens, omissions: self.prompt.omissions(rewritten, added, is_whole) }
@@ -113,7 +113,7 @@ impl ModelRequest {
 /// Counts how much of the sources of an answer would have been kept.
 async fn cover(scope: Scope, would_keep: WouldKeep, text: Option<String>) {
     let text = text.filter(|text| !text.trim().is_empty());
-    let deadline = Instant::now() + scope.settings.admission.deadline_default();
+    let deadline = Instant::now() + scope.settings.time_limits.default;
     let service = scope.clone();
     let found = match text {
         Some(text) => {

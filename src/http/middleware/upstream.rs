@@ -26,7 +26,8 @@ use crate::error::ApiError;
 use crate::executor::WorkerSlots;
 use crate::http::{request_id, traces};
 use crate::middleware::dialect::Dialect;
-use crate::middleware::settings::{Credential, MiddlewareSettings, UpstreamSettings};
+use crate::middleware::find::Policy;
+use crate::middleware::settings::{Credential, MiddlewareLimits, MiddlewareSettings, UpstreamSettings};
 
 /// The longest time to connect to an upstream, after which the next one would be as slow.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
@@ -52,6 +53,7 @@ pub struct UpstreamError {
 /// The upstreams of the middleware.
 pub struct Middleware {
     pub settings: MiddlewareSettings,
+    pub limits: MiddlewareLimits,
     /// Runs the parsing and rewriting of requests and answers.
     pub workers: WorkerSlots,
     upstreams: Vec<Upstream>,
@@ -60,7 +62,6 @@ pub struct Middleware {
     name: Arc<str>,
 }
 
-/// An upstream.
 pub struct Upstream {
     pub settings: UpstreamSettings,
     base: Uri,
@@ -78,20 +79,26 @@ impl Middleware {
     ///
     /// # Errors
     /// Fails if a file cannot be read or a URL is invalid.
-    pub fn new(settings: &MiddlewareSettings) -> Result<Self, UpstreamError> {
+    pub fn new(settings: &MiddlewareSettings, limits: MiddlewareLimits) -> Result<Self, UpstreamError> {
         // Keys of a hash map are random for each process and map.
         let name: Arc<str> = format!("{:016x}", RandomState::new().build_hasher().finish()).into();
         let upstream = |upstream: &UpstreamSettings| {
             let failed = |cause| UpstreamError { url: upstream.url.clone(), cause };
-            Upstream::new(upstream, settings, &name).map_err(failed)
+            Upstream::new(upstream, limits.silence_max, &name).map_err(failed)
         };
         Ok(Self {
             upstreams: settings.upstreams.iter().map(upstream).collect::<Result<_, _>>()?,
             workers: WorkerSlots::per_core(),
-            requests: Shares::new(settings.request_count_max, 0),
+            requests: Shares::new(limits.request_count_max, 0),
             settings: settings.clone(),
+            limits,
             name,
         })
+    }
+
+    /// Which texts of a conversation may be compressed. `keeps_documents` excludes documents and search results.
+    pub fn policy(&self, keeps_documents: bool) -> Policy {
+        self.settings.policy(&self.limits, keeps_documents)
     }
 
     /// Logs the credentials of each upstream, and which keys are sent unencrypted.
@@ -153,11 +160,7 @@ impl Middleware {
 }
 
 impl Upstream {
-    fn new(
-        upstream: &UpstreamSettings,
-        settings: &MiddlewareSettings,
-        name: &Arc<str>,
-    ) -> Result<Self, String> {
+    fn new(upstream: &UpstreamSettings, silence_max: Duration, name: &Arc<str>) -> Result<Self, String> {
         let tls = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
             .with_safe_default_protocol_versions()
             .map_err(|error| error.to_string())?;
@@ -194,7 +197,7 @@ impl Upstream {
             settings: upstream.clone(),
             key,
             client: client.build(connector),
-            silence_max: Duration::from_millis(settings.silence_ms_max),
+            silence_max,
             name: Arc::clone(name),
         })
     }
@@ -337,8 +340,7 @@ mod tests {
         let check = |base: &str, path: &str, expect: &str| {
             let settings = UpstreamSettings { url: base.to_owned(), ..UpstreamSettings::default() };
             let name = Arc::from("0123456789abcdef");
-            let upstream =
-                Upstream::new(&settings, &MiddlewareSettings::default(), &name).expect("an upstream");
+            let upstream = Upstream::new(&settings, Duration::ZERO, &name).expect("an upstream");
             assert_eq!(upstream.uri(&path.parse().expect("a URI")).to_string(), expect, "{base} {path}");
         };
         check("https://x.y", "/v1/messages?beta=true", "https://x.y/v1/messages?beta=true");

@@ -157,7 +157,6 @@ fn described_defaults(schema: &mut Schema) {
 pub enum ErrorFormat {
     /// That of Thresher's own API.
     Native,
-    /// That of `rerank`.
     Rerank,
     /// That of Text Embeddings Inference.
     Tei,
@@ -191,7 +190,7 @@ fn error(schemas: &mut Schemas, format: ErrorFormat, status: u16) -> Value {
         404 => "Nothing has this name.",
         408 => "The body did not arrive in time.",
         409 => "The keys and values are of another model.",
-        413 => "The body is too large (http.body_bytes_max, or 32 MiB for requests to upstreams).",
+        413 => "The body is too large: 8 MiB, or 32 MiB for requests to upstreams.",
         416 => "The file has none of the bytes that `Range` names.",
         415 => "The body is not sent with a content type that the path takes, or it is compressed.",
         422 => {

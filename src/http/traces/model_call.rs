@@ -40,7 +40,6 @@ pub struct ModelCall {
 }
 
 impl ModelCall {
-    /// Begins the span.
     pub fn begin(call: &Call) -> Self {
         let parent = Context::current();
         let context = match TRACER.get() {

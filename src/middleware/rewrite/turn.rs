@@ -14,8 +14,8 @@ use thresher_core::text::outline::Layout;
 
 use super::strings::shortened;
 use super::{
-    AddedContext, CompressOptions, Compressor, NOTHING_KEPT, Rewritten, SentTurn, Shortened, Spans,
-    Unshortened, ranges, with_unique_ids,
+    CompressOptions, Compressor, NOTHING_KEPT, Rewritten, SentTurn, Shortened, Spans, Unshortened, ranges,
+    with_unique_ids,
 };
 use crate::middleware::dialect::PartKind;
 use crate::middleware::find::{self, Turn, Wants};
@@ -38,7 +38,7 @@ pub(super) struct TurnWork<'a> {
     pub(super) chunks: &'a [Arc<Chunk>],
     /// Whether the passages are compressed. If not, only the added chunks are.
     pub(super) is_compressed: bool,
-    pub(super) added: &'a AddedContext,
+    pub(super) added: &'a [Arc<Chunk>],
     /// Bytes that are sent of the turns before this one.
     pub(super) sent_bytes: usize,
     /// The index of the turn in its conversation.
@@ -51,10 +51,9 @@ pub(super) struct TurnWork<'a> {
 }
 
 impl TurnWork<'_> {
-    /// Keeps everything.
     pub(super) fn keep_all(&self) -> (SentTurn, Vec<Spans>) {
         let all = |chunk: &Arc<Chunk>| vec![(0, chunk.text.len())];
-        (SentTurn::whole(self.turn), self.added.chunks.iter().map(all).collect())
+        (SentTurn::whole(self.turn), self.added.iter().map(all).collect())
     }
 
     /// Compresses the turn's passages, if they are to be, and the added chunks. Returns what is kept of both. `read` has the groups of turns
@@ -66,8 +65,8 @@ impl TurnWork<'_> {
         out: &mut Rewritten,
     ) -> Result<(SentTurn, Vec<Spans>), PipelineError> {
         let Compressor { options, other_text_bytes, .. } = compressor;
-        out.has_added |= !self.added.chunks.is_empty();
-        if self.passages().is_empty() && self.added.chunks.is_empty() {
+        out.has_added |= !self.added.is_empty();
+        if self.passages().is_empty() && self.added.is_empty() {
             return Ok(self.keep_all());
         }
         // A question that the caller wrote for this purpose stands, whatever the user asks.
@@ -149,7 +148,7 @@ impl TurnWork<'_> {
                 }
             }
         }
-        let added = self.added.chunks.iter().zip(&kept_of_added);
+        let added = self.added.iter().zip(&kept_of_added);
         out.is_newest_shorter |= added
             .into_iter()
             .any(|(chunk, kept)| ranges(kept).map(ByteRange::len).sum::<usize>() < chunk.text.len());
@@ -229,7 +228,7 @@ impl TurnWork<'_> {
             }
         }
         let first = self.passages().len();
-        retrieved.indexes.extend(first..first + self.added.chunks.len());
+        retrieved.indexes.extend(first..first + self.added.len());
         let groups = [retrieved, documents].into_iter().chain(results);
         groups.filter(|group| !group.indexes.is_empty()).collect()
     }
@@ -276,7 +275,7 @@ impl TurnWork<'_> {
             };
             add_tokens(tokens, before, after);
         }
-        for (chunk, kept) in self.added.chunks.iter().zip(kept_of_added) {
+        for (chunk, kept) in self.added.iter().zip(kept_of_added) {
             let layout = Layout::detect(&chunk.text, chunk.kind);
             let spans: Vec<ByteRange> = ranges(kept).collect();
             let kept = assemble::joined(&chunk.text, &spans, &layout, Omissions::Auto);
@@ -358,7 +357,7 @@ impl Fitted {
         work.cancel.check()?;
         let passages = work.passages();
         let text = |&index: &usize| match index.checked_sub(passages.len()) {
-            Some(added) => Arc::clone(&work.added.chunks[added]),
+            Some(added) => Arc::clone(&work.added[added]),
             None => Arc::clone(&passages[index]),
         };
         let chunks: Vec<Arc<Chunk>> = indexes.iter().map(text).collect();

@@ -118,7 +118,6 @@ impl Sidecar {
         self.process().http
     }
 
-    /// Sends a POST request.
     pub async fn post(&self, path: &str, body: Value) -> Response {
         let call = post(self.process().http, path, body.to_string());
         tokio::time::timeout(WAIT_MAX, call).await.expect("an answer")
@@ -130,7 +129,6 @@ impl Sidecar {
         ask_with(self.process().http, request, &[&header], body.to_string()).await
     }
 
-    /// Sends a GET request.
     pub async fn get(&self, path: &str) -> Response {
         get(self.process().http, path).await
     }

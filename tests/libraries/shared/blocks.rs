@@ -4,9 +4,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use thresher_shared::{BLOCK_BYTES_MAX, Shared, SharedSettings};
+use thresher_shared::{BLOCK_BYTES_MAX, Shared, SharedLimits, SharedSettings};
 
-use super::{connected, counted, get, key, metrics, settings, store, value};
+use super::{connected, connected_within, counted, get, key, limits, metrics, settings, store, value};
 use crate::support::redis::{Server, available};
 use crate::support::wait::eventually;
 
@@ -81,7 +81,7 @@ async fn a_block_in_use_does_not_expire_and_is_written_again_after_a_loss() {
     }
     metrics();
     let server = Server::start(&[]);
-    let shared = connected(&SharedSettings { ttl_s: 4, ..settings(&server.url()) }).await;
+    let shared = connected_within(&settings(&server.url()), SharedLimits { ttl_s: 4, ..limits() }).await;
     store(&shared, [1, 2]).await;
     let renewed = counted("put", "renewed");
     // Blocks are renewed for one and a half times as long as they live.
@@ -116,9 +116,9 @@ async fn blocks_and_the_write_queue_have_size_limits() {
     }
     metrics();
     let server = Server::start(&[]);
-    let small =
-        SharedSettings { write_queue_bytes_max: 12 << 20, timeout_ms: 2000, ..settings(&server.url()) };
-    let shared = connected(&small).await;
+    let patient = SharedSettings { timeout_ms: 2000, ..settings(&server.url()) };
+    let shared =
+        connected_within(&patient, SharedLimits { write_queue_bytes_max: 12 << 20, ..limits() }).await;
     let largest = Bytes::from(vec![1; BLOCK_BYTES_MAX]);
     shared.put(&key(1), largest.clone());
     shared.put(&key(2), largest.clone());

@@ -15,9 +15,11 @@ use thresher_core::kv::key::BlockKey;
 use thresher_core::kv::local::{LocalSettings, LocalTiers};
 use thresher_core::kv::store::Tiers;
 use thresher_core::kv::tiers::AllTiers;
-use thresher_shared::{FieldChange, Shared, SharedSettings};
+use thresher_shared::{FieldChange, Shared, SharedLimits, SharedSettings};
 
-use super::{bounded, connected, counted, get, key, metrics, settings, store, value};
+use super::{
+    bounded, connected, connected_within, counted, get, key, limits, metrics, settings, store, value,
+};
 use crate::support::redis::{Server, available};
 use crate::support::wait::eventually;
 
@@ -57,7 +59,8 @@ async fn a_server_that_starts_after_the_tier_is_used_from_then_on() {
         return;
     }
     let mut server = Server::prepare(&[], &[]);
-    let shared = Shared::connect(&settings(&server.url())).expect("a server that is down is not an error");
+    let shared = Shared::connect_within(&settings(&server.url()), limits())
+        .expect("a server that is down is not an error");
     store(&shared, [1]).await;
     assert_eq!(get(&shared, 1).await, None);
     server.up();
@@ -379,7 +382,7 @@ async fn a_lookup_waits_once_for_any_number_of_blocks() {
     let server = Server::start(&[]);
     let gate = Gate::in_front_of(server.port).await;
     let url = format!("redis://127.0.0.1:{}", gate.port);
-    let shared = connected(&SharedSettings { breaker_failures: 1000, ..settings(&url) }).await;
+    let shared = connected_within(&settings(&url), SharedLimits { failures_max: 1000, ..limits() }).await;
     let none = LocalSettings { memory_bytes_max: 0, disk_bytes_max: 0, write_queue_bytes_max: 0, dir: None };
     let tiers = AllTiers::new(
         LocalTiers::open(&none).expect("it opens"),

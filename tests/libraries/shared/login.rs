@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use thresher_shared::{FieldChange, Shared, SharedSettings};
 
-use super::{bounded, connected, get, key, settings, store, value};
+use super::{bounded, connected, get, key, limits, settings, store, value};
 use crate::support::redis::{Server, available};
 use crate::support::wait::eventually;
 
@@ -60,7 +60,7 @@ async fn a_user_with_the_documented_permissions_can_do_everything() {
     assert_eq!(journal.field_or_put(b"c", b"1").await.expect("allowed"), "1");
     assert!(bounded(follower.next()).await.is_some());
     let elsewhere = SharedSettings { prefix: "other:".to_owned(), ..user };
-    let shared = Shared::connect(&elsewhere).expect("settings are right");
+    let shared = Shared::connect_within(&elsewhere, limits()).expect("settings are right");
     assert_eq!(get(&shared, 1).await, None, "the user may not read other keys");
 }
 
@@ -73,7 +73,8 @@ async fn a_tier_with_a_wrong_password_is_down_until_the_file_holds_the_right_one
     let server = Server::start_with(&["--requirepass", "right"], &["-a", "right"]);
     let file = server.file("password", "hunter2");
     let wrong = SharedSettings { password_file: file.clone(), ..settings(&server.url()) };
-    let shared = Shared::connect(&wrong).expect("a wrong password is noticed by the first login only");
+    let shared = Shared::connect_within(&wrong, limits())
+        .expect("a wrong password is noticed by the first login only");
     eventually("the failed login is in the log", async || log().contains("authentication failed")).await;
     assert_eq!(get(&shared, 1).await, None);
     bounded(async { shared.put(&key(1), value(1)) }).await;
@@ -162,7 +163,7 @@ async fn certificates_of_the_server_and_of_the_client_are_checked() {
     ];
     let tiers: Vec<(&str, Shared)> = refused
         .into_iter()
-        .map(|(case, s)| (case, Shared::connect(&s).expect("settings are right")))
+        .map(|(case, s)| (case, Shared::connect_within(&s, limits()).expect("settings are right")))
         .collect();
     // Time in which a tier that accepts the certificate by mistake would connect. A slow machine cannot make
     // this fail.

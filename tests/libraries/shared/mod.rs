@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use thresher_core::kv::key::BlockKey;
-use thresher_shared::{Shared, SharedSettings};
+use thresher_shared::{Shared, SharedLimits, SharedSettings};
 
 use crate::support::wait::eventually;
 
@@ -19,16 +19,9 @@ use crate::support::wait::eventually;
 /// break it, and less than the calls that would wait for a server that never answers.
 const CALL_MAX: Duration = Duration::from_secs(30);
 
-/// Settings for one server. The breaker reacts soon, and the time limit of a call is wide, since the machine
-/// may be busy.
+/// Settings for one server. The time limit of a call is wide, since the machine may be busy.
 fn settings(url: &str) -> SharedSettings {
-    SharedSettings {
-        urls: [url].into_iter().collect(),
-        timeout_ms: 400,
-        breaker_failures: 3,
-        breaker_probe_ms: 50,
-        ..SharedSettings::default()
-    }
+    SharedSettings { urls: [url].into_iter().collect(), timeout_ms: 400, ..SharedSettings::default() }
 }
 
 fn key(number: u8) -> BlockKey {
@@ -39,9 +32,19 @@ fn value(number: u8) -> Bytes {
     Bytes::from(vec![number; 1000 + usize::from(number)])
 }
 
+/// Limits with which the breaker reacts soon.
+fn limits() -> SharedLimits {
+    SharedLimits { failures_max: 3, probe_pause: Duration::from_millis(50), ..SharedLimits::default() }
+}
+
 /// A tier that is connected and whose servers all answer.
 async fn connected(settings: &SharedSettings) -> Shared {
-    let shared = Shared::connect(settings).expect("settings are right");
+    connected_within(settings, limits()).await
+}
+
+/// The same with other limits.
+async fn connected_within(settings: &SharedSettings, limits: SharedLimits) -> Shared {
+    let shared = Shared::connect_within(settings, limits).expect("settings are right");
     eventually("the tier is connected", async || shared.is_well()).await;
     shared
 }

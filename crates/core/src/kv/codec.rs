@@ -48,7 +48,6 @@ pub enum Codec {
 #[error("unknown codec {0:?}; known are f32, f16 and int8")]
 pub struct UnknownCodec(String);
 
-/// Encoded keys.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Encoded {
     /// `[head]`, each head in the layout of the codec.

@@ -262,7 +262,6 @@ impl LocalTiers {
 /// of evicted keys, the reference count of `Bytes`, and the allocator's rounding. Measured and rounded up.
 const MEMORY_ENTRY_BYTES: u64 = 512;
 
-/// The memory tier.
 struct Memory {
     blocks: Bounded<Bytes>,
     metrics: TierMetrics,

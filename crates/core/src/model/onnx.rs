@@ -217,7 +217,6 @@ pub enum DataType {
     Float16 = 10,
 }
 
-/// A key and its value.
 #[derive(Clone, PartialEq, Message)]
 pub struct StringStringEntryProto {
     #[prost(string, tag = "1")]
@@ -258,7 +257,6 @@ pub struct TensorShapeProto {
     pub dim: Vec<Dimension>,
 }
 
-/// The size of one axis.
 #[derive(Clone, PartialEq, Message)]
 pub struct Dimension {
     #[prost(oneof = "DimensionValue", tags = "1, 2")]

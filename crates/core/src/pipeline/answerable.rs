@@ -14,7 +14,6 @@
 use std::sync::Arc;
 
 use ndarray::{Array1, ArrayView1, Axis, s};
-use serde::{Deserialize, Serialize};
 
 use super::calibration::{AnswerableCurve, is_other_language};
 use super::cancel::Cancel;
@@ -33,20 +32,9 @@ const WEIGHT_MIN: f32 = 0.02;
 /// About how many tokens of a chunk have their logits in memory at the same time.
 const SCANNED_TOKENS: usize = 2_048;
 
-/// When a question counts as answerable.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct AnswerableSettings {
-    /// The share of answerable questions that may be taken for unanswerable, from 0.01 to 0.5. The smaller it is,
-    /// the more unanswerable questions pass for answerable.
-    pub missed_max: f64,
-}
-
-impl Default for AnswerableSettings {
-    fn default() -> Self {
-        Self { missed_max: 0.05 }
-    }
-}
+/// The share of answerable questions that may be taken for unanswerable if a request sets none. The smaller it is, the more unanswerable
+/// questions pass for answerable; one in twenty is the usual level of a test.
+pub const MISSED_MAX: f64 = 0.05;
 
 /// Whether the chunks answer the question.
 #[derive(Debug, Clone, Copy, PartialEq)]

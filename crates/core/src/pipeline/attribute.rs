@@ -209,7 +209,9 @@ impl Pipeline {
         // A sentence that arrives in a stream is read as it would be in a whole answer.
         let lang = text::sentence_lang(sentence).map(|found| found.lang).or(candidates.lang);
         let sentence = AnswerSentence { text: sentence, start: bytes.start, tokens, cuts, lang };
-        sentence_scores::score(candidates, sentence, &*self.model, &self.settings, cancel)
+        let mut scores = sentence_scores::score(candidates, sentence, &*self.model, &self.settings, cancel)?;
+        scores.traces = trace::terms(candidates, &scores);
+        Ok(scores)
     }
 
     /// Attributes one part, by the scores of the sentences that it overlaps.

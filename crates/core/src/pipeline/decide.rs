@@ -273,7 +273,6 @@ fn wants_of(query: &str, reading: &Reading) -> Wants {
 #[derive(Debug, Clone, Copy, Default)]
 struct Outcome {
     tokens_in: usize,
-    /// The best unit.
     best: Option<usize>,
     unit_cut: Option<usize>,
     coverage_cut: Option<f64>,

@@ -41,7 +41,6 @@ pub(super) struct Recomputed {
     pub planes: Array3<f32>,
 }
 
-/// An exported token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvExportToken {
     pub id: u32,

@@ -13,7 +13,6 @@ const FOLDED_MIN: usize = 5;
 /// The largest share of the lines that may be rare: where every line is, none is.
 const RARE_SHARE_MAX: f32 = 0.1;
 
-/// A unit of a text.
 #[derive(Debug, Clone, Copy)]
 pub struct UnitText<'a> {
     pub text: &'a str,

@@ -10,12 +10,9 @@ use super::lexical::LexicalRc;
 use super::neighbours::Neighbours;
 use super::question::QuestionViews;
 use super::repeats::Repeats;
-use super::scan;
-use super::score::Scorer;
 use super::units::{Outlines, Unit};
 use crate::domain::{Granularity, TokenSpan};
 use crate::kv::codec::Codec;
-use crate::model::RawLogits;
 use crate::model::contract::QuestionTokens;
 use crate::model::tokenizer::Tokens;
 use crate::text::Mentions;
@@ -58,7 +55,6 @@ pub struct Reading {
     pub question_tokens: QuestionTokens,
     /// The RC of the lexical head. `None` if it scores no word of the question, and for decoders.
     pub lexical: Option<Arc<LexicalRc>>,
-    pub scorer: Arc<dyn Scorer>,
 }
 
 impl Reading {
@@ -92,12 +88,6 @@ impl Reading {
             question_tokens: QuestionTokens::All,
             ..self.clone()
         }
-    }
-
-    /// Returns the raw logits of some heads: `cross` over the chunks' keys and `self_logits` over the
-    /// question's own keys. The default scoring does not call this; it works on peaks.
-    pub fn logits(&self, heads: Range<usize>) -> RawLogits {
-        RawLogits { cross: scan::logits(self, heads.clone()), self_logits: self.question.self_logits(heads) }
     }
 
     /// Divides the heads into groups. A group's values, `[head, question_token, column]` for `columns`

@@ -22,7 +22,7 @@ const EDGE_BYTES_MIN: usize = 8;
 /// With how many earlier units of the same text a unit is compared.
 const CANDIDATES_MAX: usize = 4;
 
-/// What units say again.
+/// Which units repeat what another one says.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Repeats {
     /// `[unit]`: the unit of another chunk whose text has that of the unit; `None` for most.

@@ -13,6 +13,7 @@ use super::units::sentences_of;
 use super::{PipelineError, Reading};
 use crate::domain::{Granularity, TokenSpan};
 use crate::kv::scan::{self, Look, Part};
+use crate::model::RawLogits;
 use crate::rc::{self, HeadMean};
 
 /// The peaks of all segments: `[head, question_token, segment]` each, [`rc::EMPTY`] for a segment without
@@ -127,8 +128,16 @@ fn merged_over_slices(found: &Array3<f32>, blocks: &[usize], segments: &Segments
     merged
 }
 
+impl Reading {
+    /// Returns the raw logits of some heads: `cross` over the chunks' keys and `self_logits` over the
+    /// question's own keys. The default scoring does not call this; it works on peaks.
+    pub fn logits(&self, heads: Range<usize>) -> RawLogits {
+        RawLogits { cross: logits(self, heads.clone()), self_logits: self.question.self_logits(heads) }
+    }
+}
+
 /// Returns the raw logits of some heads over the keys of all blocks, `[head, question_token, key]`.
-pub fn logits(reading: &Reading, heads: Range<usize>) -> Array3<f32> {
+fn logits(reading: &Reading, heads: Range<usize>) -> Array3<f32> {
     let scan = |batch: &[(BlockSlice, Look)]| {
         Some(scan::logits(&batch.iter().map(|(_, look)| *look).collect::<Vec<_>>()))
     };

@@ -5,7 +5,6 @@ use std::collections::{HashMap, HashSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::domain::{AtMost, AttributeRequest, Budget, Chunk, CompressRequest, Granularity, Parts};
@@ -15,10 +14,8 @@ use crate::text;
 /// The largest `sources_max` of a request to attribute.
 pub const SOURCES_MAX: usize = 100;
 
-/// The limits on one request. An operator sets `chunk_count_max` (section `[limits]`); `memory_bytes_max` bounds the blocks, and the others are far above what a
-/// request needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "LimitsSection", into = "LimitsSection")]
+/// The limits on one request. The defaults are far above what a request needs; the daemon takes the limits of blocks from its memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestLimits {
     /// The number of chunks that a request may send; 1,000 by default.
     pub chunk_count_max: usize,
@@ -71,31 +68,6 @@ impl Default for RequestLimits {
             logit_count_max: 33_554_432,
             json_value_count_max: 262_144,
         }
-    }
-}
-
-/// The section `[limits]` of the settings.
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct LimitsSection {
-    chunk_count_max: usize,
-}
-
-impl Default for LimitsSection {
-    fn default() -> Self {
-        RequestLimits::default().into()
-    }
-}
-
-impl From<LimitsSection> for RequestLimits {
-    fn from(LimitsSection { chunk_count_max }: LimitsSection) -> Self {
-        Self { chunk_count_max, ..Self::default() }
-    }
-}
-
-impl From<RequestLimits> for LimitsSection {
-    fn from(RequestLimits { chunk_count_max, .. }: RequestLimits) -> Self {
-        Self { chunk_count_max }
     }
 }
 
@@ -237,8 +209,8 @@ pub enum InvalidRequest {
     QueryBeyondModel { found: usize, max: usize },
     #[error("chunks is empty; send at least one chunk")]
     ChunksEmpty,
-    #[error("chunks has {found} entries; the limit is {max}{setting}")]
-    ChunkTooMany { found: usize, max: usize, setting: &'static str },
+    #[error("chunks has {found} entries; the limit is {max}")]
+    ChunkTooMany { found: usize, max: usize },
     #[error("chunks have more than {max} tokens together; send fewer or shorter chunks")]
     InputTooLong { max: usize },
     #[error(
@@ -535,14 +507,10 @@ fn check_chunks(
     if chunks.is_empty() {
         return Err(InvalidRequest::ChunksEmpty);
     }
-    let (max, setting) = if registered {
-        (limits.registered_chunk_count_max, "")
-    } else {
-        (limits.chunk_count_max, " (limits.chunk_count_max)")
-    };
+    let max = if registered { limits.registered_chunk_count_max } else { limits.chunk_count_max };
     let found = chunks.len();
     if found > max {
-        return Err(InvalidRequest::ChunkTooMany { found, max, setting });
+        return Err(InvalidRequest::ChunkTooMany { found, max });
     }
     let max = limits.chunk_bytes_max;
     if let Some(index) = chunks.iter().position(|chunk| chunk.text.len() > max) {

@@ -1,9 +1,8 @@
 //! Times of day: `9:00`, `9 am`, `18.30 Uhr` and `noon` are one term each, so that equal times are equal and a
 //! different one is a different number.
 
-use super::Term;
-use super::amounts::{Amount, Measure};
-use super::terms::Run;
+use super::measure::{Amount, Measure};
+use super::term::{Run, Term};
 
 /// Words that are times of day by themselves.
 const NAMED: [(&str, u16); 3] = [("noon", 12 * 60), ("midday", 12 * 60), ("midnight", 0)];

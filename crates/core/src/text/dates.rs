@@ -1,9 +1,9 @@
 //! Dates: `2028-06-30`, `30 June 2028`, `June 30th, 2028` and `30.06.2028` are one term each, so that equal dates are equal and a different
 //! one is a different number. Also signs in words: `minus 20`.
 
-use super::Term;
-use super::amounts::{self, Amount, Measure, YEARS};
-use super::terms::{MONTHS, Run};
+use super::amounts;
+use super::measure::{Amount, Measure, YEARS};
+use super::term::{MONTHS, Run, Term};
 
 /// The fewest letters of the short name of a month: `Jun`.
 const MONTH_LETTERS_MIN: usize = 3;
@@ -22,7 +22,6 @@ struct Date {
     day: Option<u8>,
 }
 
-/// A word of a date.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Field {
     Day(u8),
@@ -58,30 +57,6 @@ pub(super) fn read(text: &str, terms: &[Term]) -> Option<Run> {
         let (date, count) = in_digits(text, terms).or_else(|| in_words(text, terms))?;
         Some(Run { terms: count, folded: date.folded(), amount: Some(date.amount()) })
     })
-}
-
-/// Returns the other names of a date, which say less than it: for `2028-06-30` these are `2028`, `june`, `2028-06` and `06-30`.
-pub(super) fn coarser_names(term: &Term) -> Vec<String> {
-    let fields: Vec<&str> = term.folded.split('-').collect();
-    let month =
-        |digits: &str| digits.parse::<usize>().ok().and_then(|month| MONTHS.get(month.checked_sub(1)?));
-    let names = match (term.amount.map(|amount| amount.measure), &*fields) {
-        (Some(Measure::Date), [year, digits, day]) => {
-            vec![
-                (*year).to_owned(),
-                format!("{year}-{digits}"),
-                format!("{digits}-{day}"),
-                (*digits).to_owned(),
-            ]
-        }
-        (Some(Measure::Date), [year, digits]) => vec![(*year).to_owned(), (*digits).to_owned()],
-        (Some(Measure::DayOfYear), [digits, _]) => vec![(*digits).to_owned()],
-        _ => Vec::new(),
-    };
-    let named = |name: String| {
-        if name.len() == 2 { month(&name).map(|month| (*month).to_owned()) } else { Some(name) }
-    };
-    names.into_iter().filter_map(named).collect()
 }
 
 /// Reads `minus 20`, unless something is subtracted: `30 minus 20`.

@@ -1,5 +1,11 @@
 //! Finding out the language of a text.
 
+use std::collections::HashSet;
+
+use unicode_segmentation::UnicodeSegmentation as _;
+
+use super::locale;
+use super::terms::terms;
 use crate::domain::Lang;
 
 /// The number of characters at the beginning of a text that tell its language. More make the answer hardly
@@ -35,6 +41,38 @@ pub fn likely_lang_of(text: &str) -> Option<LikelyLang> {
     let lang = Lang::from_bytes(found.lang().code().as_bytes().try_into().ok()?)?;
     Some(LikelyLang { lang, is_sure: found.is_reliable() })
 }
+
+/// The fewest different common words of a language by which a text is known, and the least share of all of its words.
+const COMMON_WORDS_MIN: usize = 2;
+const COMMON_SHARE_MIN: f32 = 0.15;
+
+/// How much of a text says in which language it is.
+const SAMPLE_BYTES_MAX: usize = 600;
+
+/// Returns the language of a sentence: the one that is certain, else that of which it has different common words enough, and more than of
+/// English. Statistics of letters take one short English sentence in eight for another language. In a script that is not Latin, it is the
+/// likeliest language, which may not be sure.
+pub fn sentence_lang(text: &str) -> Option<LikelyLang> {
+    let text = &text[..text.floor_char_boundary(SAMPLE_BYTES_MAX)];
+    let likely = likely_lang_of(text)?;
+    let (latin, others) = text.chars().filter(|c| c.is_alphabetic()).fold((0, 0), |(latin, others), c| {
+        if (c as u32) < LATIN_END { (latin + 1, others) } else { (latin, others + 1) }
+    });
+    if likely.is_sure || others > latin {
+        return Some(likely);
+    }
+    let all: Vec<String> = text.unicode_words().map(str::to_lowercase).collect();
+    let distinct: HashSet<&str> = all.iter().map(String::as_str).collect();
+    let terms = terms(text, &[]);
+    let english: HashSet<&str> =
+        terms.iter().filter(|term| term.is_function_word()).map(|term| &*term.folded).collect();
+    let (count, lang) = locale::with_most_common_words(&distinct)?;
+    let is_known = count >= COMMON_WORDS_MIN && count as f32 >= COMMON_SHARE_MIN * all.len() as f32;
+    (is_known && count > english.len()).then_some(LikelyLang { lang, is_sure: true })
+}
+
+/// The first code point after the letters of Latin scripts.
+const LATIN_END: u32 = 0x250;
 
 fn detect(text: &str) -> Option<whatlang::Info> {
     let end = text.char_indices().nth(SAMPLE_CHARS_MAX).map_or(text.len(), |(end, _)| end);

@@ -5,11 +5,9 @@ use std::collections::{HashMap, HashSet};
 use std::sync::LazyLock;
 
 use text2num::Language;
-use unicode_segmentation::UnicodeSegmentation as _;
 
 use super::numbers::{self, Spelled};
-use super::terms::MONTHS;
-use super::{LikelyLang, Term};
+use super::term::{MONTHS, Term};
 use crate::domain::{ByteRange, Lang};
 
 /// What may be between the groups of a number, or between a number and a scale.
@@ -21,7 +19,6 @@ const MONTH_SIGN: &str = "月";
 /// How many words may be between a month and its day or year: `3 de agosto de 2019`.
 const DATE_WORDS: usize = 2;
 
-/// What a word means.
 #[derive(Debug, Clone, Copy)]
 enum Meaning {
     /// The English name of a month or a weekday.
@@ -55,39 +52,13 @@ impl Writing {
     }
 }
 
-/// The fewest different common words of a language by which a text is known, and the least share of all of its words.
-const COMMON_WORDS_MIN: usize = 2;
-const COMMON_SHARE_MIN: f32 = 0.15;
-
-/// How much of a text says in which language it is.
-const SAMPLE_BYTES_MAX: usize = 600;
-
-/// Returns the language of a sentence: the one that is certain, else that of which it has different common words enough, and more than of
-/// English. Statistics of letters take one short English sentence in eight for another language. In a script that is not Latin, it is the
-/// likeliest language, which may not be sure.
-pub fn sentence_lang(text: &str) -> Option<LikelyLang> {
-    let text = &text[..text.floor_char_boundary(SAMPLE_BYTES_MAX)];
-    let likely = super::likely_lang_of(text)?;
-    let (latin, others) = text.chars().filter(|c| c.is_alphabetic()).fold((0, 0), |(latin, others), c| {
-        if (c as u32) < LATIN_END { (latin + 1, others) } else { (latin, others + 1) }
-    });
-    if likely.is_sure || others > latin {
-        return Some(likely);
-    }
-    let all: Vec<String> = text.unicode_words().map(str::to_lowercase).collect();
-    let distinct: HashSet<&str> = all.iter().map(String::as_str).collect();
-    let terms = super::terms(text, &[]);
-    let english: HashSet<&str> =
-        terms.iter().filter(|term| term.is_function_word()).map(|term| &*term.folded).collect();
-    let hits = |locale: &Locale| distinct.iter().filter(|word| locale.common.contains(**word)).count();
+/// Returns the language of which a text has the most different common words, and how many it has. `words` are the words of the text in lower
+/// case.
+pub(super) fn with_most_common_words(words: &HashSet<&str>) -> Option<(usize, Lang)> {
+    let hits = |locale: &Locale| words.iter().filter(|word| locale.common.contains(**word)).count();
     let (count, code) = LOCALES.iter().map(|(code, locale)| (hits(locale), *code)).max()?;
-    let lang = Lang::from_bytes(code.as_bytes().try_into().ok()?)?;
-    let is_known = count >= COMMON_WORDS_MIN && count as f32 >= COMMON_SHARE_MIN * all.len() as f32;
-    (is_known && count > english.len()).then_some(LikelyLang { lang, is_sure: true })
+    Some((count, Lang::from_bytes(code.as_bytes().try_into().ok()?)?))
 }
-
-/// The first code point after the letters of Latin scripts.
-const LATIN_END: u32 = 0x250;
 
 static LOCALES: LazyLock<HashMap<&str, Locale>> = LazyLock::new(|| {
     let sections = include_str!("locales.txt").split("\n[").skip(1);
@@ -258,7 +229,7 @@ fn decimal_digit(c: char) -> Option<char> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::terms_in;
+    use crate::text::{sentence_lang, terms_in};
 
     fn folded(lang: &str, text: &str) -> Vec<String> {
         let lang = Lang::from_bytes(lang.as_bytes().try_into().expect("three letters")).expect("a code");

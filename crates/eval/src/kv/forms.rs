@@ -36,7 +36,6 @@ const SEED: u64 = 0x00D1_CE00;
 /// The fewest questions for a choice: half of them choose, half of them test.
 const QUESTIONS_MIN: usize = 8;
 
-/// A measured form.
 #[derive(Debug, Clone)]
 pub struct MeasuredForm {
     pub form: EvictionForm,

@@ -14,7 +14,6 @@ use thresher_core::rc;
 use super::scores::{KeyScores, PAPER};
 use crate::estimate::SplitMix64;
 
-/// An eviction method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Method {
     /// RC in the form of the model's contract: what `"policy": "heads"` keeps.

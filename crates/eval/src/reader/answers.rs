@@ -11,7 +11,6 @@ use serde_json::Value;
 
 use super::client::Exchange;
 
-/// A line of the file.
 #[derive(Serialize, Deserialize)]
 struct Line {
     key: String,

@@ -21,7 +21,6 @@ const COVERAGE: f64 = 0.95;
 /// What a reader gets to answer from.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Arm {
-    /// All chunks.
     All,
     /// What Thresher keeps of the chunks.
     Thresher(Size),
@@ -29,7 +28,6 @@ pub enum Arm {
     Chunks(Size),
     /// The best sentences by BM25, in at most as many tokens as Thresher keeps.
     Bm25(Size),
-    /// The question alone.
     Nothing,
 }
 
@@ -46,7 +44,6 @@ pub enum Size {
 const SIZES: [Size; 5] = [Size::Half, Size::Quarter, Size::Eighth, Size::Auto, Size::Coverage];
 
 impl Arm {
-    /// Returns all arms.
     pub fn every() -> Vec<Self> {
         let of_size = |size| [Self::Thresher(size), Self::Chunks(size), Self::Bm25(size)];
         [Self::All].into_iter().chain(SIZES.into_iter().flat_map(of_size)).chain([Self::Nothing]).collect()

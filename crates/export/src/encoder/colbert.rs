@@ -12,6 +12,7 @@ use crate::{
     ExportError,
     input::Input,
     linear::Linear,
+    prefixes::Markers,
     source::{ExportedTokenizer, Header, read_json, read_json_if_exists, token_of_config},
     weights::{Checkpoint, Tensor},
     write::WeightFile,
@@ -41,12 +42,7 @@ const BIAS: &str = "linear.bias";
 pub struct Colbert {
     /// The projection of the last hidden states.
     pub projection: Projection,
-    /// The id of the token between the first special token and a question.
-    pub question_marker: u32,
-    /// The id of the token between the first special token and a passage.
-    pub passage_marker: u32,
-    /// The padding of questions; `None` if they are not padded.
-    pub padding: Option<QuestionPadding>,
+    pub markers: Markers,
     /// The token of a question that no token attends to: that of the padding, unless tokens attend to it.
     pub hidden_token: Option<u32>,
     /// The length of the longest passage that the model was trained with, in tokens.
@@ -111,12 +107,13 @@ impl Colbert {
             tokens_min,
             attended: settings.attends_to_padding,
         });
+        let hidden_token = padding.as_ref().filter(|padding| !padding.attended).map(|padding| padding.token);
+        let question = marker(&settings.question_marker)?;
+        let passage = marker(&settings.passage_marker)?;
         Ok(Some(Self {
             projection,
-            question_marker: marker(&settings.question_marker)?,
-            passage_marker: marker(&settings.passage_marker)?,
-            hidden_token: padding.as_ref().filter(|padding| !padding.attended).map(|padding| padding.token),
-            padding,
+            markers: Markers { question, passage, padding },
+            hidden_token,
             passage_tokens_max: settings.passage_tokens,
         }))
     }

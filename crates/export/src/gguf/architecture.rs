@@ -23,7 +23,6 @@ const EMBEDDING: &str = "token_embd.weight";
 /// The output projection. A file without it uses the embedding table.
 const OUTPUT: &str = "output.weight";
 
-/// An architecture.
 #[derive(Debug)]
 pub struct Architecture {
     /// The value of [`ARCHITECTURE`].

@@ -121,7 +121,6 @@ impl GgufFile {
         Ok(opened)
     }
 
-    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -219,7 +218,6 @@ impl Numbers {
         self.bytes.len() / self.scalar.bytes()
     }
 
-    /// The elements.
     pub fn iter(&self) -> impl Iterator<Item = Value> {
         self.bytes.chunks_exact(self.scalar.bytes()).map(|bytes| self.scalar.decode(bytes))
     }

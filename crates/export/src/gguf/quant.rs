@@ -15,7 +15,6 @@ const GROUP: usize = 32;
 /// The number of bytes that hold the scales and minima of the eight groups of a block, six bits each.
 const SCALE_BYTES: usize = 12;
 
-/// An element type.
 #[derive(Debug)]
 pub struct Encoding {
     /// The number that stands for the type in a file.
@@ -28,7 +27,6 @@ pub struct Encoding {
     decode: fn(&[u8], &mut [f32]),
 }
 
-/// The supported types.
 pub static ENCODINGS: [Encoding; 11] = [
     encoding(0, "F32", 1, 4, f32_element),
     encoding(1, "F16", 1, 2, |block, out| out[0] = half(block)),

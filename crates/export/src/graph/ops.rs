@@ -71,7 +71,6 @@ impl GraphBuilder {
         self.node("Div", &[a, b], vec![])
     }
 
-    /// `x` as `f32`.
     pub fn cast_f32(&mut self, x: &Value) -> Value {
         self.node("Cast", &[x], vec![int("to", DataType::Float as i64)])
     }

@@ -127,7 +127,7 @@ impl Samples {
         let scores = match division {
             Division::Bm25 => Bm25.scores(&row.query, &reading, &texts)?,
             Division::ByKind | Division::Sentences => {
-                Configured::new(pipeline, codec).scores(&row.query, &reading, &texts)?
+                Configured::new(pipeline, codec)?.scores(&row.query, &reading, &texts)?
             }
         };
         let fit = |budget| {

@@ -36,13 +36,16 @@ enum Ablation {
 /// full precision, as the model produces them. A decoder has no `cosine`: it has no readout whose mean could serve as a text's vector. A
 /// pipeline that scores with a probe is compared with BM25 and with blocks in full precision only: RC is computed from other heads and
 /// another text of the question.
-pub fn all(pipeline: &Pipeline, codec: Codec) -> Methods {
-    let mut methods = Methods::of_pipeline(pipeline, codec);
+///
+/// # Errors
+/// Fails if the pipeline scores with a probe that its model does not have.
+pub fn all(pipeline: &Pipeline, codec: Codec) -> Result<Methods> {
+    let mut methods = Methods::of_pipeline(pipeline, codec)?;
     if pipeline.settings().scoring == Scoring::Probe {
         if codec != Codec::F32 {
-            methods.questions.insert(1, Box::new(Configured::new(pipeline, Codec::F32)));
+            methods.questions.insert(1, Box::new(Configured::new(pipeline, Codec::F32)?));
         }
-        return methods;
+        return Ok(methods);
     }
     let others = Codec::ALL.into_iter().filter(|other| *other != codec).map(Ablation::Coded);
     let mut found: Vec<Ablation> =
@@ -55,7 +58,7 @@ pub fn all(pipeline: &Pipeline, codec: Codec) -> Methods {
         methods.spans.insert(at, Box::new(*method));
     }
     methods.spans.insert(0, Box::new(Ablation::Coded(codec)));
-    methods
+    Ok(methods)
 }
 
 impl Ablation {

@@ -72,7 +72,6 @@ impl<'a> HttpRequest<'a> {
         Self { method: Method::POST, path, headers: &[], body: body.into() }
     }
 
-    /// Sets the headers.
     pub fn with(self, headers: &'a [(&'a str, &'a str)]) -> Self {
         Self { headers, ..self }
     }

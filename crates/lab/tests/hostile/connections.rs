@@ -267,7 +267,7 @@ async fn register_large(daemon: &DaemonProcess) -> anyhow::Result<()> {
 
 /// Checks that clients which send a byte a second are cut off once the time for a head and a body has passed.
 async fn slow_senders(setup: &Setup, address: SocketAddr) -> anyhow::Result<Finding> {
-    let time = Duration::from_millis(setup.defaults.http.read_ms_max);
+    let time = setup.limits.read_max;
     let head = format!("POST /v1/compress HTTP/1.1\r\nhost: {address}\r\n");
     let with_body = format!("{head}content-type: application/json\r\ncontent-length: 100000\r\n\r\n{{");
     let started = Instant::now();
@@ -291,7 +291,7 @@ async fn slow_senders(setup: &Setup, address: SocketAddr) -> anyhow::Result<Find
         open = left;
     }
     let case = format!("clients that could send a byte a second for {} s", started.elapsed().as_secs());
-    let note = format!("of {SLOW_SENDERS}; http.read_ms_max = {} ms", time.as_millis());
+    let note = format!("of {SLOW_SENDERS}; {} ms for a head or a body to arrive", time.as_millis());
     Ok(Finding::at_most(case, open.len() as f64, 0.0).note(note))
 }
 
@@ -328,7 +328,7 @@ pub async fn tls_stall(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
         Err(error) => Finding::at_most("response to a new client, ms", f64::INFINITY, NEW_CLIENT_MS)
             .note(format!("{error:#}; {connection_note}")),
     };
-    let time = Duration::from_millis(setup.defaults.http.read_ms_max) + TIMEOUT_SLACK;
+    let time = setup.limits.read_max + TIMEOUT_SLACK;
     let until = Instant::now() + time;
     let mut open = stalled;
     while !open.is_empty() && Instant::now() < until {

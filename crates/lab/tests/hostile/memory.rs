@@ -116,7 +116,7 @@ pub async fn rank_fields(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
 
 /// Runs the row `parsing`.
 pub async fn parsing(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
-    let bodies_mb = setup.defaults.http.bodies_bytes_max as f64 / 1e6;
+    let bodies_mb = setup.limits.memory.bodies as f64 / 1e6;
     let bodies = [("/v1/compress", "chunks"), ("/v1/rerank", "documents")];
     let bodies = bodies.map(|(path, field)| (path, Bytes::from(empty_strings(field))));
     let sandbox = setup.sandbox()?;
@@ -221,8 +221,8 @@ pub async fn long_chunks(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     }
     let statuses = clients.join_all().await;
     let MemoryUse { peak_mb, killed } = guard.finish();
-    let defaults = &setup.defaults;
-    let limit = defaults.limits.block_bytes_max as u64 + defaults.blocks.memory_bytes_max;
+    let memory = &setup.limits.memory;
+    let limit = memory.blocks_of_requests as u64 + memory.blocks;
     let limit_mb = limit as f64 / 1e6 + AT_ONCE_MB;
     let aim = "at once: resident memory above the start, MB";
     findings.push(resident_growth(aim, peak_mb - before, limit_mb, killed));

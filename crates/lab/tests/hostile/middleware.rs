@@ -37,7 +37,7 @@ const CHAT: &str = "/v1/chat/completions";
 
 /// Runs the row `endless-upstream`.
 pub async fn endless_upstream(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
-    let body_mb = setup.defaults.middleware.body_bytes_max as f64 / 1e6;
+    let body_mb = setup.limits.middleware.body_bytes_max as f64 / 1e6;
     let scripts = [
         ("sentences", Script::Sentences, true),
         ("one sentence", Script::OneSentence, true),

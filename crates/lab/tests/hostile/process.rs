@@ -15,6 +15,7 @@ use anyhow::{Context, bail, ensure};
 use hyper::{Request, StatusCode};
 use serde_json::Value;
 use tempfile::TempDir;
+use thresher::app::Limits;
 use thresher::config::Config;
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
@@ -50,6 +51,8 @@ pub struct Setup {
     pub runtime_lib: PathBuf,
     /// All settings with their default values.
     pub defaults: Config,
+    /// The limits of a daemon with these settings.
+    pub limits: Limits,
 }
 
 /// A temporary directory with a settings file and everything that daemons leave behind; removed when dropped.
@@ -109,6 +112,7 @@ impl Setup {
             model_dir: root.join(&config.model.dir),
             runtime_lib: root.join(config.model.runtime_lib()),
             defaults: Config::default(),
+            limits: Limits::new(&Config::default(), 1),
         })
     }
 

@@ -68,7 +68,7 @@ pub async fn tenants(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
         alone.push(send_warm().await?);
     }
     // With the longest deadline, requests wait in the queue instead of being refused.
-    let deadline_ms = Some(setup.defaults.admission.deadline_ms_max);
+    let deadline_ms = Some(setup.limits.deadline_max.as_millis() as u64);
     let outcomes = OutcomeCounts::default();
     let mut clients = JoinSet::new();
     for number in 0..GREEDY_CLIENTS as u64 {
@@ -166,7 +166,7 @@ struct ClientOutcome {
 pub async fn retry_after(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let sandbox = setup.sandbox()?;
     let daemon = sandbox.start().await?;
-    let deadline_ms = Some(setup.defaults.admission.deadline_ms_max);
+    let deadline_ms = Some(setup.limits.deadline_max.as_millis() as u64);
     let started = Instant::now();
     let until = started + CROWD_TIME_MAX;
     let mut crowd = JoinSet::new();

@@ -106,7 +106,7 @@ impl Core {
         for (node, outcome) in table.nodes().iter().zip(outcomes) {
             match &outcome.failure {
                 _ if outcome.answered => node.record_success(),
-                Some(failure) if node.record_failure(self.failures_max) => {
+                Some(failure) if node.record_failure(self.limits.failures_max) => {
                     self.on_breaker_opened(&node.address, failure);
                 }
                 _ => {}

@@ -197,7 +197,6 @@ impl Link {
         Ok(())
     }
 
-    /// Drops the connection.
     pub fn disconnect(&self) {
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = None;
         self.lost.notify_one();

@@ -54,8 +54,19 @@ pub struct Follower {
     task: JoinHandle<()>,
 }
 
+impl Journal {
+    /// Starts to read the entries after `from` in the background, or all entries if it is `None`, until the
+    /// follower is dropped.
+    ///
+    /// # Panics
+    /// Panics outside a Tokio runtime.
+    pub fn follow(&self, from: Option<EntryId>) -> Follower {
+        Follower::start(self.clone(), from)
+    }
+}
+
 impl Follower {
-    pub(super) fn start(journal: Journal, from: Option<EntryId>) -> Self {
+    fn start(journal: Journal, from: Option<EntryId>) -> Self {
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let task = tokio::spawn(async move { Reader::new(journal, from).run(&sender).await });
         Self { events, task }
@@ -126,7 +137,7 @@ impl Reader {
                         tracing::warn!(journal = self.journal.stream, reason = %failure, "cannot follow the journal");
                     }
                     self.link.disconnect();
-                    pause = (2 * pause).clamp(self.journal.core().probe_pause, PAUSE_MAX);
+                    pause = (2 * pause).clamp(self.journal.core().limits.probe_pause, PAUSE_MAX);
                     tokio::time::sleep(jittered(pause)).await;
                 }
             }

@@ -43,7 +43,7 @@ pub async fn health_check(core: Arc<Core>) {
                 let _ = tokio::time::timeout(HEALTHY_PAUSE, core.wake.notified()).await;
             }
             Some(_) => {
-                let pause = core.probe_pause * 2_u32.pow(failed_checks.min(DOUBLINGS_MAX));
+                let pause = core.limits.probe_pause * 2_u32.pow(failed_checks.min(DOUBLINGS_MAX));
                 failed_checks = failed_checks.saturating_add(1);
                 tokio::time::sleep(jittered(pause)).await;
             }
@@ -94,7 +94,7 @@ impl Core {
                 Ok(()) => node.close_breaker(),
                 Err(failure) => {
                     // While there are no requests, only a probe finds a failure.
-                    node.record_failure(self.failures_max);
+                    node.record_failure(self.limits.failures_max);
                     unhealthy = Some((node.address.clone(), failure));
                 }
             }

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use redis::{Cmd, Pipeline, Value, cmd, pipe};
 
-use super::follow::Follower;
 use super::outcome::{self, Failure};
 use super::{Core, Inner, SharedError};
 
@@ -230,15 +229,6 @@ impl Journal {
         let mut command = cmd("XTRIM");
         command.arg(&self.stream).arg("MINID").arg(format!("{}-{}", first.ms, first.seq));
         self.send(command).await.map(drop)
-    }
-
-    /// Starts to read the entries after `from` in the background, or all entries if it is `None`, until the
-    /// follower is dropped.
-    ///
-    /// # Panics
-    /// Panics outside a Tokio runtime.
-    pub fn follow(&self, from: Option<EntryId>) -> Follower {
-        Follower::start(self.clone(), from)
     }
 
     pub(super) fn core(&self) -> &Core {

@@ -95,7 +95,6 @@ impl Nodes {
         Self { prefix: prefix.to_owned(), table: RwLock::new(Arc::new(table)) }
     }
 
-    /// The current table.
     pub fn table(&self) -> Arc<NodeTable> {
         Arc::clone(&self.table.read().unwrap_or_else(PoisonError::into_inner))
     }

@@ -38,7 +38,6 @@ pub enum WriteKind {
     Put,
     /// Restarts the time to live of the value on the server, and sends the value only if the server has none.
     Renew,
-    /// Removes the value.
     Remove,
 }
 
@@ -151,7 +150,7 @@ impl Core {
     async fn send(&self, queued: &QueuedWrite, deadline: Instant) -> Result<WriteResult, Failure> {
         if queued.kind == WriteKind::Renew {
             let mut command = cmd("EXPIRE");
-            command.arg(&queued.name).arg(self.ttl_s);
+            command.arg(&queued.name).arg(self.limits.ttl_s);
             if self.writes.send(&command, deadline).await? == Value::Int(1) {
                 return Ok(WriteResult::Renewed);
             }
@@ -164,7 +163,7 @@ impl Core {
         }
         let value = self.sealer.seal(&[queued.name.as_bytes()], &queued.payload);
         let mut command = cmd("SET");
-        command.arg(&queued.name).arg(value).arg("EX").arg(self.ttl_s);
+        command.arg(&queued.name).arg(value).arg("EX").arg(self.limits.ttl_s);
         self.writes.send(&command, deadline).await?;
         Ok(WriteResult::Written)
     }

@@ -10,7 +10,7 @@ mod cells;
 use cells::{Cells, is_rule};
 pub(super) use cells::{Form, are_aligned, form, is_bar_row};
 
-use super::{Pieces, Sentences, markdown};
+use super::{Pieces, Sentences};
 use crate::line::{Line, lines, span};
 use crate::range::ByteRange;
 
@@ -19,14 +19,17 @@ const ROWS_READ: usize = 30;
 /// The longest name of a column, in bytes.
 const NAME_BYTES_MAX: usize = 60;
 
-/// Returns the pieces of a table; none if the lines are not divided into cells.
+/// Returns whether the cells of a table are divided by bars.
+pub(super) fn has_bars(text: &str) -> bool {
+    cells::form(&lines(text)) == Some(Form::Pipes)
+}
+
+/// Returns the pieces of a table whose cells are not divided by bars; none if the lines are not divided into cells.
 pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
     let lines = lines(text);
     let mut pieces = Pieces::default();
     match cells::form(&lines) {
-        None => {}
-        // Markdown knows the headings and the prose around such a table.
-        Some(Form::Pipes) => return markdown::outline(text, sentences),
+        None | Some(Form::Pipes) => {}
         Some(Form::Separated(separator)) => {
             let records = cells::records(text, &lines, separator);
             let mut writer =

@@ -53,7 +53,6 @@ pub struct Directory {
     lock: File,
 }
 
-/// The file of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BlockFile {
     /// The number of the write. It increases with every file, so that the newer of two files is known without

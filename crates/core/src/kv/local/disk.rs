@@ -26,7 +26,6 @@ const READ_THREADS: usize = 8;
 /// The bytes that the directory takes without blocks.
 const DIRECTORY_BYTES: u64 = 64 << 10;
 
-/// The disk tier.
 pub struct Disk {
     shared: Arc<Shared>,
     commands: Sender<Command>,

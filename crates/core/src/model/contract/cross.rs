@@ -8,7 +8,6 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::ContractError;
-use crate::model::cross::Separation;
 
 /// A cross-encoder: its graph, how it joins two texts, and its labels.
 ///
@@ -47,21 +46,10 @@ pub struct VerdictWeights {
     pub model: f32,
 }
 
-/// The log-odds that a model's word on an easy pair counts for, without labelled claims: with this value, probabilities are calibrated best on
-/// the even rows of fm2 and healthver, with one model (`docs/decisions/attribution-and-verdicts.md`).
-const KNOWN_PAIR_LOG_ODDS: f32 = 0.9;
-
 /// The file with the weights of a model that has no contract.
 const WEIGHTS_FILE: &str = "verdict.toml";
 
 impl VerdictWeights {
-    /// Returns weights for a model that tells true claims from false ones of easy pairs as `found` says: in their middle it knows nothing. Real
-    /// claims are harder, so it counts less than the pairs suggest.
-    pub fn of_known_pairs(found: &Separation) -> Self {
-        let model = 2.0 * KNOWN_PAIR_LOG_ODDS / found.distance;
-        Self { bias: -model * found.middle, own: 0.0, model }
-    }
-
     /// Reads the weights of a model without a contract in `dir`; `None` if there is no file with them.
     ///
     /// # Errors

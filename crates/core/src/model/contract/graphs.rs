@@ -65,7 +65,6 @@ pub mod value_names {
     }
 }
 
-/// A graph of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Graph {
     /// The graph of a late-interaction model that computes the keys of windows.

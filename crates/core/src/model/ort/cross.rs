@@ -199,7 +199,7 @@ impl CrossRuntime {
                 (model, found) = (reversed, found_reversed);
             }
         }
-        let by_pairs = found.is_clear.then(|| VerdictWeights::of_known_pairs(&found));
+        let by_pairs = found.is_clear.then(|| found.weights());
         model.weights = VerdictWeights::load(dir)?.or(by_pairs).unwrap_or_default();
         let settings =
             format!("{:?} {} {:?} {}", model.labels, model.is_claim_first, model.weights, ort::info());

@@ -10,8 +10,7 @@ use super::evidence::{Conflict, Evidence, UnsupportedKind, UnsupportedSpan};
 use super::gather::{self, Gathered};
 use super::part::Part;
 use super::second_opinion::Question;
-use super::sentence_scores::SentenceScores;
-use super::trace;
+use super::sentence_scores::{self, SentenceScores};
 use super::verdict::{self, Judgement, Method, Verdict};
 use crate::domain::{ByteRange, TokenSpan};
 use crate::pipeline::PipelineError;
@@ -301,7 +300,7 @@ fn best_unit(
         };
         scores.iter().zip(&weights.0).map(sentence_score).sum()
     };
-    trace::best(candidates.sentences(chunk), score)
+    sentence_scores::best(candidates.sentences(chunk), score)
 }
 
 /// Returns the byte range of the shortest run of a unit's words that holds [`RUN_SHARE`] of the unit's

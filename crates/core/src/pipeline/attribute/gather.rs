@@ -10,7 +10,7 @@
 use super::evidence::{
     Conflict, ConflictKind, EVIDENCE_MIN, Evidence, UnsupportedKind, UnsupportedSpan, mean,
 };
-use super::part::{Part, PartWord, UnitWord};
+use super::part::{Part, PartWord, UnitWord, denied};
 use super::sentence_scores::AnswerTerm;
 use crate::text::{Amount, Limit};
 
@@ -179,29 +179,6 @@ impl Gathered {
         self.evidence.copied = part.share_copied();
         self.evidence.gathered = part.share_gathered();
     }
-}
-
-/// Returns the negations of a text of `len` words, each with the word that it denies: the next content word or, behind all of them, the last
-/// one.
-pub(super) fn denied(
-    len: usize,
-    is_negation: &dyn Fn(usize) -> bool,
-    is_content: &dyn Fn(usize) -> bool,
-) -> Vec<(usize, usize)> {
-    let mut next = vec![None; len];
-    let mut behind = None;
-    for at in (0..len).rev() {
-        next[at] = behind;
-        behind = if is_content(at) { Some(at) } else { behind };
-    }
-    let (mut before, mut found) = (None, Vec::new());
-    for (at, next) in next.into_iter().enumerate() {
-        if is_negation(at) {
-            found.extend(next.or(before).map(|word| (at, word)));
-        }
-        before = if is_content(at) { Some(at) } else { before };
-    }
-    found
 }
 
 /// Returns the conflict of the number `at` of a part with another number of a unit. Both ranges have the units of measurement that follow.

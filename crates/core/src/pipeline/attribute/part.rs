@@ -5,9 +5,8 @@ use std::collections::{BTreeMap, HashSet};
 
 use super::candidates::Candidates;
 use super::evidence::{Conflict, ConflictKind};
-use super::gather::denied;
-use super::sentence_scores::{AnswerTerm, SentenceScores};
-use super::trace::{IN_CHUNK_EVIDENCE, Trace};
+use super::sentence_scores::{AnswerTerm, SentenceScores, Trace};
+use super::trace::IN_CHUNK_EVIDENCE;
 use crate::domain::{ByteRange, Chunk};
 use crate::text::{Amount, Term};
 
@@ -268,4 +267,27 @@ fn choose_units(
     units.truncate(UNITS_MAX - others.len());
     units.extend(others);
     units
+}
+
+/// Returns the negations of a text of `len` words, each with the word that it denies: the next content word or, behind all of them, the last
+/// one.
+pub(super) fn denied(
+    len: usize,
+    is_negation: &dyn Fn(usize) -> bool,
+    is_content: &dyn Fn(usize) -> bool,
+) -> Vec<(usize, usize)> {
+    let mut next = vec![None; len];
+    let mut behind = None;
+    for at in (0..len).rev() {
+        next[at] = behind;
+        behind = if is_content(at) { Some(at) } else { behind };
+    }
+    let (mut before, mut found) = (None, Vec::new());
+    for (at, next) in next.into_iter().enumerate() {
+        if is_negation(at) {
+            found.extend(next.or(before).map(|word| (at, word)));
+        }
+        before = if is_content(at) { Some(at) } else { before };
+    }
+    found
 }

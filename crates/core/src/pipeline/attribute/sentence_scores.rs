@@ -9,7 +9,6 @@ use std::sync::Arc;
 use ndarray::{Array2, Array3, ArrayView1, Axis, s};
 
 use super::candidates::Candidates;
-use super::trace::{self, Trace};
 use crate::domain::{ByteRange, Granularity, Lang, TokenSpan};
 use crate::model::ModelRuntime;
 use crate::model::contract::QuestionTokens;
@@ -18,7 +17,7 @@ use crate::pipeline::calibration::Calibration;
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::question::{self, EncodeContext, EncodedHeads, QuestionViews};
 use crate::pipeline::scan;
-use crate::pipeline::score::ranked::{RankedCoverage, rc_of_peaks};
+use crate::pipeline::score::ranked::rc_of_peaks;
 use crate::pipeline::tokenize::tokens_under;
 use crate::pipeline::units::Unit;
 use crate::pipeline::validate::InvalidRequest;
@@ -55,7 +54,7 @@ pub struct SentenceScores {
     /// `[token]`: byte range of each token in the answer. Empty if the sentence has no word.
     pub(super) tokens: Vec<ByteRange>,
     pub(super) terms: Vec<AnswerTerm>,
-    /// `[term]`: where each word came from; empty if there are no chunks.
+    /// `[term]`: where each word came from, as [`trace`](super::trace) finds it; empty if there are no chunks.
     pub(super) traces: Vec<Trace>,
     /// `[token]`: how much each token counts, from 0 to 1.
     pub(super) token_weights: Vec<f32>,
@@ -69,6 +68,18 @@ pub struct SentenceScores {
     reading: Reading,
     /// The results of [`Self::best_keys`], by unit.
     best_keys: RefCell<HashMap<usize, Rc<[usize]>>>,
+}
+
+/// Where a word of the answer came from.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Trace {
+    pub chunk: usize,
+    /// The unit of the chunk; `None` if the chunk has no unit that can be cited, or no evidence at all.
+    pub unit: Option<usize>,
+    /// How much the source supports the word: from 0, not at all, to 1, the unit contains the word.
+    pub evidence: f32,
+    pub in_unit: bool,
+    pub in_chunk: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -157,7 +168,6 @@ pub(super) fn score(
         question_tokens: QuestionTokens::All,
         // Words of the answer are compared with those of the chunks in any script.
         lexical: None,
-        scorer: Arc::new(RankedCoverage),
     };
     let weight = |term: &Option<usize>| term.map_or(PUNCTUATION_WEIGHT, |term| terms[term].weight);
     let token_weights: Vec<f32> = term_of_token[..reading.tokens.ids.len()].iter().map(weight).collect();
@@ -175,7 +185,7 @@ pub(super) fn score(
     };
     let chunk_evidence = with_word_bonus(chunks, &|chunk, term| candidates.chunk_has(chunk, term));
     let unit_evidence = with_word_bonus(units, &|unit, term| candidates.unit_has(unit, term));
-    let mut scores = SentenceScores {
+    Ok(SentenceScores {
         bytes: ByteRange::new(start, start + text.len()),
         tokens: reading.tokens.offsets.iter().map(|token| token.shifted(start)).collect(),
         terms,
@@ -186,9 +196,15 @@ pub(super) fn score(
         similarity,
         reading,
         best_keys: RefCell::default(),
-    };
-    scores.traces = trace::terms(candidates, &scores);
-    Ok(scores)
+    })
+}
+
+/// Returns the index with the largest score; the first one of equal scores.
+pub(super) fn best(indices: impl Iterator<Item = usize>, score: impl Fn(usize) -> f32) -> Option<usize> {
+    indices
+        .map(|index| (index, score(index)))
+        .reduce(|best, next| if next.1 > best.1 { next } else { best })
+        .map(|(index, _)| index)
 }
 
 /// The RC and similarity of each token of a sentence, mean over heads.
@@ -328,7 +344,7 @@ impl SentenceScores {
             return Rc::clone(found);
         }
         let logits = self.logits(candidates, unit);
-        let best = |row: ArrayView1<f32>| trace::best(0..row.len(), |key| row[key]).unwrap_or(0);
+        let best = |row: ArrayView1<f32>| best(0..row.len(), |key| row[key]).unwrap_or(0);
         let found: Rc<[usize]> = logits.outer_iter().map(best).collect();
         self.best_keys.borrow_mut().insert(unit, Rc::clone(&found));
         found

@@ -5,7 +5,7 @@
 use ndarray::{Array1, Array2, Axis, Zip, s};
 
 use super::candidates::Candidates;
-use super::sentence_scores::SentenceScores;
+use super::sentence_scores::{SentenceScores, Trace, best};
 
 /// The weight of a token's neighbour relative to the token itself. The weight at distance d is its d-th
 /// power.
@@ -24,18 +24,6 @@ const SIMILARITY_EVIDENCE_MAX: f32 = 0.7;
 /// word is a number, a name or a negation.
 const PARAPHRASE_RANGE: [f32; 2] = [0.4, 0.75];
 const PARAPHRASE_EVIDENCE_MAX: f32 = 0.9;
-
-/// Where a word of the answer came from.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Trace {
-    pub chunk: usize,
-    /// The unit of the chunk; `None` if the chunk has no unit that can be cited, or no evidence at all.
-    pub unit: Option<usize>,
-    /// How much the source supports the word: from 0, not at all, to 1, the unit contains the word.
-    pub evidence: f32,
-    pub in_unit: bool,
-    pub in_chunk: bool,
-}
 
 /// Returns `[term]`, the trace of each word of a sentence; empty if there are no chunks.
 pub(super) fn terms(candidates: &Candidates, scores: &SentenceScores) -> Vec<Trace> {
@@ -90,14 +78,6 @@ pub(super) fn terms(candidates: &Candidates, scores: &SentenceScores) -> Vec<Tra
 /// Returns the position of a value in a range: 0 at its start and below, 1 at its end and above.
 fn position_in(value: f32, [from, to]: [f32; 2]) -> f32 {
     ((value - from) / (to - from)).clamp(0.0, 1.0)
-}
-
-/// Returns the index with the largest score; the first one of equal scores.
-pub(super) fn best(indices: impl Iterator<Item = usize>, score: impl Fn(usize) -> f32) -> Option<usize> {
-    indices
-        .map(|index| (index, score(index)))
-        .reduce(|best, next| if next.1 > best.1 { next } else { best })
-        .map(|(index, _)| index)
 }
 
 /// Returns for each token j the weighted mean of `values` `[token, segment]` over all tokens k of the

@@ -41,7 +41,7 @@ const NUMBER_PENALTY: f32 = 1.0;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// They say the same.
+    /// The evidence states what the part states.
     Supported,
     /// They say some of it. `unsupported` has the rest.
     Partly,

@@ -8,7 +8,6 @@ use crate::pipeline::clock::Clock;
 use crate::pipeline::{PipelineError, Reading};
 use crate::rc;
 
-/// The scorer.
 pub struct MeanRcBound;
 
 impl Scorer for MeanRcBound {

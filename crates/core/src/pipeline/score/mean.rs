@@ -11,7 +11,6 @@ use crate::pipeline::clock::Clock;
 use crate::pipeline::{PipelineError, Reading};
 use crate::rc::{self, HeadMean};
 
-/// The scorer.
 pub struct MeanRc;
 
 impl Scorer for MeanRc {

@@ -13,7 +13,6 @@ use crate::pipeline::{PipelineError, Reading, neighbours, scan};
 use crate::rc::{self, HeadMean};
 use crate::text::Mentions;
 
-/// The scorer.
 pub struct RankedCoverage;
 
 impl Scorer for RankedCoverage {

@@ -1,0 +1,95 @@
+//! Measures: what a number counts, and when two numbers state the same, or exclude each other.
+
+/// The base units that are money. What something costs in one excludes the same number of another.
+const CURRENCIES: [&str; 4] = ["$", "€", "£", "¥"];
+
+/// The numbers that are taken for years if they have no unit and no separator.
+pub(super) const YEARS: std::ops::RangeInclusive<f64> = 1000.0..=2100.0;
+
+/// What a number counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Measure {
+    /// Units of a known kind, converted to this base unit.
+    Unit(&'static str),
+    Year,
+    /// A date as the number `yyyymmdd`; a month of a year is the range of its days.
+    Date,
+    /// A day of any year as the number `mmdd`; a month is the range of its days.
+    DayOfYear,
+    /// The number of the day, from Monday.
+    Weekday,
+    /// The place in an order: `20th`.
+    Ordinal,
+    /// The time of day, in minutes from midnight. `low` and `high` are the two times that it can be: `6:00` is in the morning or in
+    /// the evening.
+    Clock,
+    /// A version, in which `2.10` is not `2.1`: its up to three numbers, as digits of a number to the base `VERSION_BASE`.
+    Version,
+    Count,
+}
+
+/// The base to which the numbers of a version are digits. Larger ones are no versions.
+pub(super) const VERSION_BASE: f64 = 100_000.0;
+
+/// A number, or a range of numbers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Amount {
+    /// What it counts. Amounts of most different measures cannot be compared.
+    pub measure: Measure,
+    pub low: f64,
+    /// The greatest value; that of `low` unless the amount is a decade, a century, a month or an ambiguous time.
+    pub high: f64,
+}
+
+impl Amount {
+    pub(super) fn exact(measure: Measure, value: f64) -> Self {
+        Self { measure, low: value, high: value }
+    }
+
+    /// Returns whether a source with the `other` amount states this one: the same, or one within this range.
+    pub fn covers(&self, other: &Self) -> bool {
+        self.on_one_scale(other).is_some_and(|(one, other)| match self.measure {
+            Measure::Clock => [other.low, other.high].iter().any(|time| [one.low, one.high].contains(time)),
+            _ => one.low <= other.low && other.high <= one.high,
+        })
+    }
+
+    /// Returns whether the two amounts answer the same question and cannot both be true. Counts up to 100 are compared only with each other.
+    pub fn excludes(&self, other: &Self) -> bool {
+        /// The greatest count that is small.
+        const SMALL_MAX: f64 = 100.0;
+        let is_small = |amount: &Self| amount.low.abs() <= SMALL_MAX;
+        match (self.measure, other.measure) {
+            (Measure::Count, Measure::Count) if is_small(self) != is_small(other) => false,
+            (Measure::Unit(one), Measure::Unit(other))
+                if one != other && CURRENCIES.contains(&one) && CURRENCIES.contains(&other) =>
+            {
+                true
+            }
+            (Measure::Clock, _) => self.measure == other.measure && !self.covers(other),
+            _ => self
+                .on_one_scale(other)
+                .is_some_and(|(one, other)| one.high < other.low || other.high < one.low),
+        }
+    }
+
+    /// Returns both amounts in one measure; `None` if they answer different questions.
+    fn on_one_scale(&self, other: &Self) -> Option<(Self, Self)> {
+        if self.measure == other.measure {
+            return Some((*self, *other));
+        }
+        let as_date = |amount: &Self| match amount.measure {
+            Measure::Year => {
+                Some(Self { low: amount.low * 1e4, high: amount.high * 1e4 + 9_999.0, ..*amount })
+            }
+            Measure::Date => Some(*amount),
+            _ => None,
+        };
+        let as_day = |amount: &Self| match amount.measure {
+            Measure::DayOfYear => Some(*amount),
+            Measure::Date => Some(Self { low: amount.low % 1e4, high: amount.high % 1e4, ..*amount }),
+            _ => None,
+        };
+        as_date(self).zip(as_date(other)).or_else(|| as_day(self).zip(as_day(other)))
+    }
+}

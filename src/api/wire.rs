@@ -1,0 +1,59 @@
+//! How single values of a body are read: an object, one of several words, or null as the default.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{IntoDeserializer, MapAccess, Visitor, value::MapAccessDeserializer};
+use serde::{Deserialize, Deserializer};
+use thresher_core::plain::Shortened;
+
+/// Reads null as the default, since some clients write null for fields that are not set.
+pub(super) fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
+    from: D,
+) -> Result<T, D::Error> {
+    Option::deserialize(from).map(Option::unwrap_or_default)
+}
+
+/// Reads one of several words, or null as the default.
+pub(super) fn choice<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
+    from: D,
+) -> Result<T, D::Error> {
+    Option::<Word<T>>::deserialize(from).map(|word| word.map(|Word(word)| word).unwrap_or_default())
+}
+
+/// One of several words. It is read as a string first: for any other type, `serde_json` would report invalid JSON.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Word<T>(pub(super) T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Word<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let word = String::deserialize(from)?;
+        // An error about an unknown word quotes it. No known word is long enough to be shortened.
+        let word = Shortened(&word).to_string();
+        T::deserialize(word.into_deserializer()).map(Self)
+    }
+}
+
+/// A JSON object. serde alone would also read a struct from a list of its values.
+#[derive(Debug, Clone)]
+pub(super) struct Object<T>(pub(super) T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(ObjectVisitor(PhantomData))
+    }
+}
+
+struct ObjectVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
+    type Value = Object<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<T>, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+    }
+}
