@@ -152,7 +152,7 @@ fn loss_table(losses: &[Loss]) -> String {
             percent(loss.uses_lost as f64 / loss.uses as f64),
             percent(loss.share_min),
             percent(loss.share_max),
-            if loss.is_off { "sent whole from then on".to_owned() } else { String::new() },
+            if loss.is_off { "too much: live, it would be sent whole".to_owned() } else { String::new() },
         ]
     }));
     let table = aligned(&rows);

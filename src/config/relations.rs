@@ -35,7 +35,6 @@ impl Config {
             .or_else(|| self.check_zeros())
             .or_else(|| self.check_ranges())
             .or_else(|| self.check_folders())
-            .or_else(|| self.check_marks())
             .or_else(shared)
             .or_else(middleware)
             .or_else(|| self.check_upstreams())
@@ -164,14 +163,6 @@ impl Config {
             }
         }
         None
-    }
-
-    fn check_marks(&self) -> Option<String> {
-        (self.middleware.retrievable && self.originals.bytes_max == 0).then(|| {
-            "middleware.retrievable is true and originals.bytes_max is 0, so no mark could lead to an original; raise originals.bytes_max, or \
-             set middleware.retrievable to false"
-                .to_owned()
-        })
     }
 }
 

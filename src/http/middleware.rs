@@ -581,14 +581,14 @@ impl ModelRequest {
         let (options, asked) = (&self.options, self.options.budget);
         CompressOptions {
             mode: settings.mode,
-            budget: asked.unwrap_or_default(),
+            budget: asked.unwrap_or_else(|| settings.budget()),
             granularity: options.granularity,
             // A request that names its budget gets it, however short the prompt becomes.
             prompt_tokens_min: if asked.is_some() { 0 } else { settings.prompt_tokens_min },
             // Only the end of a question is read, and it is stored with every turn that is compressed for it.
             query: options.query.as_deref().map(find::tail),
             result_tokens_min: middleware.limits.result_tokens_min,
-            marks: settings.retrievable && untouched::can_retrieve(self.located()),
+            marks: untouched::can_retrieve(self.located()),
             related_only: options.related_only,
             off: service.savings().off(),
         }

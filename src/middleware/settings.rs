@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use thresher_core::domain::Budget;
+
 use super::find::{Bounds, CONTEXT_DELIMITERS, Policy};
 use super::paths;
 
@@ -23,8 +25,8 @@ pub struct MiddlewareSettings {
     pub tools: Vec<String>,
     /// Names of tools whose results stay whole, beside those that list, search, read and change files. A tool that `tools` names is compressed.
     pub tools_untouched: Vec<String>,
-    /// Whether shortened results of tools end with a mark that names the hash of the original, for models that have the MCP tool `retrieve`.
-    pub retrievable: bool,
+    /// Share of tokens to keep, from 0 to 1. 0: as much as the question needs.
+    pub ratio: f64,
     /// Tokens below which no prompt is compressed, unless a request sets a budget: providers do not cache shorter prompts. 0: no minimum.
     pub prompt_tokens_min: usize,
     /// The share of results of a tool of which something may be missing that a later step copies. Once it is certain at 95 % that more is
@@ -158,7 +160,7 @@ impl Default for MiddlewareSettings {
             cite: true,
             tools: Vec::new(),
             tools_untouched: Vec::new(),
-            retrievable: false,
+            ratio: 0.0,
             prompt_tokens_min: 1_024,
             loss_max: 0.05,
             deadline_ms: 2_000,
@@ -179,13 +181,6 @@ impl MiddlewareSettings {
         if !(0.0..=1.0).contains(&self.loss_max) {
             return Err(format!("middleware.loss_max is {}; it must be from 0 to 1", self.loss_max));
         }
-        let tags = &self.context_tags;
-        let is_pair = tags.len() == 2 && tags[0] != tags[1] && tags.iter().all(|tag| !tag.is_empty());
-        if !tags.is_empty() && !is_pair {
-            return Err(format!(
-                "middleware.context_tags is {tags:?}; write two different texts, or [] to look for no context"
-            ));
-        }
         if self.deadline_ms == 0 {
             return Err(
                 "middleware.deadline_ms is 0, so no conversation would be compressed; set it to at least 1"
@@ -193,6 +188,11 @@ impl MiddlewareSettings {
             );
         }
         Ok(())
+    }
+
+    /// Returns the budget of requests that set none.
+    pub fn budget(&self) -> Budget {
+        if self.ratio > 0.0 { Budget::ratio(self.ratio) } else { Budget::default() }
     }
 
     /// Returns which texts of a conversation may be compressed. `keeps_documents` excludes documents and search results.

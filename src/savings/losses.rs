@@ -179,7 +179,7 @@ mod tests {
         let count = |lost_of_ten: u64, uses: u64| {
             let mut losses = Losses::default();
             let off: Vec<Loss> = (0..uses)
-                .flat_map(|at| losses.add(key(at), &[used(u64::from(at % 10 < lost_of_ten))], 0.05))
+                .flat_map(|at| losses.add(key(at), &[used(u64::from(at % 10 >= 10 - lost_of_ten))], 0.05))
                 .collect();
             assert_eq!(off.len(), losses.off().len(), "said once");
             (off.first().map(|loss| loss.uses), losses.report().remove(0))

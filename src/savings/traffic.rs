@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use thiserror::Error;
-use thresher_core::domain::{Budget, Granularity};
+use thresher_core::domain::Granularity;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{Pipeline, PipelineError};
 use thresher_core::plain;
@@ -221,12 +221,12 @@ impl Replay {
         let options = CompressOptions {
             mode: self.middleware.mode,
             result_tokens_min: self.limits.result_tokens_min,
-            budget: Budget::default(),
+            budget: self.middleware.budget(),
             granularity: Granularity::default(),
             prompt_tokens_min: self.middleware.prompt_tokens_min,
             query: None,
             related_only: false,
-            marks: self.middleware.retrievable && can_retrieve(body),
+            marks: can_retrieve(body),
             off: Arc::default(),
         };
         let pipeline = &self.pipeline;

@@ -9,7 +9,7 @@ and how many places mislead: a piece whose correction is missing, lines that bec
 indentation. A recorded session lists the needed pieces; they were written before anything was compressed.
 
 The daemon needs THRESHER_RUNTIME_LIB. With --headroom, Headroom of that folder compresses the same conversations. What Headroom leaves out, a model
-can retrieve by a tool; Thresher can do so with `retrievable = true`, which is off here. The tables count what is sent, for both.
+can retrieve by a tool; Thresher can do so if the request has that tool, which these have not. The tables count what is sent, for both.
 """
 
 from __future__ import annotations

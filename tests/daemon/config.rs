@@ -201,10 +201,6 @@ fn settings_that_contradict_each_other_are_refused() {
         "middleware.upstreams: http://localhost:8080/v1 is this daemon (http.listen is 127.0.0.1:8080)",
     );
     check(
-        "[middleware]\nretrievable = true\n[originals]\nbytes_max = 0",
-        "middleware.retrievable is true and originals.bytes_max is 0",
-    );
-    check(
         "[http]\ntls_cert_file = \"/c\"",
         "http.tls_cert_file is \"/c\", but http.tls_key_file is empty; set both",
     );

@@ -243,7 +243,7 @@ async fn the_question_is_what_a_person_asks_last() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_mark_says_what_is_missing_and_leads_to_the_original() {
     let (url, bodies) = upstream().await;
-    let settings = MiddlewareSettings { retrievable: true, ..with_tools(url.clone(), &["search"]) };
+    let settings = with_tools(url.clone(), &["search"]);
     let daemon = in_front(&settings, true, 2).await;
     let original = DOCUMENT.repeat(5);
     let mut messages = called("search", &original);
@@ -255,8 +255,7 @@ async fn a_mark_says_what_is_missing_and_leads_to_the_original() {
         ["x-thresher-tokens-before", "x-thresher-tokens-after"]
             .map(|name| response.header(name).and_then(|count| count.parse::<u64>().ok()).expect("a count"))
     };
-    let unmarked =
-        send_with_retrieve(&in_front(&with_tools(url, &["search"]), true, 2).await, &messages).await;
+    let unmarked = send(&in_front(&with_tools(url, &["search"]), true, 2).await, &messages).await;
     let (with_mark, without) = (tokens(&response), tokens(&unmarked));
     assert!(with_mark[0] == without[0] && with_mark[1] > without[1], "{with_mark:?} {without:?}");
     bodies.pop();
@@ -300,7 +299,7 @@ async fn a_mark_says_what_is_missing_and_leads_to_the_original() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_text_has_a_mark_only_if_its_original_is_stored_and_it_is_shorter_with_it() {
     let (url, bodies) = upstream().await;
-    let settings = MiddlewareSettings { retrievable: true, ..with_tools(url, &["search"]) };
+    let settings = with_tools(url, &["search"]);
     let with_store = async |originals: OriginalSettings| {
         let pipeline = pipeline_of(scripted(), KvStore::without_tiers());
         let made = storing_service(Some(pipeline), (2, 0), &registry_settings(), originals);

@@ -776,6 +776,7 @@ fn cancelled_work_stops_before_the_next_turn() {
         query: None,
         marks: false,
         related_only: false,
+        off: Arc::default(),
     };
     let by = Compressor {
         options: &way,

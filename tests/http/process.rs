@@ -39,8 +39,7 @@ impl Running {
             .env("THRESHER__REGISTRY__DIR", "")
             .env("THRESHER__ORIGINALS__DIR", "")
             .env("THRESHER__ADMISSION__CONCURRENCY_MAX", "1")
-            .env("THRESHER__ADMISSION__DEADLINE_MS_DEFAULT", "600000")
-            .env("THRESHER__ADMISSION__DEADLINE_MS_MAX", "600000")
+            .env("THRESHER__ADMISSION__DEADLINE_MS_DEFAULT", "120000")
             .env("THRESHER__TELEMETRY__LOG", "trace")
             .envs(settings.iter().copied())
             // The program sets this variable itself.

@@ -340,6 +340,55 @@ async fn shadow_mode_changes_nothing_and_says_what_would_have_been_kept() {
     assert_eq!((maybe.status, &maybe.json()["error"]["param"]), (422, &json!("x-thresher-shadow")));
 }
 
+/// A step of an agent: a call of a tool and its result.
+fn step(id: &str, tool: &str, arguments: Value, result: &str) -> [Value; 2] {
+    let function = json!({"name": tool, "arguments": arguments.to_string()});
+    let call = json!({"id": id, "type": "function", "function": function});
+    [
+        json!({"role": "assistant", "content": null, "tool_calls": [call]}),
+        json!({"role": "tool", "tool_call_id": id, "content": result}),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_later_step_copies_was_needed() {
+    let upstream = Upstream::json(answer(&usage(1_000, 0, 50)));
+    let url = format!("http://{}", upstream.listen().await);
+    // Everything that is lost is too much.
+    let settings = MiddlewareSettings { tools: vec!["*".to_owned()], loss_max: 0.0, ..settings(url) };
+    let daemon = with(&settings, prices(), Access::open_to_all()).await;
+    let page = DOCUMENT.replace("The moon is far.", "The gate has code-77. The moon is far.");
+    let mut messages = vec![json!({"role": "user", "content": "When is the tide?"})];
+    messages.extend(step("1", "browse", json!({"page": "tides"}), &page));
+    let body = |messages: &[Value]| json!({"model": "m-1", "messages": messages});
+    let shadow = ["x-thresher-shadow: true"];
+    let first = send(&daemon, &shadow, &body(&messages)).await;
+    assert_eq!(first.header("x-thresher-reason"), None, "the page would have become shorter");
+    let losses = async || get(daemon.http, "/v1/savings").await.json()["losses"].clone();
+    assert_eq!(losses().await, json!([]), "nothing has been copied yet");
+    messages.extend(step("2", "open", json!({"with": "code-77"}), "It is open."));
+    for _ in 0..2 {
+        send(&daemon, &shadow, &body(&messages)).await;
+    }
+    let found = losses().await;
+    assert_eq!(found.as_array().map(Vec::len), Some(1), "{found}");
+    let expect = json!({"tool": "browse", "kind": "prose", "uses": 1, "uses_lost": 1, "pieces": 1, "pieces_lost": 1, "is_off": true});
+    for (field, value) in expect.as_object().expect("an object") {
+        assert_eq!(&found[0][field], value, "{field}: {found}");
+    }
+    let metrics = get(daemon.admin, "/metrics").await.body;
+    for line in
+        ["savings_results_used_total{tenant=\"\",kept=\"false\"} 2", "savings_tools_off_total{tenant=\"\"} 1"]
+    {
+        assert!(metrics.contains(line), "{line}: {metrics}");
+    }
+    // From now on, such results are sent whole.
+    messages.extend(step("3", "browse", json!({"page": "more"}), &page));
+    let third = send(&daemon, &[], &body(&messages)).await;
+    assert_eq!(third.header("x-thresher-reason"), Some("nothing_shortened"));
+    assert!(upstream.last_body().matches("The gate has code-77.").count() == 2, "{}", upstream.last_body());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn shadow_mode_of_an_upstream_and_chunks_of_a_request() {
     let upstream = Upstream::json(answer(&usage(1_000, 0, 50)));

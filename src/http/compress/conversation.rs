@@ -85,7 +85,7 @@ impl ConversationRequest {
         policy.tools.push("*".to_owned());
         let options = CompressOptions {
             mode: middleware.settings.mode,
-            budget: self.config.budget.unwrap_or_default(),
+            budget: self.config.budget.unwrap_or_else(|| middleware.settings.budget()),
             granularity: Granularity::default(),
             prompt_tokens_min: 0,
             result_tokens_min: middleware.limits.result_tokens_min,
