@@ -129,18 +129,22 @@ class Row:
     needs: int
     lost: list[str]
     misleading: list[str]
-    outcome: str  # "unchanged", "shortened" or "emptied"
+    outcome: str  # "unchanged", "encoded" (every byte can be read from it), "shortened" or "emptied"
 
 
-def judge(result: dict[str, Any], id: str, after: str, count: dict[str, int]) -> Row:
-    before, kind = result["text"], result["kind"]
-    outcome = "unchanged" if after == before else "emptied" if all(is_only_mark(line) for line in lines(after)) else "shortened"
+def judge(result: dict[str, Any], id: str, sent: str, expanded: str, count: dict[str, int]) -> Row:
+    """Judges what was sent of a result by what can be read from it: `expanded` is the text that an encoding stands for, or `sent` itself."""
+    before, kind, after = result["text"], result["kind"], expanded
+    if after == before:
+        outcome = "unchanged" if sent == before else "encoded"
+    else:
+        outcome = "emptied" if all(is_only_mark(line) for line in lines(after)) else "shortened"
     misleading = [f"together: {first}  WITHOUT  {second}" for first, second in result["together"] if has(after, first, kind) and not has(after, second, kind)]
     # Lines that were written anew are no gaps, and JSON that was written anew is judged by its needed pieces only.
     if outcome == "shortened" and kind != "JSON":
         misleading += [f"{fault.sort}: {fault.place}" for fault in faults_of_lines(before, after) if fault.sort != "rewritten"]
     lost = [need for need in result["needs"] if not has(after, need, kind)]
-    return Row(id, kind, before, after, count[before], count[after], len(result["needs"]), lost, misleading, outcome)
+    return Row(id, kind, before, sent, count[before], count[sent], len(result["needs"]), lost, misleading, outcome)
 
 
 SORTS = {
@@ -149,7 +153,7 @@ SORTS = {
     "cut": "lines that lost a part without a mark",
     "indent": "lines with another indentation",
 }
-COLUMNS = ("kind of result", "n", "tokens", "sent", "saved", "unchanged", "shortened", "emptied", "needed kept", "lost", "misleading")
+COLUMNS = ("kind of result", "n", "tokens", "sent", "saved", "unchanged", "encoded", "shortened", "emptied", "needed kept", "lost", "misleading")
 
 
 def table(rows: list[Row]) -> str:
@@ -158,7 +162,7 @@ def table(rows: list[Row]) -> str:
     for kind, group in [*groups.items(), ("all", rows)]:
         tokens, sent = sum(row.tokens for row in group), sum(row.sent for row in group)
         needs, lost = sum(row.needs for row in group), sum(len(row.lost) for row in group)
-        outcomes = [sum(row.outcome == outcome for row in group) for outcome in ("unchanged", "shortened", "emptied")]
+        outcomes = [sum(row.outcome == outcome for row in group) for outcome in ("unchanged", "encoded", "shortened", "emptied")]
         cells = [len(group), tokens, sent, f"{100 * (1 - sent / tokens):.1f} %", *outcomes, f"{needs - lost}/{needs}", f"{100 * lost / needs:.1f} %", sum(len(row.misleading) for row in group)]
         printed.append((kind, *(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in cells)))
     widths = [max(len(row[at]) for row in printed) for at in range(len(COLUMNS))]

@@ -315,8 +315,16 @@ def replay_headroom(sessions: list[Json], folder: str) -> list[Replay] | str:
 # ---- the report ----
 
 
-def rows_of(sessions: list[Json], replays: list[dict[str, str]], tokens: Tokens) -> list[Row]:
-    return [judge(result, f"{session['name']}/{result['call']}", sent[result["call"]], tokens) for session, sent in zip(sessions, replays, strict=True) for result in results(session)]
+def rows_of(sessions: list[Json], replays: list[dict[str, str]], tokens: Tokens, binary: str | None = None) -> list[Row]:
+    """The rows of all results. What `binary` has encoded is judged as it expands it."""
+    pairs = [(session["name"], result, sent[result["call"]]) for session, sent in zip(sessions, replays, strict=True) for result in results(session)]
+
+    def expanded(result: Json, sent: str) -> str:
+        if binary is None or sent == result["text"]:
+            return sent
+        return subprocess.run([binary, "expand"], input=sent.encode(), stdout=subprocess.PIPE, check=True, timeout=TIMEOUT_S).stdout.decode()
+
+    return [judge(result, f"{name}/{result['call']}", sent, expanded(result, sent), tokens) for name, result, sent in pairs]
 
 
 def show(id: str, file: Path) -> None:
@@ -344,13 +352,23 @@ def main() -> None:
     if arguments.model_dir:
         os.environ["THRESHER__MODEL__DIR"] = arguments.model_dir
     upstream = Upstream()
+    written = {}
+    os.environ["THRESHER__MIDDLEWARE__MODE"] = "lossless"
+    daemon = start_daemon(arguments.binary, upstream)
+    try:
+        replays = [replay(session, Chat(session), daemon.url, upstream) for session in sessions]
+        written["lossless"] = rows_of(sessions, [one.first for one in replays], Tokens(daemon.url), arguments.binary)
+        print(f"Thresher, mode = \"lossless\": {len(sessions)} sessions, {len(written['lossless'])} results\n\n{table(written['lossless'])}\n")
+    finally:
+        daemon.stop()
+    del os.environ["THRESHER__MIDDLEWARE__MODE"]
     daemon = start_daemon(arguments.binary, upstream)
     try:
         tokens = Tokens(daemon.url)
         chat = [replay(session, Chat(session), daemon.url, upstream) for session in sessions]
         messages = [replay(session, Messages(session), daemon.url, upstream) for session in sessions]
-        written = {"thresher": rows_of(sessions, [one.first for one in chat], tokens)}
-        print(f"Thresher: {len(sessions)} sessions, {len(written['thresher'])} results, Chat Completions\n\n{table(written['thresher'])}\n")
+        written["thresher"] = rows_of(sessions, [one.first for one in chat], tokens, arguments.binary)
+        print(f"Thresher, by default: {len(sessions)} sessions, {len(written['thresher'])} results, Chat Completions\n\n{table(written['thresher'])}\n")
         same = sum(a.first[call] == b.first[call] for a, b in zip(chat, messages, strict=True) for call in a.first)
         print(f"Messages: the same text as Chat Completions in {same} of {len(written['thresher'])} results")
         for name, replays in (("Chat Completions", chat), ("Messages", messages)):
