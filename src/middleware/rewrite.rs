@@ -4,6 +4,7 @@ mod pieces;
 mod strings;
 mod turn;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -64,6 +65,10 @@ pub struct SentTurn {
     options: String,
     /// For each passage, the ranges that were kept; `None`: the whole passage.
     kept: Vec<Option<Spans>>,
+    /// For each passage, the text that was sent in its place; `None`: all of it. Empty: nothing was shortened. The texts are stored because
+    /// another version may write gaps differently, and because finding how a text is divided takes far longer than reading it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    written: Vec<Option<String>>,
     /// For each result of a tool that may be encoded, the text that was sent, without its mark; `None`: no encoded text. Empty: nothing was
     /// encoded. The texts are stored because another version may encode differently.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -396,6 +401,7 @@ pub fn rewrite(
                 if !out.is_short {
                     encode_results(body, turn, &mut compressed);
                 }
+                compressed.write(turn);
                 let is_recorded = *is_recorded || compressed.late || compressed.is_shortened();
                 (compressed, is_recorded)
             }
@@ -475,10 +481,25 @@ impl SentTurn {
         Self {
             options: String::new(),
             kept: vec![None; turn.passages.len()],
+            written: Vec::new(),
             encoded: Vec::new(),
             marked: false,
             late: false,
         }
+    }
+
+    /// Writes what is kept of the passages.
+    fn write(&mut self, turn: &Turn) {
+        let texts = (0..turn.passages.len()).map(|passage| self.text_of(turn, passage).map(Cow::into_owned));
+        let texts: Vec<Option<String>> = texts.collect();
+        self.written = if texts.iter().all(Option::is_none) { Vec::new() } else { texts };
+    }
+
+    /// Returns the text that is sent in place of a passage; `None`: all of it.
+    fn text_of(&self, turn: &Turn, passage: usize) -> Option<Cow<'_, str>> {
+        let kept = self.kept[passage].as_ref()?;
+        let written = self.written.get(passage).and_then(Option::as_deref);
+        Some(written.map_or_else(|| strings::shortened(&turn.passages[passage], kept).into(), Cow::from))
     }
 
     /// Returns whether less is sent than the turn has.
@@ -498,7 +519,13 @@ impl SentTurn {
             }
             let keys =
                 [&*turn.query, ""].map(|query| Passage::key_of_result(&turn.passages[string.clone()], query));
-            let part = || Self { kept: kept.to_vec(), marked: self.marked, ..Self::default() };
+            let written = self.written.get(string.clone()).unwrap_or_default();
+            let part = || Self {
+                kept: kept.to_vec(),
+                written: written.to_vec(),
+                marked: self.marked,
+                ..Self::default()
+            };
             found.extend(keys.into_iter().flatten().map(|key| (key, part())));
         }
         for (result, text) in turn.results.iter().zip(&self.encoded) {
@@ -511,7 +538,7 @@ impl SentTurn {
 
     /// Puts together what was sent of the results in a turn; `None` if nothing is known of any of them.
     fn from_results(turn: &Turn, before: &dyn Fn(&[u8; 32]) -> Option<Self>) -> Option<Self> {
-        let mut sent = Self::whole(turn);
+        let mut sent = Self { written: vec![None; turn.passages.len()], ..Self::whole(turn) };
         let mut is_known = false;
         for string in turn.strings() {
             let passages = &turn.passages[string.clone()];
@@ -520,7 +547,10 @@ impl SentTurn {
             if let Some(found) = found.filter(|found| found.fits(passages)) {
                 is_known = true;
                 sent.marked |= found.marked;
-                sent.kept[string].clone_from_slice(&found.kept);
+                sent.kept[string.clone()].clone_from_slice(&found.kept);
+                if found.written.len() == string.len() {
+                    sent.written[string].clone_from_slice(&found.written);
+                }
             }
         }
         sent.encoded = vec![None; turn.results.len()];
@@ -546,7 +576,9 @@ impl SentTurn {
 
     /// Whether the texts fit the turn.
     fn fits_turn(&self, turn: &Turn) -> bool {
-        self.fits(&turn.passages) && (self.encoded.is_empty() || self.encoded.len() == turn.results.len())
+        self.fits(&turn.passages)
+            && (self.written.is_empty() || self.written.len() == turn.passages.len())
+            && (self.encoded.is_empty() || self.encoded.len() == turn.results.len())
     }
 
     /// Whether the ranges fit these passages: as many passages, and ranges that ascend and end at characters.

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 use thresher_core::domain::Kind;
-use thresher_core::text::outline::Layout;
+use thresher_core::text::outline::{Layout, kind_of};
 
 use super::json::Located;
 
@@ -71,7 +71,7 @@ impl TextKind {
             Self::Matches => share(text, 0.6, is_match),
             Self::Diff => is_diff(text),
             Self::Numbered => is_numbered(text),
-            Self::Code => Layout::detect(text, Kind::Auto).kind == Kind::Code,
+            Self::Code => kind_of(text) == Kind::Code && Layout::detect(text, Kind::Auto).kind == Kind::Code,
         }
     }
 }

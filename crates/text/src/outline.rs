@@ -23,7 +23,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use grammar::kind_of;
+pub use self::grammar::kind_of;
 
 use crate::kind::Kind;
 use crate::line::Line;

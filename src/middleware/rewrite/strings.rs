@@ -54,9 +54,6 @@ fn is_shorter(string: &Shortened) -> bool {
     string.text.len() < string.original.len()
 }
 
-/// A passage with the ranges of it that are kept; `None`: all of it.
-type KeptPassage<'a> = (&'a Passage, Option<&'a [(usize, usize)]>);
-
 impl Strings<'_> {
     /// Adds to `out` the sources of the turn and the strings of the body that become shorter.
     pub(super) fn apply(self, chunks: &[Arc<Chunk>], out: &mut Rewritten) {
@@ -95,33 +92,35 @@ impl Strings<'_> {
         let Self { turn, sent, .. } = self;
         let mut written = Vec::new();
         for indexes in turn.strings() {
-            let kept = sent.kept[indexes.clone()].iter().map(Option::as_deref);
-            if kept.clone().all(|kept| kept.is_none()) {
+            let (passages, kept) = (&turn.passages[indexes.clone()], &sent.kept[indexes.clone()]);
+            if kept.iter().all(Option::is_none) {
                 continue;
             }
-            let passages: Vec<KeptPassage> = turn.passages[indexes.clone()].iter().zip(kept).collect();
-            let at = passages[0].0.string.clone();
+            let at = passages[0].string.clone();
             let original = self.original(&at);
-            let is_json = passages.iter().any(|(passage, _)| passage.is_quoted);
+            let is_json = passages.iter().any(|passage| passage.is_quoted);
             let is_result =
-                passages.iter().all(|(passage, _)| matches!(passage.kind, PartKind::ToolResult { .. }));
-            let dropped: Vec<Range<usize>> =
-                passages.iter().flat_map(|(passage, kept)| dropped(passage, *kept)).collect();
+                passages.iter().all(|passage| matches!(passage.kind, PartKind::ToolResult { .. }));
+            let dropped: Vec<Range<usize>> = passages
+                .iter()
+                .zip(kept)
+                .flat_map(|(passage, kept)| dropped(passage, kept.as_deref()))
+                .collect();
             let left_out = if is_json { String::new() } else { pieces::left_out(&original, &dropped) };
-            let is_emptied = passages.iter().all(|(_, kept)| kept.is_some_and(<[_]>::is_empty));
-            let first = passages[0].0.range.start;
-            let piece = |(passage, kept): KeptPassage| {
-                let text = match kept {
+            let is_emptied = kept.iter().all(|kept| kept.as_ref().is_some_and(Vec::is_empty));
+            let piece = |index: usize| {
+                let passage = &turn.passages[index];
+                let text = match sent.text_of(turn, index) {
                     // The delimiters of a context never enclose nothing.
-                    Some(_) if is_emptied && passage.range.start == first => NOTHING_KEPT.to_owned(),
+                    Some(_) if is_emptied && index == indexes.start => NOTHING_KEPT.to_owned(),
                     // What is kept whole is not encoded anew.
                     None => original[passage.range.clone()].to_owned(),
-                    Some(kept) if passage.is_quoted => Value::from(shortened(passage, kept)).to_string(),
-                    Some(kept) => shortened(passage, kept),
+                    Some(text) if passage.is_quoted => Value::from(text).to_string(),
+                    Some(text) => text.into_owned(),
                 };
                 Piece { range: passage.range.clone(), text }
             };
-            let pieces: Vec<Piece> = passages.into_iter().map(piece).collect();
+            let pieces: Vec<Piece> = indexes.clone().map(piece).collect();
             let mut text = pieces::replaced(&original, &pieces);
             let is_marked = sent.marked && is_result && !is_json;
             if is_marked {

@@ -12,7 +12,6 @@ use thresher_core::pipeline::validate::InvalidRequest;
 use thresher_core::pipeline::{Compressed, PipelineError, Prepared, Warning, assemble};
 use thresher_core::text::outline::Layout;
 
-use super::strings::shortened;
 use super::{
     CompressOptions, Compressor, NOTHING_KEPT, Rewritten, SentTurn, Shortened, Spans, Unshortened, ranges,
     with_unique_ids,
@@ -165,6 +164,7 @@ impl TurnWork<'_> {
         let sent = SentTurn {
             options: self.options.to_owned(),
             kept,
+            written: Vec::new(),
             encoded: Vec::new(),
             marked: options.marks,
             late: is_late,
@@ -264,13 +264,13 @@ impl TurnWork<'_> {
         for string in shortened_strings.iter().filter(|string| encoded.contains(&string.at.start)) {
             add_tokens(tokens, count(&string.original)?, count(string.text_without_mark())?);
         }
-        for (passage, kept) in self.turn.passages.iter().zip(&sent.kept) {
+        for (index, passage) in self.turn.passages.iter().enumerate() {
             if encoded.contains(&passage.string.start) {
                 continue;
             }
             let before = count(&passage.text)?;
-            let after = match kept {
-                Some(kept) if !is_emptied => count(&shortened(passage, kept))?,
+            let after = match sent.text_of(self.turn, index) {
+                Some(text) if !is_emptied => count(&text)?,
                 _ => before,
             };
             add_tokens(tokens, before, after);
