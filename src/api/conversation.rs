@@ -252,7 +252,7 @@ impl MiddlewareBody {
             let message = "send `chunks` or name registered ones in `chunk_ids`, not both";
             return Err(ApiError::with_param(ErrorCode::FieldsConflict, message, "chunk_ids"));
         }
-        let chunks = chunks_of(Some(self.chunks.unwrap_or_default()), false, None)?;
+        let chunks = chunks_of(Some(self.chunks.unwrap_or_default()), false, None, OffsetUnit::default())?;
         let mut first_at = HashMap::new();
         for (at, chunk) in chunks.iter().enumerate() {
             if let Some(first) = first_at.insert(&chunk.id, at) {

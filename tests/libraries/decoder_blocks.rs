@@ -180,7 +180,7 @@ struct PastKeys {
 }
 
 fn chunk(index: usize, text: &str) -> Chunk {
-    Chunk { id: index.to_string(), title: None, text: text.to_owned(), kind: Kind::Auto, metadata: None }
+    Chunk::new(index.to_string(), text)
 }
 
 /// A text of words that every tiny tokenizer knows.

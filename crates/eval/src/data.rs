@@ -130,7 +130,7 @@ impl LabelledChunk {
     /// Converts the chunk to the type that requests use. An empty title becomes `None`.
     pub fn chunk(&self) -> Chunk {
         let title = Some(self.title.clone()).filter(|title| !title.is_empty());
-        Chunk { id: self.id.clone(), title, text: self.text.clone(), kind: Kind::Auto, metadata: None }
+        Chunk { title, ..Chunk::new(self.id.clone(), self.text.clone()) }
     }
 
     /// Returns the text that lexical methods read: the title, a full stop, then the text; without a title,
