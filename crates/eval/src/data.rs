@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use serde::Deserialize;
 use serde::de::Error as _;
 use serde_json::Value;
-use thresher_core::domain::{Chunk, CompressRequest, Granularity, Kind};
+use thresher_core::domain::{Chunk, CompressRequest, Granularity};
 
 /// The rows of one file. All rows of a file have the same shape.
 pub enum Rows {
