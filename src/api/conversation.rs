@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use thresher_core::domain::{Budget, Chunk, Granularity};
 use thresher_core::pipeline::validate;
 use thresher_core::plain::Quoted;
+use thresher_core::text::offsets::OffsetUnit;
 
 use super::budget::BudgetBody;
 use super::limits::{Body, BodyLimits, ListLimit};

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use thresher_core::domain::{Budget, ByteRange, Chunk, Format, Granularity, KeptSpan, Kind, Omissions};
+use thresher_core::domain::{Budget, ByteRange, Chunk, Format, Granularity, KeptSpan, Omissions};
 use thresher_core::pipeline::answerable::Answerable;
 use thresher_core::pipeline::assemble::{self, Style};
 use thresher_core::pipeline::cancel::Cancel;
