@@ -9,7 +9,7 @@ use ndarray::{Array2, Array3, Array4, ArrayView3, Axis, concatenate, s};
 use ort::session::{Session, SessionInputValue};
 use ort::value::{Tensor, Value};
 use tempfile::TempDir;
-use thresher_core::domain::{Chunk, CompressRequest, Kind};
+use thresher_core::domain::{Chunk, CompressRequest};
 use thresher_core::kv::codec::Codec;
 use thresher_core::kv::store::KvStore;
 use thresher_core::model::contract::{Contract, Decoder, Family, QuestionTokens};

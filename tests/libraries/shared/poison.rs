@@ -9,7 +9,7 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use thresher::api::CompressAnswer;
 use thresher::shared_tier;
-use thresher_core::domain::{Chunk, CompressRequest, Granularity, Kind, Tenant, TokenSpan};
+use thresher_core::domain::{Chunk, CompressRequest, Granularity, Tenant, TokenSpan};
 use thresher_core::kv::block::{Block, Parts, Sentence};
 use thresher_core::kv::key::BlockKey;
 use thresher_core::kv::local::{LocalSettings, LocalTiers};
