@@ -28,7 +28,7 @@ fn place(citation: &Value) -> Value {
 async fn citations_name_the_page_the_line_and_the_headings() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
     let chunks = json!([handbook(), {"id": "b", "text": "Rain fell."}]);
-    let body = json!({"query": "When is the tide?", "chunks": chunks, "budget": {"tokens": 500}});
+    let body = json!({"query": "When is the tide?", "chunks": chunks, "keep": ["a", "b"]});
     let compressed = answer(&daemon, "/v1/compress", body).await;
     let citations = compressed["citations"].as_array().expect("citations");
     assert_eq!(place(&citations[0]), json!([7, 120, ["Harbour"]]), "{compressed}");
@@ -50,7 +50,7 @@ async fn registered_chunks_keep_their_places() {
     assert_eq!(registered["chunks"][1]["error"]["param"], "chunks[1].pages[0].page", "{registered}");
     let found = get(daemon.http, "/v1/chunks/a").await.json();
     assert_eq!((&found["pages"], &found["line"]), (&handbook()["pages"], &json!(120)), "{found}");
-    let body = json!({"query": "When is the tide?", "chunk_ids": ["a"], "budget": {"tokens": 500}});
+    let body = json!({"query": "When is the tide?", "chunk_ids": ["a"], "keep": ["a"]});
     let compressed = answer(&daemon, "/v1/compress", body).await;
     assert_eq!(place(&compressed["citations"][0]), json!([7, 120, ["Harbour"]]), "{compressed}");
 }
