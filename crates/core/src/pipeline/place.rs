@@ -89,7 +89,10 @@ impl<'a> Places<'a> {
         let above = std::iter::successors(nearest, |&heading| self.headings[heading]);
         let named =
             above.take(HEADINGS_MAX).map(|heading| heading_text(pieces[heading].bytes.slice(self.text)));
-        let mut found: Vec<String> = named.filter(|heading| !heading.is_empty()).collect();
+        // A line such as "Page 8" above a text may look like its heading.
+        let are_shown = matches!(&self.pages, Cow::Owned(pages) if !pages.is_empty());
+        let is_heading = |text: &String| !text.is_empty() && !(are_shown && page_number(text).is_some());
+        let mut found: Vec<String> = named.filter(is_heading).collect();
         found.reverse();
         found
     }
@@ -263,8 +266,8 @@ mod tests {
         check(
             "numbers above the pages",
             "cut off.\n\u{c}Page 8 of 9\nTwo.\n\u{c}Page 9 of 9\nThree.",
-            "cut",
-            "p7",
+            "Two.",
+            "p8",
         );
         check("a form feed without numbers", "One.\n\u{c}Two.", "Two.", "");
         check("a single number", "One.\n12\n\u{c}Two.", "Two.", "");
@@ -292,11 +295,11 @@ mod tests {
         let page = "<h1>Leave &amp; rest</h1><p>You have 30 days.</p><h2 id=\"c\">Carry-<b>over</b></h2><p>Five days.</p>";
         check("a page", Kind::Html, page, "<p>Five", "Leave & rest > Carry-over");
         check(
-            "prose with numbered titles",
+            "clauses",
             Kind::Prose,
-            "2. Leave\nYou have 30 days.\n2.1 Carry-over\nFive days are carried over.",
-            "Five",
-            "2. Leave > 2.1 Carry-over",
+            "4.1 Notice\nEither side may end it.\n4.2 Rent\nIt is paid monthly.",
+            "It is",
+            "4.2 Rent",
         );
         check("prose", Kind::Auto, "You have 30 days. Five are carried over.", "Five", "");
         let long = format!("# {}\n\nText.", "long ".repeat(40));
