@@ -10,6 +10,7 @@ mod guard;
 mod history;
 mod kv;
 mod limits;
+mod place;
 mod request;
 mod rerank;
 mod response;

@@ -203,7 +203,7 @@ impl AttributeBody {
             return Err(ApiError::with_param(ErrorCode::Unavailable, message, "compress_id"));
         }
         let registered = self.chunk_ids.is_some() || self.compress_id.is_some();
-        let chunks = chunks_of(self.chunks, registered, referenced)?;
+        let chunks = chunks_of(self.chunks, registered, referenced, self.offsets)?;
         let sources_max = self.sources_max.unwrap_or(SOURCES_DEFAULT);
         let request =
             AttributeRequest { answer, chunks, registered, seen: None, markers: None, parts, sources_max };

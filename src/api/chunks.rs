@@ -9,11 +9,13 @@ use serde_json::value::RawValue;
 use thresher_core::domain::{Chunk, Kind};
 use thresher_core::plain::Quoted;
 use thresher_core::shape::{self, ShapeError, ShapeLimits};
+use thresher_core::text::offsets::OffsetUnit;
 use thresher_registry::{Outcome, Progress, content_id};
 
 use super::fields;
 use super::limits::{Body, BodyLimits, ListLimit};
-use super::request::{ChunkBody, read, without_position};
+use super::place::{self, PageBody};
+use super::request::{ChunkBody, ChunkFields, read, without_position};
 use crate::error::{ApiError, ErrorCode};
 
 /// The most bytes of an id, which is a term of the index and part of a URL.
@@ -111,7 +113,7 @@ pub struct RegisteredAnswer {
     #[serde(skip_serializing_if = "Option::is_none")]
     title: Option<String>,
     /// The text of the chunk.
-    pub(super) text: String,
+    text: String,
     /// What the text is; left out if it is found out from the text.
     #[serde(skip_serializing_if = "Kind::is_auto")]
     #[schemars(with = "Option<Kind>")]
@@ -119,13 +121,24 @@ pub struct RegisteredAnswer {
     /// The metadata, as it was sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     metadata: Option<Box<RawValue>>,
+    /// The pages on which the text stands, with offsets in code points; left out if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pages: Vec<PageBody>,
+    /// The number of the first line of the text in its file; left out if it is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    line: Option<u32>,
 }
 
 impl RegisteredAnswer {
-    /// Returns the chunk, without its metadata.
+    /// Returns the chunk, without its metadata and its place.
     pub(super) fn to_chunk(&self) -> Chunk {
         let Self { id, title, text, kind, .. } = self.clone();
-        Chunk { id, title, text, kind, metadata: None }
+        Chunk { title, kind, ..Chunk::new(id, text) }
+    }
+
+    /// Replaces the text by an excerpt, in which the pages begin elsewhere.
+    pub(super) fn set_excerpt(&mut self, text: String) {
+        (self.text, self.pages, self.line) = (text, Vec::new(), None);
     }
 
     /// The chunk as text for a model: its id and title, and below them its text.
@@ -221,8 +234,8 @@ fn check_not_empty(count: usize, param: &str) -> Result<(), ApiError> {
 }
 
 fn chunk(json: &str, limits: &BodyLimits) -> Result<Chunk, ApiError> {
-    let ChunkBody(fields) = read(json.as_bytes(), &[], "the chunk")?;
-    let metadata = fields.metadata.map(|metadata| Box::<str>::from(metadata).into_string());
+    let ChunkBody(mut fields) = read(json.as_bytes(), &[], "the chunk")?;
+    let metadata = fields.metadata.take().map(|metadata| Box::<str>::from(metadata).into_string());
     if let Some(id) = &fields.id {
         check_id(id)?;
     }
@@ -244,9 +257,10 @@ fn chunk(json: &str, limits: &BodyLimits) -> Result<Chunk, ApiError> {
     if let Some(metadata) = &metadata {
         check_metadata(metadata, limits.metadata_bytes_max)?;
     }
-    let id =
-        fields.id.unwrap_or_else(|| content_id(fields.title.as_deref(), &fields.text, metadata.as_deref()));
-    Ok(Chunk { id, title: fields.title, text: fields.text, kind: fields.kind, metadata })
+    let ChunkFields { id, title, text, kind, pages, line, .. } = fields;
+    let anchors = place::anchors(&pages, line, &text, OffsetUnit::default())?;
+    let id = id.unwrap_or_else(|| content_id(title.as_deref(), &text, metadata.as_deref(), &anchors));
+    Ok(Chunk { id, title, text, kind, metadata, anchors })
 }
 
 fn check_id(id: &str) -> Result<(), ApiError> {
@@ -351,9 +365,10 @@ impl ChangesAnswer {
 
 impl From<&Chunk> for RegisteredAnswer {
     fn from(chunk: &Chunk) -> Self {
-        let Chunk { id, title, text, kind, metadata } = chunk.clone();
+        let (pages, line) = (place::pages(chunk), chunk.anchors.line());
+        let Chunk { id, title, text, kind, metadata, anchors: _ } = chunk.clone();
         let metadata = metadata.and_then(|json| RawValue::from_string(json).ok());
-        Self { id, title, text, kind, metadata }
+        Self { id, title, text, kind, metadata, pages, line }
     }
 }
 

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use thresher_core::domain::{Budget, Chunk, Granularity};
 use thresher_core::pipeline::validate;
 use thresher_core::plain::Quoted;
+use thresher_core::text::offsets::OffsetUnit;
 
 use super::budget::BudgetBody;
 use super::limits::{Body, BodyLimits, ListLimit};
@@ -253,7 +254,7 @@ impl MiddlewareBody {
             let message = "send `chunks` or name registered ones in `chunk_ids`, not both";
             return Err(ApiError::with_param(ErrorCode::FieldsConflict, message, "chunk_ids"));
         }
-        let chunks = chunks_of(Some(self.chunks.unwrap_or_default()), false, None)?;
+        let chunks = chunks_of(Some(self.chunks.unwrap_or_default()), false, None, OffsetUnit::default())?;
         let mut first_at = HashMap::new();
         for (at, chunk) in chunks.iter().enumerate() {
             if let Some(first) = first_at.insert(&chunk.id, at) {

@@ -20,6 +20,7 @@ use super::guard::{Exceeded, Guarded};
 use super::history::{self, MessageBody};
 use super::kv::{Include, KvBody, KvWanted};
 use super::limits::{Body, BodyLimits, ListLimit};
+use super::place::{self, PageBody};
 use super::schema::require_one;
 use super::wire::{Object, Word, choice, or_default};
 use crate::error::{ApiError, ErrorCode};
@@ -121,7 +122,7 @@ pub(super) struct ChunkBody(pub(super) ChunkFields);
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "ChunkObject")]
-/// A chunk: its text, and optionally an id, a title and metadata.
+/// A chunk: its text, and optionally an id, a title, metadata and its place in the document.
 pub(super) struct ChunkFields {
     /// The id of the chunk, unique within the request. Default: its index.
     #[serde(default)]
@@ -138,6 +139,14 @@ pub(super) struct ChunkFields {
     /// Any JSON; it is returned unchanged.
     #[serde(default)]
     pub(super) metadata: Option<Box<RawValue>>,
+    /// The pages of the document on which the text stands, in the order of the text. Citations name the page.
+    #[serde(default, deserialize_with = "or_default")]
+    #[schemars(with = "Option<Vec<PageBody>>", length(max = 10_000))]
+    pub(super) pages: Vec<Object<PageBody>>,
+    /// The number of the first line of the text in its file, from 1. Citations name the line.
+    #[serde(default)]
+    #[schemars(range(min = 1))]
+    pub(super) line: Option<u32>,
 }
 
 /// Parses a request body. The entries of its lists are counted while they are parsed, so that a list over its limit needs no more memory
@@ -295,7 +304,7 @@ impl CompressBody {
         registered: Option<Vec<Arc<Chunk>>>,
     ) -> Result<(CompressRequest, ServeOptions), ApiError> {
         let by_id = self.chunk_ids.is_some();
-        let chunks = chunks_of(self.chunks, self.chunk_ids.is_some(), registered)?;
+        let chunks = chunks_of(self.chunks, self.chunk_ids.is_some(), registered, self.offsets)?;
         let request = CompressRequest {
             history: history::turns(self.messages, &self.query)?,
             query: self.query,
@@ -329,11 +338,12 @@ impl CompressBody {
     }
 }
 
-/// The chunks of a request: its own, or the registered chunks that it names.
+/// The chunks of a request: its own, with offsets in `unit`, or the registered chunks that it names.
 pub(super) fn chunks_of(
     chunks: Option<Vec<ChunkBody>>,
     by_id: bool,
     registered: Option<Vec<Arc<Chunk>>>,
+    unit: OffsetUnit,
 ) -> Result<Vec<Arc<Chunk>>, ApiError> {
     let given: HashSet<String> =
         chunks.iter().flatten().filter_map(|ChunkBody(fields)| fields.id.clone()).collect();
@@ -345,15 +355,20 @@ pub(super) fn chunks_of(
         }
         id
     };
-    let chunk = |(index, ChunkBody(fields)): (usize, ChunkBody)| Chunk {
-        id: fields.id.unwrap_or_else(|| id_of(index)),
-        title: fields.title,
-        text: fields.text,
-        kind: fields.kind,
-        metadata: fields.metadata.map(|metadata| Box::<str>::from(metadata).into_string()),
+    let chunk = |(index, ChunkBody(fields)): (usize, ChunkBody)| {
+        let anchors = place::anchors(&fields.pages, fields.line, &fields.text, unit)
+            .map_err(|error| error.inside(&format!("chunks[{index}]")))?;
+        Ok(Arc::new(Chunk {
+            id: fields.id.unwrap_or_else(|| id_of(index)),
+            title: fields.title,
+            text: fields.text,
+            kind: fields.kind,
+            metadata: fields.metadata.map(|metadata| Box::<str>::from(metadata).into_string()),
+            anchors,
+        }))
     };
     match (chunks, by_id, registered) {
-        (Some(chunks), false, _) => Ok(chunks.into_iter().enumerate().map(chunk).map(Arc::new).collect()),
+        (Some(chunks), false, _) => chunks.into_iter().enumerate().map(chunk).collect(),
         (None, true, Some(registered)) => Ok(registered),
         (None, true, None) => {
             let message = "`chunk_ids` works only with a daemon, which registers chunks; send `chunks`";
@@ -435,7 +450,7 @@ mod tests {
     fn a_chunk_without_an_id_takes_none_that_another_has() {
         let chunks = r##"[{"id": "1", "text": "a"}, {"text": "b"}, "c", {"id": "#1", "text": "d"}]"##;
         let chunks = serde_json::from_str(chunks).expect("chunks");
-        let chunks = chunks_of(Some(chunks), false, None).expect("chunks");
+        let chunks = chunks_of(Some(chunks), false, None, OffsetUnit::default()).expect("chunks");
         let ids: Vec<&str> = chunks.iter().map(|chunk| &*chunk.id).collect();
         assert_eq!(ids, ["1", "##1", "2", "#1"]);
     }

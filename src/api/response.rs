@@ -1,24 +1,29 @@
 //! Answers of `POST /v1/compress` and `GET /v1/models`. Offsets are in the unit that the request names.
 
 use std::borrow::Cow;
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
-use thresher_core::domain::{ByteRange, Chunk, CompressRequest, Kind, Lang, TokenizerName};
+use thresher_core::domain::{ByteRange, Chunk, CompressRequest, KeptSpan, Kind, Lang, TokenizerName};
 use thresher_core::pipeline::clock::Timings;
 use thresher_core::pipeline::decide::coverage::Shortfall;
 use thresher_core::pipeline::explain::Explanation;
+use thresher_core::pipeline::place::Places;
 use thresher_core::pipeline::score::Scoring;
 use thresher_core::pipeline::{
     BlockOrigins, ChunkOutcome, Compressed, Pipeline, Relevance, Usage, Warning, kv_export,
 };
 use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
+use thresher_core::text::outline::Layout;
 
 use super::kv::KvAnswer;
+use super::place::PlaceAnswer;
 use crate::error::ApiError;
 
 /// Answer of `POST /v1/compress`.
@@ -253,6 +258,9 @@ struct CitationAnswer {
     text: String,
     /// The score; compares within a request only. Null where nothing was scored, and for a sentence that an earlier chunk has, too, and that is kept there.
     score: Option<f32>,
+    /// Where the piece stands in the document of the chunk.
+    #[serde(flatten)]
+    place: PlaceAnswer,
 }
 
 #[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
@@ -370,26 +378,19 @@ impl CompressAnswer {
         for outcome in &compressed.chunks {
             marker += usize::from(outcome.kept);
             let chunk = &request.chunks[outcome.index];
-            for span in &outcome.spans {
-                let (source, out) = (sources[outcome.index].range(span.source), output.range(span.output));
-                let text = span.source.slice(&chunk.text).to_owned();
-                let chunk = chunk.id.clone();
-                citations.push(CitationAnswer {
-                    marker,
-                    chunk,
-                    source,
-                    output: out,
-                    text,
-                    score: span.score,
-                });
-            }
+            let places = OnceCell::new();
+            let cite = |span: &KeptSpan, marker: usize, score: Option<f32>| CitationAnswer {
+                marker,
+                chunk: chunk.id.clone(),
+                source: sources[outcome.index].range(span.source),
+                output: output.range(span.output),
+                text: span.source.slice(&chunk.text).to_owned(),
+                score,
+                place: places.get_or_init(|| places_of(chunk, pipeline, &compressed)).at(span.source).into(),
+            };
+            citations.extend(outcome.spans.iter().map(|span| cite(span, marker, span.score)));
             for repeat in &outcome.repeats {
-                let (source, out) =
-                    (sources[outcome.index].range(repeat.source), output.range(repeat.output));
-                let text = repeat.source.slice(&chunk.text).to_owned();
-                let marker = marker_at(&compressed.chunks, repeat.output);
-                let chunk = chunk.id.clone();
-                citations.push(CitationAnswer { marker, chunk, source, output: out, text, score: None });
+                citations.push(cite(repeat, marker_at(&compressed.chunks, repeat.output), None));
             }
             let text = match (outcome.spans.first(), outcome.spans.last()) {
                 (Some(first), Some(last)) => &compressed.context[first.output.start..last.output.end],
@@ -466,6 +467,14 @@ impl CompressAnswer {
     /// The context alone.
     pub fn context(&self) -> &str {
         &self.context
+    }
+}
+
+/// Returns the places in a chunk. A daemon that returns the chunks unchanged has no time to look for headings.
+fn places_of<'a>(chunk: &'a Chunk, pipeline: Option<&Pipeline>, compressed: &Compressed) -> Places<'a> {
+    match pipeline {
+        Some(pipeline) if !compressed.degraded => pipeline.places(chunk),
+        _ => Places::new(chunk, Arc::new(Layout::prose())),
     }
 }
 

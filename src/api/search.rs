@@ -195,7 +195,7 @@ impl SearchAnswer {
         let results = std::mem::take(&mut self.results).into_iter().zip(excerpts);
         for (mut result, excerpt) in results {
             if let Some(excerpt) = excerpt {
-                result.chunk.text = excerpt;
+                result.chunk.set_excerpt(excerpt);
                 self.results.push(result);
             }
         }

@@ -113,8 +113,8 @@ pub fn attribute(
     cancel: &Cancel,
 ) -> Result<Found, PipelineError> {
     let parts = from.parts(text, pipeline, cancel)?;
-    let context =
-        CitationContext::new(text, &from.named, ChunkNumbers { indexes: Some(&from.numbers), markers: None });
+    let numbers = ChunkNumbers { indexes: Some(&from.numbers), markers: None };
+    let context = CitationContext::new(text, &from.named, numbers, pipeline);
     let spans = if wanted.citations { render((dialect, text), &context, from, &parts) } else { Vec::new() };
     let verdicts = if wanted.verdicts { PartAnswer::values(&context, &parts) } else { Vec::new() };
     Ok(Found { spans, verdicts })
@@ -159,7 +159,7 @@ pub fn distinct(mut citations: Vec<Value>) -> Vec<Value> {
 
 fn location(context: &CitationContext, cited: &Source, source: &SeenText) -> Value {
     match source.kind {
-        Some(PartKind::Document { block: None, .. }) => anthropic::char_location(context, cited),
+        Some(PartKind::Document { block: None, .. }) => anthropic::document_location(context, cited),
         Some(PartKind::Document { block: Some(block), .. }) => {
             anthropic::content_block_location(context, cited, block)
         }

@@ -161,7 +161,7 @@ struct TextBlock<'a> {
 impl<'a> TextBlock<'a> {
     /// Reads a block. Returns `None` if it is none of these.
     fn read(at: Located<'a>) -> Option<Self> {
-        let ours = ["char_location", "content_block_location", "search_result_location"];
+        let ours = ["char_location", "page_location", "content_block_location", "search_result_location"];
         let mut citations = items(at, "citations").peekable();
         let is_cited = citations.peek().is_some();
         let is_text = at.text_of("type").as_deref() == Some("text");

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use thresher_core::domain::{Budget, ByteRange, Chunk, Format, Granularity, KeptSpan, Kind, Omissions};
+use thresher_core::domain::{Budget, ByteRange, Chunk, Format, Granularity, KeptSpan, Omissions};
 use thresher_core::pipeline::answerable::Answerable;
 use thresher_core::pipeline::assemble::{self, Style};
 use thresher_core::pipeline::cancel::Cancel;
@@ -663,13 +663,7 @@ fn ranges(spans: &[(usize, usize)]) -> impl Iterator<Item = ByteRange> {
 pub fn with_unique_ids(chunks: &[Arc<Chunk>]) -> Vec<Arc<Chunk>> {
     let renamed = |(at, chunk): (usize, &Arc<Chunk>)| {
         let Chunk { title, text, kind, .. } = &**chunk;
-        Arc::new(Chunk {
-            id: at.to_string(),
-            title: title.clone(),
-            text: text.clone(),
-            kind: *kind,
-            metadata: None,
-        })
+        Arc::new(Chunk { title: title.clone(), kind: *kind, ..Chunk::new(at.to_string(), text.clone()) })
     };
     chunks.iter().enumerate().map(renamed).collect()
 }
@@ -685,12 +679,11 @@ impl ChunkIds {
     }
 
     fn chunk(&mut self, kind: &PartKind, names: &Names, text: &str) -> Arc<Chunk> {
+        let id = names.id.as_deref().map_or_else(|| self.id_of_origin(kind), str::to_owned);
         Arc::new(Chunk {
-            id: names.id.as_deref().map_or_else(|| self.id_of_origin(kind), str::to_owned),
             title: names.title.as_deref().map(str::to_owned),
-            text: text.to_owned(),
-            kind: Kind::Auto,
             metadata: names.source.as_ref().map(|source| json!({"url": &**source}).to_string()),
+            ..Chunk::new(id, text)
         })
     }
 

@@ -14,7 +14,7 @@ use thresher::access::NewKey;
 use thresher::originals::{OriginalSettings, Originals};
 use thresher::process;
 use thresher::receipt::SigningKey;
-use thresher_core::domain::{Chunk, Kind, Tenant};
+use thresher_core::domain::{Chunk, Tenant};
 use thresher_core::kv::key::BlockKey;
 use thresher_core::kv::local::{LocalSettings, LocalTiers};
 use thresher_registry::{Change, Registry, RegistrySettings};
@@ -58,7 +58,7 @@ fn child() {
     for settings in [settings.of_tenant(&tenant), settings] {
         let registry = Registry::open(&settings).expect("a registry");
         let id = registry.progress().registered.to_string();
-        let chunk = Chunk { id, title: None, text: "The tide.".to_owned(), kind: Kind::Auto, metadata: None };
+        let chunk = Chunk::new(id, "The tide.");
         runtime.block_on(registry.write(vec![Change::Put(Arc::new(chunk))])).expect("written");
     }
     let originals =

@@ -16,6 +16,7 @@ mod openapi;
 mod origins;
 mod page;
 mod passthrough;
+mod place;
 mod process;
 mod registry;
 mod request_id;

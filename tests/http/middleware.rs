@@ -1470,6 +1470,14 @@ async fn search_results_and_documents_are_cited_by_their_names() {
         json!({"type": "char_location", "document_title": "Log", "document_index": 0}),
     )
     .await;
+    let pages = format!("Gulls are loud.\n- 6 -\n\u{c}{DOCUMENT}\n- 7 -\n");
+    let source = json!({"type": "text", "media_type": "text/plain", "data": pages});
+    check(
+        "a document with pages",
+        json!({"type": "document", "title": "Log", "source": source}),
+        json!({"type": "page_location", "start_page_number": 7, "end_page_number": 8}),
+    )
+    .await;
     let marked =
         json!({"type": "text", "text": format!("<context>\n[doc-7] {DOCUMENT}\n\nTwo.\n</context>")});
     check("a paragraph", marked, json!({"type": "search_result_location", "source": "doc-7"})).await;

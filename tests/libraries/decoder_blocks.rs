@@ -9,7 +9,7 @@ use ndarray::{Array2, Array3, Array4, ArrayView3, Axis, concatenate, s};
 use ort::session::{Session, SessionInputValue};
 use ort::value::{Tensor, Value};
 use tempfile::TempDir;
-use thresher_core::domain::{Chunk, CompressRequest, Kind};
+use thresher_core::domain::{Chunk, CompressRequest};
 use thresher_core::kv::codec::Codec;
 use thresher_core::kv::store::KvStore;
 use thresher_core::model::contract::{Contract, Decoder, Family, QuestionTokens};
@@ -180,7 +180,7 @@ struct PastKeys {
 }
 
 fn chunk(index: usize, text: &str) -> Chunk {
-    Chunk { id: index.to_string(), title: None, text: text.to_owned(), kind: Kind::Auto, metadata: None }
+    Chunk::new(index.to_string(), text)
 }
 
 /// A text of words that every tiny tokenizer knows.

@@ -757,13 +757,7 @@ fn requests_that_failed_before() {
     let whole =
         CompressRequest { budget: Budget::ratio(1.0), tokenizer: o200k, format: plain_text, ..base() };
     check("a full stop and a line break are one token", whole);
-    let titled = Chunk {
-        id: "t".to_owned(),
-        title: Some("tide?".to_owned()),
-        text: "\n".to_owned(),
-        kind: Kind::Auto,
-        metadata: None,
-    };
+    let titled = Chunk { title: Some("tide?".to_owned()), ..Chunk::new("t", "\n") };
     let mut empty_first = plain("tide?", &["A coast.", "Nothing."], Budget::default());
     empty_first.chunks.insert(0, Arc::new(titled));
     check(

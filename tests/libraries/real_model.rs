@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use ndarray::{Array3, ArrayView3};
 use ndarray::{Axis, concatenate};
-use thresher_core::domain::{Budget, Chunk, CompressRequest, Granularity, Kind, Order, TokenizerName};
+use thresher_core::domain::{Budget, Chunk, CompressRequest, Granularity, Order, TokenizerName};
 use thresher_core::kv::codec::Codec;
 use thresher_core::kv::store::KvStore;
 use thresher_core::model::ModelRuntime;
@@ -69,11 +69,8 @@ fn keys_are_the_same_alone_in_a_batch_and_with_any_number_of_workers() {
 #[test]
 fn a_response_is_the_same_with_any_number_of_workers_and_threads() {
     let chunk = |(i, text): (usize, &&str)| Chunk {
-        id: i.to_string(),
         title: Some("Notes".to_owned()),
-        text: text.repeat(8),
-        kind: Kind::Auto,
-        metadata: None,
+        ..Chunk::new(i.to_string(), text.repeat(8))
     };
     let request = |granularity, budget| CompressRequest {
         chunks: TEXTS.iter().enumerate().map(chunk).map(Arc::new).collect(),
@@ -109,11 +106,8 @@ fn a_response_is_the_same_with_any_number_of_workers_and_threads() {
 #[test]
 fn the_fused_scan_equals_the_query_graph_up_to_the_rounding_of_the_question() {
     let chunks = TEXTS.iter().enumerate().map(|(i, text)| Chunk {
-        id: i.to_string(),
         title: Some("Notes".to_owned()),
-        text: text.repeat(12),
-        kind: Kind::Auto,
-        metadata: None,
+        ..Chunk::new(i.to_string(), text.repeat(12))
     });
     let request = CompressRequest::new("How often does the tide rise?", chunks.collect());
     for (codec, bound) in [(Codec::F32, 2e-6), (Codec::F16, 2e-6), (Codec::Int8, 0.01)] {

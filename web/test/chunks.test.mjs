@@ -21,6 +21,9 @@ test("JSON and JSON Lines of chunks are read as chunks", () => {
   check('["a", {"id": 7, "title": "T", "text": "b", "kind": "log", "metadata": {"n": 1}}]', {
     chunks: [{ text: "a" }, { id: "7", title: "T", text: "b", kind: "log", metadata: { n: 1 } }],
   });
+  const placed = { pages: [{ start: 0, page: 3 }], line: 7, text: "a" };
+  check(JSON.stringify([placed]), { chunks: [placed] });
+  assert.deepEqual(requestChunks([placed]), [placed]);
   check('{"query": "q", "chunks": ["a"]}', { chunks: [{ text: "a" }], query: "q" });
   check('{"text": "a"}\n{"text": "b"}\n', { chunks: [{ text: "a" }, { text: "b" }] });
   // A kind that the daemon does not know is left out.

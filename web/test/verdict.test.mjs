@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 import { healthSentences } from "../src/lib/health";
 import { parseMetrics } from "../src/lib/prometheus";
-import { answerableVerdict, bestScore, chunkVerdict, conflictLine, keptOf, otherVerdicts, partVerdict, quoteVerdict } from "../src/lib/verdict";
+import { answerableVerdict, bestScore, chunkVerdict, conflictLine, keptOf, otherVerdicts, partVerdict, placeOf, quoteVerdict } from "../src/lib/verdict";
 
 test("a chunk's verdict says why it was kept or left out", () => {
   const chunk = (score, kept, more = {}) => ({ id: "0", index: 0, kept, score, text: "", ...more });
@@ -22,18 +22,25 @@ test("a chunk's verdict says why it was kept or left out", () => {
 test("a piece that an earlier chunk has, too, belongs to that chunk", () => {
   const piece = (chunk, marker, start, score) => ({ chunk, marker, source: { start, end: start + 5 }, output: { start: 0, end: 5 }, text: "", score });
   const chunks = [{ id: "a", kept: true }, { id: "b", kept: false }, { id: "c", kept: true }];
-  const citations = [piece("a", 1, 0, 0.4), piece("b", 1, 3, null), piece("c", 2, 0, 0.2), piece("c", 1, 9, null)];
+  const citations = [piece("a", 1, 0, 0.4), piece("b", 1, 3, null), { ...piece("c", 2, 0, 0.2), page: 3 }, piece("c", 1, 9, null)];
   assert.deepEqual([...keptOf({ chunks, citations })], [
-    ["a", { marker: 1, ranges: [{ start: 0, end: 5, score: 0.4 }] }],
-    ["c", { marker: 2, ranges: [{ start: 0, end: 5, score: 0.2 }] }],
+    ["a", { marker: 1, ranges: [{ start: 0, end: 5, score: 0.4 }], place: "" }],
+    ["c", { marker: 2, ranges: [{ start: 0, end: 5, score: 0.2 }], place: "page 3" }],
   ]);
 });
 
+test("a place names what is known", () => {
+  assert.equal(placeOf({ page: 12, line: 120, heading: ["Leave", "Carry-over"] }), "page 12, line 120, Leave › Carry-over");
+  assert.equal(placeOf({ line: 4 }), "line 4");
+  assert.equal(placeOf({}), "");
+});
+
 test("a part's verdict counts its citations", () => {
-  const part = (verdict, cited = 0) => ({ verdict, sources: Array.from({ length: cited }, () => ({ cited: true })) });
+  const part = (verdict, cited = 0, independent = cited) => ({ verdict, sources_independent: independent, sources: Array.from({ length: cited }, () => ({ cited: true })) });
   assert.equal(partVerdict(part("supported", 1)), "Supported.");
-  assert.equal(partVerdict(part("supported", 2)), "Supported by 2 chunks.");
-  assert.equal(partVerdict(part("partly", 2)), "Supported in part by 2 chunks.");
+  assert.equal(partVerdict(part("supported", 2, 1)), "Supported by 2 chunks.");
+  assert.equal(partVerdict(part("supported", 3, 2)), "Supported by 3 chunks, 2 independent sources.");
+  assert.equal(partVerdict(part("partly", 2, 1)), "Supported in part by 2 chunks.");
   assert.match(partVerdict(part("contradicted")), /^Contradicted/);
   assert.match(partVerdict(part("not_found")), /^Not found/);
   assert.match(partVerdict(part("no_claim")), /no claim/);

@@ -5,6 +5,8 @@
 //! attention are token indices ([`TokenSpan`]). The daemon converts the offsets of its JSON API, see
 //! [`OffsetMap`](crate::text::offsets::OffsetMap).
 
+mod place;
+
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,6 +14,8 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
 pub use thresher_text::{ByteRange, Kind};
+
+pub use self::place::{Anchors, InvalidAnchors, PAGES_MAX, PageStart};
 
 /// The name of a tenant. Tenants are isolated: no request can observe another tenant's data. The default
 /// tenant, whose name is empty, is the only tenant of a daemon without API keys.
@@ -153,7 +157,7 @@ pub enum Omissions {
 /// A retrieved passage, as the caller sent it.
 ///
 /// ```
-/// use thresher_core::domain::{Chunk, Kind};
+/// use thresher_core::domain::{Anchors, Chunk, Kind};
 ///
 /// let chunk = Chunk {
 ///     id: "tides-3".to_owned(),
@@ -161,6 +165,7 @@ pub enum Omissions {
 ///     text: "The moon raises two tides a day.".to_owned(),
 ///     kind: Kind::Auto,
 ///     metadata: Some(r#"{"page": 3}"#.to_owned()),
+///     anchors: Anchors::default(),
 /// };
 /// assert_eq!(chunk.bytes(), 7 + 5 + 32 + 11);
 /// ```
@@ -177,19 +182,28 @@ pub struct Chunk {
     pub kind: Kind,
     /// JSON that is returned with the chunk exactly as the caller wrote it. The pipeline does not read it.
     pub metadata: Option<String>,
+    /// Where the text stands in its document. Only citations name it.
+    pub anchors: Anchors,
 }
 
 impl Chunk {
     /// Returns a chunk without title and metadata.
     pub fn new(id: impl Into<String>, text: impl Into<String>) -> Self {
-        Self { id: id.into(), title: None, text: text.into(), kind: Kind::Auto, metadata: None }
+        Self {
+            id: id.into(),
+            title: None,
+            text: text.into(),
+            kind: Kind::Auto,
+            metadata: None,
+            anchors: Anchors::default(),
+        }
     }
 
-    /// Returns the total size of id, title, text and metadata in bytes.
+    /// Returns the total size of id, title, text, metadata and anchors in bytes.
     pub fn bytes(&self) -> usize {
-        let Self { id, title, text, kind: _, metadata } = self;
+        let Self { id, title, text, kind: _, metadata, anchors } = self;
         let len = |field: &Option<String>| field.as_ref().map_or(0, String::len);
-        id.len() + len(title) + text.len() + len(metadata)
+        id.len() + len(title) + text.len() + len(metadata) + anchors.bytes()
     }
 }
 

@@ -37,6 +37,7 @@ pub mod load;
 pub mod neighbours;
 pub mod notable;
 pub mod outcome;
+pub mod place;
 pub mod question;
 pub mod reading;
 pub mod recompute;
@@ -71,6 +72,7 @@ use self::neighbours::Neighbours;
 pub use self::outcome::{
     ChunkOutcome, Compressed, Ranked, RankedSentence, Relevance, Usage, Warning, passthrough,
 };
+use self::place::Places;
 use self::question::{EncodeContext, EncodedHeads, QuestionViews};
 pub use self::reading::Reading;
 use self::related::measure_related;
@@ -249,6 +251,11 @@ impl Pipeline {
     /// Returns the settings of the pipeline.
     pub fn settings(&self) -> &Settings {
         &self.settings
+    }
+
+    /// Returns the places of the passages of a chunk: their pages, lines and headings.
+    pub fn places<'a>(&self, chunk: &'a Chunk) -> Places<'a> {
+        Places::new(chunk, self.layouts.of_chunk(chunk))
     }
 
     /// Returns the name of the scoring method, such as `peak/ranked+coverage`.

@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use serde::Deserialize;
 use serde::de::Error as _;
 use serde_json::Value;
-use thresher_core::domain::{Chunk, CompressRequest, Granularity, Kind};
+use thresher_core::domain::{Chunk, CompressRequest, Granularity};
 
 /// The rows of one file. All rows of a file have the same shape.
 pub enum Rows {
@@ -130,7 +130,7 @@ impl LabelledChunk {
     /// Converts the chunk to the type that requests use. An empty title becomes `None`.
     pub fn chunk(&self) -> Chunk {
         let title = Some(self.title.clone()).filter(|title| !title.is_empty());
-        Chunk { id: self.id.clone(), title, text: self.text.clone(), kind: Kind::Auto, metadata: None }
+        Chunk { title, ..Chunk::new(self.id.clone(), self.text.clone()) }
     }
 
     /// Returns the text that lexical methods read: the title, a full stop, then the text; without a title,

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use blake3::Hasher;
-use thresher_core::domain::Chunk;
+use thresher_core::domain::{Anchors, Chunk};
 
 /// A change to the registered chunks.
 #[derive(Debug, Clone, PartialEq)]
@@ -97,17 +97,18 @@ impl Outcome {
 }
 
 /// Returns the id of a chunk for which the caller gave none: 32 hexadecimal digits of a hash over its title,
-/// text and metadata, so that equal chunks have equal ids, whatever their kind. Metadata is included because otherwise a paragraph
-/// that occurs in two documents would be one chunk with the metadata of the later document.
-pub fn content_id(title: Option<&str>, text: &str, metadata: Option<&str>) -> String {
-    hex::encode(&hash("id", [title, Some(text), metadata])[..16])
+/// text, metadata and anchors, so that equal chunks have equal ids, whatever their kind. Metadata and anchors are included because
+/// otherwise a paragraph that occurs in two documents would be one chunk with those of the later document.
+pub fn content_id(title: Option<&str>, text: &str, metadata: Option<&str>, anchors: &Anchors) -> String {
+    hex::encode(&hash("id", [title, Some(text), metadata], anchors)[..16])
 }
 
 /// The content hash of a chunk, which distinguishes two versions of one id. 64 bits are enough, because a
 /// version is only ever compared with the one before it.
 pub fn content_hash(chunk: &Chunk) -> u64 {
     let kind = (!chunk.kind.is_auto()).then(|| chunk.kind.name());
-    first_u64(&hash("version", [chunk.title.as_deref(), Some(&chunk.text), chunk.metadata.as_deref(), kind]))
+    let parts = [chunk.title.as_deref(), Some(&chunk.text), chunk.metadata.as_deref(), kind];
+    first_u64(&hash("version", parts, &chunk.anchors))
 }
 
 /// The hash of an id, which is stored in a column of the index, where comparing strings would be slow.
@@ -115,11 +116,13 @@ pub fn id_hash(id: &str) -> u64 {
     first_u64(blake3::hash(id.as_bytes()).as_bytes())
 }
 
-fn hash<const PARTS: usize>(purpose: &str, parts: [Option<&str>; PARTS]) -> [u8; 32] {
+fn hash<const PARTS: usize>(purpose: &str, parts: [Option<&str>; PARTS], anchors: &Anchors) -> [u8; 32] {
+    // A chunk without anchors has the hash that earlier versions gave it.
+    let anchors = anchors.to_json();
     let mut hasher = Hasher::new();
     // Each part is preceded by whether it exists and by its length, so that no two chunks hash the same
     // bytes.
-    for part in [Some(purpose)].into_iter().chain(parts) {
+    for part in [Some(purpose)].into_iter().chain(parts).chain(anchors.as_deref().map(Some)) {
         hasher.update(&[u8::from(part.is_some())]);
         let part = part.unwrap_or_default();
         hasher.update(&(part.len() as u64).to_le_bytes());
@@ -148,9 +151,11 @@ mod tests {
             (None, "", Some("a")),
             (None, "b", None),
         ];
-        let ids: HashSet<String> =
-            chunks.iter().map(|&(title, text, meta)| content_id(title, text, meta)).collect();
-        assert_eq!(ids.len(), chunks.len());
+        let none = Anchors::default();
+        let mut ids: HashSet<String> =
+            chunks.iter().map(|&(title, text, meta)| content_id(title, text, meta, &none)).collect();
+        ids.insert(content_id(None, "a", None, &Anchors::new(Vec::new(), Some(2), "a").expect("valid")));
+        assert_eq!(ids.len(), chunks.len() + 1);
         assert!(ids.iter().all(|id| id.len() == 32));
     }
 }

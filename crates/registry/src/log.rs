@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use thresher_core::domain::{Chunk, Kind};
+use thresher_core::domain::{Anchors, Chunk, Kind};
 
 use super::change::Change;
 
@@ -164,6 +164,9 @@ struct ChunkWire {
     /// JSON inside a string, so that it is read back exactly as it was written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     metadata: Option<String>,
+    /// As JSON inside a string, which says nothing to a sidecar of an earlier version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    anchors: Option<String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -176,15 +179,16 @@ enum ChangeWire {
 
 impl ChunkWire {
     fn new(chunk: &Chunk) -> Self {
-        let Chunk { id, title, text, kind, metadata } = chunk.clone();
+        let Chunk { id, title, text, kind, metadata, anchors } = chunk.clone();
         let kind = (!kind.is_auto()).then(|| kind.name().to_owned());
-        Self { id, title, text, kind, metadata }
+        Self { id, title, text, kind, metadata, anchors: anchors.to_json() }
     }
 
     fn into_chunk(self) -> Arc<Chunk> {
-        let Self { id, title, text, kind, metadata } = self;
+        let Self { id, title, text, kind, metadata, anchors } = self;
         let kind = kind.and_then(|name| Kind::named(&name)).unwrap_or_default();
-        Arc::new(Chunk { id, title, text, kind, metadata })
+        let anchors = anchors.map(|json| Anchors::from_json(&json, &text)).unwrap_or_default();
+        Arc::new(Chunk { id, title, text, kind, metadata, anchors })
     }
 }
 
@@ -220,12 +224,15 @@ pub fn decode_changes(bytes: &[u8]) -> Option<Vec<Change>> {
 
 #[cfg(test)]
 mod tests {
+    use thresher_core::domain::PageStart;
+
     use super::*;
 
     #[test]
     fn encoded_changes_are_decoded_unchanged() {
         let metadata = Some("{\"n\": 1e400}".to_owned());
-        let chunk = Arc::new(Chunk { metadata, ..Chunk::new("ü\n", "\u{0}潮") });
+        let anchors = Anchors::new(vec![PageStart { start: 1, page: 7 }], Some(3), "\u{0}潮").expect("valid");
+        let chunk = Arc::new(Chunk { metadata, anchors, ..Chunk::new("ü\n", "\u{0}潮") });
         let changes = vec![
             Change::Put(Arc::clone(&chunk)),
             Change::Delete("x".to_owned()),

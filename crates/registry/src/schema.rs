@@ -8,7 +8,7 @@ use tantivy::schema::{
     TextOptions, Value,
 };
 use tantivy::{DocAddress, DocSet, Searcher, SegmentReader, TERMINATED, TantivyDocument, TantivyError, Term};
-use thresher_core::domain::{Chunk, Kind};
+use thresher_core::domain::{Anchors, Chunk, Kind};
 
 use super::analyzer;
 use super::change::{content_hash, id_hash};
@@ -24,6 +24,8 @@ pub struct Fields {
     pub words: Field,
     _metadata: Field,
     title: Field,
+    /// The text and, as its second value, the anchors as JSON if there are any: a field of their own would have indexes of earlier versions
+    /// refused.
     text: Field,
     /// Missing if the kind is found out from the text.
     kind: Field,
@@ -72,6 +74,9 @@ impl Fields {
         }
         document.add_text(self.words, &chunk.text);
         document.add_text(self.text, &chunk.text);
+        if let Some(anchors) = chunk.anchors.to_json() {
+            document.add_text(self.text, anchors);
+        }
         if !chunk.kind.is_auto() {
             document.add_text(self.kind, chunk.kind.name());
         }
@@ -86,7 +91,10 @@ impl Fields {
         let text = |field| document.get_first(field).and_then(|value| value.as_str()).map(str::to_owned);
         let (id, title, metadata) = (text(self.id)?, text(self.title), text(self.metadata_source));
         let kind = text(self.kind).and_then(|name| Kind::named(&name)).unwrap_or_default();
-        Some(Arc::new(Chunk { id, title, text: text(self.text)?, kind, metadata }))
+        let text = text(self.text)?;
+        let anchors = document.get_all(self.text).nth(1).and_then(|value| value.as_str());
+        let anchors = anchors.map(|json| Anchors::from_json(json, &text)).unwrap_or_default();
+        Some(Arc::new(Chunk { id, title, text, kind, metadata, anchors }))
     }
 }
 

@@ -75,6 +75,8 @@ pub struct Piece {
     pub introduces: Option<usize>,
     /// Whether the piece only ever comes with others: a heading, the header of a table, a closing brace.
     pub is_frame: bool,
+    /// Whether the piece is a heading of what requires it.
+    pub is_heading: bool,
     /// Whether the piece is a row of a table that can be compared with its other rows.
     pub is_row: bool,
     /// What a writer must put before the piece.
@@ -116,6 +118,21 @@ impl Layout {
     /// Returns the layout of prose.
     pub fn prose() -> Self {
         Self { kind: Kind::Prose, pieces: Vec::new() }
+    }
+
+    /// Returns `[piece]`, the nearest heading that each piece stands under, as an index into the same list; `None`: it stands under none.
+    /// A heading stands under the heading of a higher level.
+    pub fn headings(&self) -> Vec<Option<usize>> {
+        let mut nearest: Vec<Option<usize>> = Vec::with_capacity(self.pieces.len());
+        for (at, piece) in self.pieces.iter().enumerate() {
+            let above = piece.requires.iter().copied().filter(|&other| other < at);
+            let own = above.clone().filter(|&other| self.pieces[other].is_heading).max();
+            // The rows of a table require its header, which requires the heading.
+            let inherited = || above.filter_map(|other| nearest[other]).max();
+            let found = if piece.is_heading { own } else { own.or_else(inherited) };
+            nearest.push(found);
+        }
+        nearest
     }
 }
 
@@ -198,6 +215,7 @@ impl Pieces {
             contexts: usize::MAX,
             introduces: None,
             is_frame: false,
+            is_heading: false,
             is_row: false,
             joint: Joint::Gap,
             related: Vec::new(),
@@ -210,6 +228,13 @@ impl Pieces {
     fn frame(&mut self, bytes: ByteRange, requires: &[usize]) -> usize {
         let index = self.push(bytes, requires);
         self.list[index].is_frame = true;
+        index
+    }
+
+    /// Adds a heading that only comes with what stands under it, and returns its index.
+    fn heading(&mut self, bytes: ByteRange, requires: &[usize]) -> usize {
+        let index = self.frame(bytes, requires);
+        self.list[index].is_heading = true;
         index
     }
 

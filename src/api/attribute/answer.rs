@@ -16,6 +16,7 @@ use thresher_core::text::offsets::OffsetUnit;
 
 use super::AttributeOptions;
 use super::dialects::{self, ChunkNumbers, ChunkOffsets, CitationContext, CitationFormat};
+use crate::api::place::PlaceAnswer;
 use crate::api::response::{Offsets, Range, TimingMs};
 use crate::receipt::Receipt;
 
@@ -61,6 +62,8 @@ pub struct PartAnswer {
     conflicts: Vec<ConflictAnswer>,
     /// The chunks that it came from, best first.
     sources: Vec<SourceAnswer>,
+    /// How many independent sources support it: copies, overlapping windows and chunks with one title count once.
+    sources_independent: usize,
 }
 
 /// What a chunk says instead of a part.
@@ -79,6 +82,9 @@ struct ConflictAnswer {
     index: usize,
     /// The word of the chunk.
     source: SourceText,
+    /// Where the word stands in the document of the chunk.
+    #[serde(flatten)]
+    place: PlaceAnswer,
 }
 
 #[derive(Debug, Clone, Serialize, JsonSchema)]
@@ -114,6 +120,9 @@ struct SourceAnswer {
     sentence: SourceText,
     /// The longest run of words that the sentence has in common with the part.
     run: SourceText,
+    /// Where the sentence stands in the document of the chunk.
+    #[serde(flatten)]
+    place: PlaceAnswer,
 }
 
 /// Writes a score with as few digits as tell it from its neighbours of 32 bits, although JSON values hold 64 bits.
@@ -158,6 +167,9 @@ struct PassageAnswer {
     index: usize,
     #[serde(flatten)]
     passage: SourceText,
+    /// Where the passage stands in the document of the chunk.
+    #[serde(flatten)]
+    place: PlaceAnswer,
 }
 
 /// A word of a quotation that its source does not have.
@@ -188,7 +200,7 @@ impl AttributeAnswer {
         pipeline: &Pipeline,
         numbers: ChunkNumbers,
     ) -> Self {
-        let context = CitationContext::new(&request.answer, &request.chunks, numbers);
+        let context = CitationContext::new(&request.answer, &request.chunks, numbers, pipeline);
         let parts = PartAnswer::all(&context, &attributed.parts, options.offsets);
         let model = pipeline.model();
         let formatted = match options.format {
@@ -231,6 +243,7 @@ impl QuoteAnswer {
                 range: chunks.range(chunk, bytes),
                 text: bytes.slice(&context.chunks[chunk].text).to_owned(),
             },
+            place: context.place(chunk, bytes).into(),
         };
         let text = |bytes: ByteRange| bytes.slice(context.answer).to_owned();
         let altered = |&bytes: &ByteRange| AlteredAnswer { range: answer.range(bytes), text: text(bytes) };
@@ -283,6 +296,7 @@ impl PartAnswer {
                 range: chunks.range(conflict.chunk, conflict.source),
                 text: conflict.source.slice(&context.chunks[conflict.chunk].text).to_owned(),
             },
+            place: context.place(conflict.chunk, conflict.source).into(),
         };
         let source = |source: &Source| {
             let chunk = context.chunk(source);
@@ -298,6 +312,7 @@ impl PartAnswer {
                 tied: source.tied,
                 sentence: passage(source.sentence),
                 run: passage(source.run),
+                place: context.place(source.chunk, source.sentence).into(),
             }
         };
         Self {
@@ -309,6 +324,7 @@ impl PartAnswer {
             unsupported: part.unsupported.iter().map(unsupported).collect(),
             conflicts: part.conflicts.iter().map(conflict).collect(),
             sources: part.sources.iter().map(source).collect(),
+            sources_independent: part.sources_independent,
         }
     }
 }

@@ -9,10 +9,13 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use thresher_core::domain::{ByteRange, Chunk};
+use thresher_core::pipeline::Pipeline;
 use thresher_core::pipeline::attribute::{PartOutcome, Source};
+use thresher_core::pipeline::place::Place;
 use thresher_core::text::offsets::OffsetUnit;
 
 use super::links;
+use crate::api::place::ChunkPlaces;
 use crate::api::response::{Offsets, Range};
 
 /// The formats in which an attribution can be repeated.
@@ -47,6 +50,7 @@ pub struct CitationContext<'a> {
     characters: ChunkOffsets<'a>,
     /// The URL of each chunk, read from its metadata when it is first cited.
     urls: Vec<OnceCell<Option<String>>>,
+    places: ChunkPlaces<'a>,
 }
 
 /// Offsets in chunks. Most chunks are no part's source: the text of one is counted when it is first cited.
@@ -68,10 +72,21 @@ impl<'a> ChunkOffsets<'a> {
 }
 
 impl<'a> CitationContext<'a> {
-    /// The context of citations of `chunks` by parts of `answer`.
-    pub fn new(answer: &'a str, chunks: &'a [Arc<Chunk>], numbers: ChunkNumbers<'a>) -> Self {
+    /// The context of citations of `chunks` by parts of `answer`, which `pipeline` attributed.
+    pub fn new(
+        answer: &'a str,
+        chunks: &'a [Arc<Chunk>],
+        numbers: ChunkNumbers<'a>,
+        pipeline: &'a Pipeline,
+    ) -> Self {
         let characters = ChunkOffsets::new(chunks, OffsetUnit::Codepoint);
-        Self { answer, chunks, numbers, characters, urls: vec![OnceCell::new(); chunks.len()] }
+        let places = ChunkPlaces::new(chunks, pipeline);
+        Self { answer, chunks, numbers, characters, urls: vec![OnceCell::new(); chunks.len()], places }
+    }
+
+    /// Where a range of the text of a chunk stands in its document.
+    pub(super) fn place(&self, chunk: usize, bytes: ByteRange) -> Place {
+        self.places.at(chunk, bytes)
     }
 
     pub(super) fn chunk(&self, source: &Source) -> &Chunk {
@@ -200,8 +215,20 @@ pub mod anthropic {
         spans
     }
 
-    /// A citation of a plain text document, by characters.
-    pub fn char_location(context: &CitationContext, source: &Source) -> Value {
+    /// A citation of a plain text document: by pages if its text shows them, and otherwise by characters.
+    pub fn document_location(context: &CitationContext, source: &Source) -> Value {
+        if let Some(pages) = context.place(source.chunk, source.sentence).pages {
+            return json!({
+                "type": "page_location",
+                "cited_text": context.cited_text(source),
+                "document_index": context.index(source.chunk),
+                "document_title": context.title(source),
+                "start_page_number": pages.start(),
+                // The page behind the last one.
+                "end_page_number": pages.end() + 1,
+                "file_id": null,
+            });
+        }
         let range = context.characters.range(source.chunk, source.sentence);
         json!({
             "type": "char_location",

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use thresher::api::CompressAnswer;
 use thresher::shared_tier;
-use thresher_core::domain::{Chunk, CompressRequest, Granularity, Kind, Tenant, TokenSpan};
+use thresher_core::domain::{Chunk, CompressRequest, Granularity, Tenant, TokenSpan};
 use thresher_core::kv::block::{Block, Parts, Sentence};
 use thresher_core::kv::key::BlockKey;
 use thresher_core::kv::local::{LocalSettings, LocalTiers};
@@ -53,13 +53,8 @@ async fn responses(local: LocalTiers, shared: Option<Shared>) -> Vec<Value> {
     let tokenizer = Arc::new(ScriptedModel::tokenizer(&["tide", "noon", "moon"]));
     let pipeline = Pipeline::new(model, tokenizer, Arc::new(store), Settings::default());
     let work = move || {
-        let chunk = |(id, text): (&str, &str)| Chunk {
-            id: id.to_owned(),
-            title: Some("On tides".to_owned()),
-            text: text.to_owned(),
-            kind: Kind::Auto,
-            metadata: None,
-        };
+        let chunk =
+            |(id, text): (&str, &str)| Chunk { title: Some("On tides".to_owned()), ..Chunk::new(id, text) };
         let chunks: Vec<Chunk> = [("a", TEXT), ("b", OTHER)].map(chunk).into();
         let answer = |granularity| {
             let request = CompressRequest {
@@ -263,11 +258,7 @@ async fn a_poisoned_registry_log_changes_nothing_and_later_changes_arrive() {
     };
     let (first, _first_shared) = join().await;
     let (second, _second_shared) = join().await;
-    let put = |id: &str, text: &str| {
-        let chunk =
-            Chunk { id: id.to_owned(), title: None, text: text.to_owned(), kind: Kind::Auto, metadata: None };
-        vec![Change::Put(Arc::new(chunk))]
-    };
+    let put = |id: &str, text: &str| vec![Change::Put(Arc::new(Chunk::new(id, text)))];
     assert_eq!(first.write(put("a", "one")).await.expect("written"), [Outcome::Created]);
     let (stream, hash) = ("thresher:{j:chunks}:log", "thresher:{j:chunks}:now");
     let has = |registry: &Registry, id: &str, text: &str| {

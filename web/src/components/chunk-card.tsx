@@ -14,6 +14,8 @@ interface Props {
   /** The number of the chunk in the context, if it is kept. */
   marker: number | null;
   kept: readonly ScoredRange[];
+  /** Where the first text that is kept stands in its document; empty if that is unknown. */
+  place: string;
   verdict: string;
   scoreBest: number;
   near: readonly Range[];
@@ -36,7 +38,7 @@ const FATES: Record<Exclude<Fate, "space">, string> = {
 };
 
 export function ChunkCard(props: Props) {
-  const { index, name, outcome, marker, verdict, scoreBest, warnings, isOpen, onToggle, near, lit } = props;
+  const { index, name, outcome, marker, place, verdict, scoreBest, warnings, isOpen, onToggle, near, lit } = props;
   const titleLight = lit?.get(TITLE);
   const relative = scoreBest > 0 ? (outcome.score ?? 0) / scoreBest : 0;
   return (
@@ -52,6 +54,11 @@ export function ChunkCard(props: Props) {
           </button>
         </h3>
         <span class="tags">
+          {place && (
+            <span class="tag" data-place>
+              {place}
+            </span>
+          )}
           {near.length > 0 && <span class="tag near-tag">near miss</span>}
           {outcome.kind && <span class="tag">{outcome.kind}</span>}
         </span>

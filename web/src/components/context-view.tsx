@@ -1,5 +1,6 @@
 // The compressed context, in which every piece leads to the chunk that it came from.
 import type { CompressAnswer } from "../lib/api";
+import { placeOf } from "../lib/verdict";
 
 interface Props {
   answer: CompressAnswer;
@@ -12,10 +13,12 @@ export function ContextView({ answer: { context, citations }, isCode, onChunk }:
   if (context === "") return null;
   const pieces = [];
   let at = 0;
-  for (const { chunk, marker, output } of [...citations].sort((a, b) => a.output.start - b.output.start)) {
+  for (const citation of [...citations].sort((a, b) => a.output.start - b.output.start)) {
+    const { chunk, marker, output } = citation;
+    const place = placeOf(citation);
     if (output.start > at) pieces.push(<Between text={context.slice(at, output.start)} onMarker={() => onChunk(chunk)} marker={marker} />);
     pieces.push(
-      <span class="cited" data-chunk={chunk} title={`From chunk ${chunk}`}>
+      <span class="cited" data-chunk={chunk} title={`From chunk ${chunk}${place && `, ${place}`}`}>
         {context.slice(output.start, output.end)}
       </span>,
     );

@@ -40,12 +40,14 @@ export function parseChunks(json: string): Chunk[] {
 
 /** The chunks as the request sends them: fields that say nothing are left out, and a chunk that is only text becomes a string. */
 export function requestChunks(chunks: readonly Chunk[]): (Chunk | string)[] {
-  return chunks.map(({ id, title, text, kind, metadata }) => {
+  return chunks.map(({ id, title, text, kind, metadata, pages, line }) => {
     const named = {
       ...(id ? { id } : {}),
       ...(title ? { title } : {}),
       ...(kind && kind !== "auto" ? { kind } : {}),
       ...(metadata === undefined ? {} : { metadata }),
+      ...(pages === undefined ? {} : { pages }),
+      ...(line === undefined ? {} : { line }),
     };
     return Object.keys(named).length === 0 ? text : { ...named, text };
   });
@@ -76,12 +78,15 @@ function fromList(items: readonly unknown[]): ReadChunks | null {
 function toChunk(value: unknown): Chunk | null {
   if (typeof value === "string") return { text: value };
   if (!isObject(value) || typeof value.text !== "string") return null;
-  const { id, title, text, kind, metadata } = value;
+  const { id, title, text, kind, metadata, pages, line } = value;
   return {
     ...(typeof id === "string" || typeof id === "number" ? { id: String(id) } : {}),
     ...(typeof title === "string" ? { title } : {}),
     ...(KINDS.includes(kind as Kind) ? { kind: kind as Kind } : {}),
     ...(metadata === undefined ? {} : { metadata }),
+    // The daemon checks what the entries of the list are.
+    ...(Array.isArray(pages) ? { pages } : {}),
+    ...(typeof line === "number" ? { line } : {}),
     text,
   };
 }

@@ -1,5 +1,5 @@
 // Says in words why a chunk or a part of an answer was judged as it was.
-import type { Answerable, CompressAnswer, CompressedChunk, Conflict, Part, Quote, Range, Verdict } from "./api";
+import type { Answerable, Citation, CompressAnswer, CompressedChunk, Conflict, Part, Quote, Range, Verdict } from "./api";
 import { count, percent, score } from "./format";
 import type { ScoredRange } from "./text";
 
@@ -8,19 +8,31 @@ export function bestScore(chunks: readonly CompressedChunk[]): number {
   return chunks.reduce((best, chunk) => Math.max(best, chunk.score ?? 0), 0);
 }
 
-/** What the context has of a chunk: the number of the chunk, and ranges of its text. */
+/** Where a citation stands in its document, such as "page 12, line 120, Leave policy › Carry-over"; empty if that is unknown. */
+export function placeOf({ page, line, heading = [] }: Place): string {
+  const known = [page === undefined ? "" : `page ${page}`, line === undefined ? "" : `line ${line}`, heading.join(" › ")];
+  return known.filter((part) => part !== "").join(", ");
+}
+
+type Place = Pick<Citation, "page" | "line" | "heading">;
+
+/** What the context has of a chunk: the number of the chunk, ranges of its text, and where the first of them stands in its document. */
 export interface Kept {
   marker: number;
   ranges: ScoredRange[];
+  place: string;
 }
 
 /** What the context has of each chunk that is kept, by the chunk's id. A piece that stands under an earlier chunk, too, belongs to that chunk. */
 export function keptOf(answer: CompressAnswer): ReadonlyMap<string, Kept> {
   const kept = answer.chunks.filter((chunk) => chunk.kept);
-  const byId = new Map(kept.map(({ id }, index): [string, Kept] => [id, { marker: index + 1, ranges: [] }]));
-  for (const { chunk, marker, source, score } of answer.citations) {
+  const byId = new Map(kept.map(({ id }, index): [string, Kept] => [id, { marker: index + 1, ranges: [], place: "" }]));
+  for (const citation of answer.citations) {
+    const { chunk, marker, source, score } = citation;
     const own = byId.get(chunk);
-    if (own?.marker === marker) own.ranges.push({ ...source, score });
+    if (own?.marker !== marker) continue;
+    if (own.ranges.length === 0) own.place = placeOf(citation);
+    own.ranges.push({ ...source, score });
   }
   return byId;
 }
@@ -73,7 +85,8 @@ export const VERDICTS: Record<Verdict, { word: string; sign: string }> = {
 
 export function partVerdict(part: Part): string {
   const cited = part.sources.filter((source) => source.cited).length;
-  const by = cited > 1 ? ` by ${cited} chunks` : "";
+  const independent = part.sources_independent > 1 ? `, ${part.sources_independent} independent sources` : "";
+  const by = (cited > 1 ? ` by ${cited} chunks` : "") + independent;
   switch (part.verdict) {
     case "no_claim":
       return "The sentence makes no claim.";

@@ -11,7 +11,7 @@ import { percent, score } from "../lib/format";
 import { useDebounced, useLatest } from "../lib/hooks";
 import { type EditedChunk, inputs, nameOf } from "../lib/inputs";
 import { createSessionStore, useStore } from "../lib/store";
-import { conflictLine, otherVerdicts, partVerdict, quoteVerdict, unsupportedReason, VERDICTS } from "../lib/verdict";
+import { conflictLine, otherVerdicts, partVerdict, placeOf, quoteVerdict, unsupportedReason, VERDICTS } from "../lib/verdict";
 
 const attributed = createSessionStore<{ answer: string; onlyKept: boolean }>("attribute", { answer: "", onlyKept: false });
 const change = (changed: Partial<ReturnType<typeof attributed.get>>) => attributed.set({ ...attributed.get(), ...changed });
@@ -288,6 +288,7 @@ function PartDetails({ part, chunks }: { part: Part; chunks: readonly EditedChun
 function SourceLine({ source, chunks }: { source: Source; chunks: readonly EditedChunk[] }) {
   const { sentence, run } = source;
   const at = run.start - sentence.start;
+  const place = placeOf(source);
   return (
     <>
       <span class="small">
@@ -295,6 +296,14 @@ function SourceLine({ source, chunks }: { source: Source; chunks: readonly Edite
         <span class="muted">
           {source.cited ? (source.tied ? "cited, says the same" : "cited") : "not cited"}, score {score(source.score)}
         </span>
+        {place && (
+          <>
+            {" "}
+            <span class="tag" data-place>
+              {place}
+            </span>
+          </>
+        )}
       </span>
       <q class="quote">
         {sentence.text.slice(0, at)}

@@ -294,6 +294,7 @@ function Chunks({ answer, request, inputs: sent }: OutcomeProps) {
             outcome={outcome}
             marker={kept?.marker ?? null}
             kept={ranges}
+            place={kept?.place ?? ""}
             verdict={chunkVerdict(answer, outcome, ranges, chunk.text)}
             scoreBest={scoreBest}
             near={near.get(index) ?? NONE}

@@ -416,13 +416,7 @@ mod tests {
 
     fn chunks() -> Vec<Arc<Chunk>> {
         let chunk = |id: &str, title: Option<&str>, text: &str| {
-            Arc::new(Chunk {
-                id: id.to_owned(),
-                title: title.map(str::to_owned),
-                text: text.to_owned(),
-                kind: Kind::Auto,
-                metadata: None,
-            })
+            Arc::new(Chunk { title: title.map(str::to_owned), ..Chunk::new(id, text) })
         };
         vec![
             chunk("a", None, "One. Two.\nThree."),

@@ -28,7 +28,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 pub use self::candidates::Candidates;
-pub use self::cite::{PartOutcome, Source};
+pub use self::cite::{PartOutcome, SOURCES_INDEPENDENT_MAX, Source};
 pub use self::evidence::{Conflict, ConflictKind, Evidence, SecondOpinion, UnsupportedKind, UnsupportedSpan};
 pub use self::quotes::{QuoteOutcome, QuoteVerdict, QuotedSpan};
 use self::second_opinion::Question;

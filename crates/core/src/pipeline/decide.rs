@@ -322,7 +322,7 @@ mod tests {
     use ndarray::Array2;
 
     use super::*;
-    use crate::domain::{Chunk, Format, Kind, Order, TokenizerName};
+    use crate::domain::{Chunk, Format, Order, TokenizerName};
     use crate::kv::store::KvStore;
     use crate::model::scripted::ScriptedModel;
     use crate::pipeline::cancel::Cancel;
@@ -335,13 +335,7 @@ mod tests {
     const CHUNKS: [f32; 2] = [1.0, 2.0];
 
     fn request(budget: Budget) -> CompressRequest {
-        let chunk = |(id, text): (&str, &str)| Chunk {
-            id: id.to_owned(),
-            title: None,
-            text: text.to_owned(),
-            kind: Kind::Auto,
-            metadata: None,
-        };
+        let chunk = |(id, text): (&str, &str)| Chunk::new(id, text);
         let chunks = [("a", "Tide rises. Moon pulls. Water falls."), ("b", "Rain fell.")].map(chunk).into();
         let tokenizer = TokenizerName::Model;
         CompressRequest { budget, tokenizer, ..CompressRequest::new("?", chunks) }

@@ -154,7 +154,6 @@ impl<'a> Place<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::Kind;
 
     #[test]
     fn turns_take_part_of_the_scores_of_the_turns_before_them() {
@@ -172,13 +171,7 @@ mod tests {
     }
 
     fn chunks(ids: &[&str], text: impl Fn(usize) -> String) -> Vec<Arc<Chunk>> {
-        let chunk = |(index, id): (usize, &&str)| Chunk {
-            id: (*id).to_owned(),
-            title: None,
-            text: text(index),
-            kind: Kind::Auto,
-            metadata: None,
-        };
+        let chunk = |(index, id): (usize, &&str)| Chunk::new(*id, text(index));
         ids.iter().enumerate().map(chunk).map(Arc::new).collect()
     }
 

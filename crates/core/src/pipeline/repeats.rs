@@ -261,19 +261,13 @@ impl<'a> Finder<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{Kind, TokenSpan};
+    use crate::domain::TokenSpan;
     use crate::pipeline::units::UnitSpan;
 
     /// The units of `texts` are their sentences; `expect` are the texts of the units that are repeats, with the first unit.
     fn check(name: &str, texts: &[(&str, &str)], expect: &[(&str, &str)]) {
         let chunk = |(index, (title, text)): (usize, &(&str, &str))| {
-            Arc::new(Chunk {
-                id: index.to_string(),
-                title: Some((*title).to_owned()),
-                text: (*text).to_owned(),
-                kind: Kind::Auto,
-                metadata: None,
-            })
+            Arc::new(Chunk { title: Some((*title).to_owned()), ..Chunk::new(index.to_string(), *text) })
         };
         let chunks: Vec<_> = texts.iter().enumerate().map(chunk).collect();
         let mut units = Vec::new();

@@ -77,6 +77,7 @@ impl Outlines {
             contexts: 0,
             introduces: None,
             is_frame: false,
+            is_heading: false,
             is_row: false,
             joint: Joint::Gap,
             related: Vec::new(),
@@ -204,6 +205,16 @@ impl Layouts {
     /// Returns an empty cache.
     pub fn new() -> Self {
         Self(Cache::with_weighter(LAYOUTS, LAYOUT_BYTES_MAX, LayoutBytes))
+    }
+
+    /// Returns the layout of the text of a chunk, from the cache if possible.
+    pub fn of_chunk(&self, chunk: &Chunk) -> Arc<Layout> {
+        let key = (chunk.kind, hash_of(&chunk.text));
+        self.0.get(&key).unwrap_or_else(|| {
+            let layout = Arc::new(Layout::detect(&chunk.text, chunk.kind));
+            self.0.insert(key, Arc::clone(&layout));
+            layout
+        })
     }
 
     /// Returns `[chunk]`, the layouts of texts, from the cache if possible. `blocks` are the blocks of the same chunks.

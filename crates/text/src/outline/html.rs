@@ -180,7 +180,7 @@ impl Writer<'_, '_> {
         self.headings.truncate(kept);
         let above = self.headings.last().map(|heading| heading.piece);
         let is_short = |piece: &usize| self.pieces.list[*piece].bytes.len() <= HEADING_BYTES_SHORT;
-        let piece = self.pieces.frame(range, &Vec::from_iter(above.filter(is_short)));
+        let piece = self.pieces.heading(range, &Vec::from_iter(above.filter(is_short)));
         self.headings.push(Heading { level, piece });
     }
 

@@ -102,7 +102,7 @@ impl Writer<'_, '_> {
         self.headings.retain(|heading| heading.level < level);
         let above = self.headings.last().map(|heading| heading.piece);
         let is_short = |piece: &usize| self.pieces.list[*piece].bytes.len() <= HEADING_BYTES_SHORT;
-        let piece = self.pieces.frame(bytes, &Vec::from_iter(above.filter(is_short)));
+        let piece = self.pieces.heading(bytes, &Vec::from_iter(above.filter(is_short)));
         self.headings.push(Heading { level, piece });
     }
 

@@ -242,7 +242,7 @@ impl Page<'_, '_> {
         if to < self.lines.len() && is_alone && is_short {
             self.prose(from, last);
             let requires: Vec<usize> = self.header.into_iter().collect();
-            self.heading = Some(self.pieces.frame(line.trimmed(), &requires));
+            self.heading = Some(self.pieces.heading(line.trimmed(), &requires));
         } else {
             self.prose(from, to);
         }

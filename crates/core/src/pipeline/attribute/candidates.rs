@@ -11,6 +11,7 @@ use crate::domain::{ByteRange, Chunk, Lang, TokenSpan};
 use crate::kv::block::Block;
 use crate::kv::store;
 use crate::pipeline::blocks::Blocks;
+use crate::pipeline::repeats::Repeats;
 use crate::pipeline::tokenize::tokens_under;
 use crate::pipeline::units::{Unit, UnitSpan};
 use crate::text::outline::Layout;
@@ -55,6 +56,8 @@ pub struct Candidates {
     words: Vec<OnceLock<Vec<Term>>>,
     /// `[chunk]`: the pieces of its text, computed at the first use.
     layouts: Vec<OnceLock<Layout>>,
+    /// `[unit]`: the unit that a unit repeats, for those that repeat one; computed at the first use.
+    repeats: OnceLock<HashMap<usize, usize>>,
 }
 
 impl Candidates {
@@ -118,6 +121,7 @@ impl Candidates {
             unit_terms: Vec::new(),
             words: terms.iter().map(|_| OnceLock::new()).collect(),
             layouts: chunks.iter().map(|_| OnceLock::new()).collect(),
+            repeats: OnceLock::new(),
         };
         candidates.index(terms);
         candidates
@@ -246,6 +250,24 @@ impl Candidates {
     /// Returns whether two units consist of the same terms. A unit without terms equals no unit.
     pub(super) fn have_equal_terms(&self, one: usize, other: usize) -> bool {
         !self.unit_terms[one].is_empty() && self.unit_terms[one] == self.unit_terms[other]
+    }
+
+    /// Returns whether two units come from one source: from chunks with the same text or the same title, or from windows that share them.
+    pub(super) fn are_one_source(&self, one: usize, other: usize) -> bool {
+        let (first, second) = (&self.chunks[self.units[one].chunk], &self.chunks[self.units[other].chunk]);
+        let repeats = self.repeats.get_or_init(|| self.find_repeats());
+        let stays = |unit: usize| repeats.get(&unit).copied().unwrap_or(unit);
+        first.text == second.text
+            || first.title.as_ref().is_some_and(|title| second.title.as_ref() == Some(title))
+            || stays(one) == stays(other)
+    }
+
+    fn find_repeats(&self) -> HashMap<usize, usize> {
+        // A title is no beginning of a window.
+        let cited: Vec<usize> = (0..self.len()).flat_map(|chunk| self.sentences(chunk)).collect();
+        let units: Vec<Unit> = cited.iter().map(|&unit| self.units[unit]).collect();
+        let repeats = Repeats::find(&self.chunks, &units);
+        repeats.all().map(|at| (cited[at], cited[repeats.stays(at)])).collect()
     }
 
     /// Returns the units of a chunk that can be cited: all but its title.

@@ -10,7 +10,7 @@ use super::evidence::{Conflict, Evidence, UnsupportedKind, UnsupportedSpan};
 use super::gather::{self, Gathered};
 use super::part::Part;
 use super::second_opinion::Question;
-use super::sentence_scores::{self, SentenceScores};
+use super::sentence_scores::{self, AnswerTerm, SentenceScores};
 use super::verdict::{self, Judgement, Method, Verdict};
 use crate::domain::{ByteRange, TokenSpan};
 use crate::pipeline::PipelineError;
@@ -35,6 +35,9 @@ const RUN_SHARE: f32 = 0.8;
 /// The fewest content words of a part for which a sentence with all of them is the source, wherever else some of them stand.
 const COMPLETE_WORDS_MIN: usize = 3;
 
+/// How many independent sources of a part are counted at most: each is compared with the part.
+pub const SOURCES_INDEPENDENT_MAX: usize = 20;
+
 /// What one part of the answer came from.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PartOutcome {
@@ -49,6 +52,9 @@ pub struct PartOutcome {
     pub unsupported: Vec<UnsupportedSpan>,
     /// The chunks that the part may have come from, best first.
     pub sources: Vec<Source>,
+    /// How many independent sources support the part: copies, windows that overlap and chunks with the same title count once, and chunks
+    /// that support it only together as one. 0 if no source is cited, and at most [`SOURCES_INDEPENDENT_MAX`].
+    pub sources_independent: usize,
     /// What the sources say that excludes the part, in the order of the answer.
     pub conflicts: Vec<Conflict>,
     /// What verdict and support were computed from; `None` if it makes no claim.
@@ -85,6 +91,7 @@ impl PartOutcome {
             method: None,
             unsupported: Vec::new(),
             sources: Vec::new(),
+            sources_independent: 0,
             conflicts: Vec::new(),
             evidence: None,
         }
@@ -179,7 +186,7 @@ pub(super) fn attribute(
     }
     // The chunk with the complete sentence comes before one with a copy that is cut.
     order.sort_by_key(|&chunk| complete.is_some_and(|unit| candidates.units[unit].chunk != chunk));
-    let (mut sources, mut ties) = (Vec::new(), 0);
+    let (mut sources, mut ties, mut units_tied) = (Vec::new(), 0, Vec::new());
     for (rank, chunk) in order.into_iter().filter(|&chunk| chunk_scores[chunk] > 0.0).enumerate() {
         let half = cited_units.iter().copied().find(|&unit| candidates.units[unit].chunk == chunk);
         let Some(unit) = half.or_else(|| unit_of(chunk)) else { continue };
@@ -191,7 +198,10 @@ pub(super) fn attribute(
             other != chunk && (is_tied || candidates.have_equal_terms(unit, other_unit))
         };
         let tied = !is_cited && ties < TIES_MAX && cited_units.iter().any(says_the_same);
-        ties += usize::from(tied);
+        if tied {
+            ties += 1;
+            units_tied.push(unit);
+        }
         if !(is_cited || tied || rank < sources_max) {
             continue;
         }
@@ -212,13 +222,61 @@ pub(super) fn attribute(
     if !verdict.is_cited() || lacks_number {
         sources.iter_mut().for_each(|source| (source.cited, source.tied) = (false, false));
     }
+    let sources_independent = if !sources.iter().any(Source::is_citation) {
+        0
+    } else if let Some(complete) = complete {
+        let holders = units_with_all(candidates, scores, part).filter(|&unit| unit != complete);
+        let holds = |unit: usize| {
+            Part::align(candidates, scores, part, &[unit]).is_some_and(|part| {
+                let Gathered { evidence, .. } = Gathered::gather(&part, true);
+                !evidence.negation_differs && evidence.numbers_excluded + evidence.numbers_missing == 0.0
+            })
+        };
+        count_independent(candidates, complete, holders, holds, cancel)?
+    } else if let [unit] = *cited_units {
+        count_independent(candidates, unit, units_tied.into_iter(), |_| true, cancel)?
+    } else {
+        1
+    };
     if verdict != Verdict::Contradicted {
         conflicts.clear();
     } else if method == Some(Method::Model) {
         conflicts = compared.conflict_of_meaning().into_iter().collect();
     }
     let evidence = Some(evidence);
-    Ok(PartOutcome { bytes: part, verdict, support, method, unsupported, sources, conflicts, evidence })
+    Ok(PartOutcome {
+        bytes: part,
+        verdict,
+        support,
+        method,
+        unsupported,
+        sources,
+        sources_independent,
+        conflicts,
+        evidence,
+    })
+}
+
+/// Counts the sources among `others` that are independent of each other and of `first`, which is one. Of those, `holds` says which support the
+/// part.
+fn count_independent(
+    candidates: &Candidates,
+    first: usize,
+    others: impl Iterator<Item = usize>,
+    holds: impl Fn(usize) -> bool,
+    cancel: &Cancel,
+) -> Result<usize, PipelineError> {
+    let mut found = vec![first];
+    for unit in others {
+        if found.len() == SOURCES_INDEPENDENT_MAX {
+            break;
+        }
+        cancel.check()?;
+        if !found.iter().any(|&known| candidates.are_one_source(known, unit)) && holds(unit) {
+            found.push(unit);
+        }
+    }
+    Ok(found.len())
 }
 
 /// Returns the unit that has every content word of a part, if there is one: that of the first chunk in `order`. A part with less than
@@ -229,13 +287,36 @@ fn complete_unit(
     part: ByteRange,
     order: &[usize],
 ) -> Option<usize> {
-    let terms = scores.iter().flat_map(|scores| &scores.terms);
-    let content: Vec<_> = terms.filter(|term| term.is_content && term.bytes.overlaps(part)).collect();
-    let has_all = |&unit: &usize| {
-        content.iter().all(|term| term.word.is_unit || term.is_in(|id| candidates.unit_has(unit, id)))
-    };
+    let content = content_of(scores, part);
     let mut chunks = order.iter().filter(|_| content.len() >= COMPLETE_WORDS_MIN);
-    chunks.find_map(|&chunk| candidates.sentences(chunk).find(has_all))
+    chunks.find_map(|&chunk| unit_with_all(candidates, &content, chunk))
+}
+
+/// Returns the first unit with every content word of a part of each chunk that has one.
+fn units_with_all<'a>(
+    candidates: &'a Candidates,
+    scores: &'a [SentenceScores],
+    part: ByteRange,
+) -> impl Iterator<Item = usize> + 'a {
+    let content = content_of(scores, part);
+    // Most chunks lack one of the words.
+    let has_all = move |term: &&AnswerTerm, chunk| {
+        term.word.is_unit || term.is_in(|id| candidates.chunk_has(chunk, id))
+    };
+    (0..candidates.len()).filter_map(move |chunk| {
+        content.iter().all(|term| has_all(term, chunk)).then(|| unit_with_all(candidates, &content, chunk))?
+    })
+}
+
+fn content_of(scores: &[SentenceScores], part: ByteRange) -> Vec<&AnswerTerm> {
+    let terms = scores.iter().flat_map(|scores| &scores.terms);
+    terms.filter(|term| term.is_content && term.bytes.overlaps(part)).collect()
+}
+
+fn unit_with_all(candidates: &Candidates, content: &[&AnswerTerm], chunk: usize) -> Option<usize> {
+    candidates.sentences(chunk).find(|&unit| {
+        content.iter().all(|term| term.word.is_unit || term.is_in(|id| candidates.unit_has(unit, id)))
+    })
 }
 
 /// Returns the evidence of the tokens of all sentences for each chunk, `[token, chunk]`, scaled so that the

@@ -74,6 +74,7 @@ pub(super) fn titles(pieces: &mut Pieces, parts: &[Part]) {
                 pieces.require(at, *heading);
             }
             pieces.list[at].introduces = Some(at + 1);
+            pieces.list[at].is_heading = true;
             above.push((at, own.unwrap_or(0)));
             continue;
         }
