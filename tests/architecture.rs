@@ -190,7 +190,7 @@ const OWNED: &[(&str, &[&str])] = &[
     ("tikv_jemallocator", &["src/allocator.rs"]),
     ("prost", &["crates/core/src/model/onnx.rs", "crates/core/src/model/onnx/"]),
     ("icu_segmenter", &["crates/text/src/sentences.rs", "crates/text/src/stops.rs"]),
-    ("aho_corasick", &["crates/text/src/mentions.rs"]),
+    ("aho_corasick", &["crates/text/src/mentions.rs", "src/middleware/copied.rs"]),
     ("tiktoken_rs", &["crates/core/src/pipeline/count.rs", "crates/core/src/pipeline/units.rs"]),
     (
         "quick_cache",

@@ -4,7 +4,7 @@
 //! earlier texts, comes from the results. If compression leaves out what is copied later, it lost what was needed. Whatever the model uses
 //! without copying it leaves no trace.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -27,9 +27,6 @@ const PIECE_COUNT_MAX: usize = 256;
 /// The least words and bytes of a sentence that is not written twice by chance.
 const SENTENCE_WORDS_MIN: usize = 4;
 const SENTENCE_BYTES_MIN: usize = 24;
-
-/// Names of tools with the kind of their results.
-pub type ToolKinds = BTreeSet<(String, &'static str)>;
 
 /// The pieces of what the model wrote last that only a result can have given it.
 #[derive(Debug, Default)]

@@ -21,13 +21,13 @@ use thresher_core::text::outline::Layout;
 use self::strings::{Strings, encode_results};
 pub use self::turn::ReadTurns;
 use self::turn::{TurnWork, add_tokens};
-use super::copied::ToolKinds;
 use super::dialect::{Dialect, PartKind};
 use super::find::{CONTEXT_DELIMITERS, CitedRecord, Passage, Turn};
 use super::json::{Edits, Located};
 use super::marks::mark;
 use super::records::Names;
 use super::settings::Mode;
+use super::untouched::ToolKinds;
 use crate::error::ErrorCode;
 
 /// The text that replaces a passage of which nothing is kept. Some servers refuse an empty text.

@@ -1,6 +1,8 @@
 //! Results of tools that are never shortened, because a model that edits files or follows paths needs every line: listings of files, matches of
 //! searches, diffs, and files that were read. They are known by the name of the tool, or by their text.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 use thresher_core::domain::Kind;
 use thresher_core::text::outline::{Layout, kind_of};
@@ -43,6 +45,9 @@ const SHELLS: &str = "bash cmd command exec execute powershell run shell sh term
 
 /// Commands that print a file.
 const PRINTING: &str = "awk bat cat get-content head less more nl sed tail type";
+
+/// Names of tools with the kind of their results.
+pub type ToolKinds = BTreeSet<(String, &'static str)>;
 
 /// A kind of text that is not shortened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

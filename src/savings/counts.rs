@@ -10,6 +10,9 @@ use crate::middleware::dialect::Dialect;
 use crate::middleware::prompt::{Omission, PromptBytes};
 use crate::middleware::usage::Usage;
 
+/// The name under which models, or tools, are counted together if there are too many.
+pub const OTHER: &str = "other";
+
 /// A million tokens, of which prices are.
 const MILLION: f64 = 1e6;
 

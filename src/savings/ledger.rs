@@ -4,15 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::counts::{Counts, Exchange, Treatment};
+use super::counts::{Counts, Exchange, OTHER, Treatment};
 use super::losses::{Loss, Losses};
 use super::report::{Coverage, ModelSavings, SavingsReport, ShadowReport, Totals};
 use super::settings::SavingsSettings;
-use crate::middleware::copied::{ToolKinds, Use};
+use crate::middleware::copied::Use;
 use crate::middleware::dialect::Dialect;
-
-/// The name under which models are counted together if there are too many.
-pub const OTHER: &str = "other";
+use crate::middleware::untouched::ToolKinds;
 
 /// The most bytes of the name of a model that is counted apart.
 const MODEL_BYTES_MAX: usize = 128;

@@ -12,8 +12,8 @@ use crate::middleware::prompt::{AddedBytes, Omission, PromptBytes};
 use crate::middleware::rewrite::Rewritten;
 use crate::middleware::shadow::WouldKeep;
 use crate::middleware::usage::Usage;
+use crate::savings::counts::OTHER;
 use crate::savings::counts::{Exchange, Treatment};
-use crate::savings::ledger::OTHER;
 use crate::savings::report::Coverage;
 
 /// What was left out of a request, or would have been.

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use quick_cache::sync::Cache;
 
 use super::PipelineError;
-use super::assemble::BETWEEN_CHUNKS;
 use super::cancel::Cancel;
 use crate::domain::TokenizerName;
 use crate::model::tokenizer::ModelTokenizer;
@@ -129,7 +128,7 @@ fn paragraphs(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
         let begins = |at: &usize| !rest[*at..].starts_with(|c: char| c.is_whitespace() || c == '/');
-        let ends = rest.match_indices(BETWEEN_CHUNKS).map(|(at, blank)| at + blank.len());
+        let ends = rest.match_indices("\n\n").map(|(at, blank)| at + blank.len());
         let end = { ends }.find(begins).unwrap_or(rest.len());
         let (part, after) = rest.split_at(end);
         rest = after;
