@@ -105,3 +105,26 @@ pageTest(
   },
   { expected },
 );
+
+pageTest(
+  state,
+  "what compression lost of results of tools",
+  async (page, { admin }) => {
+    await page.route("**/v1/savings", async (route) => {
+      const answer = await route.fetch();
+      const savings = await answer.json();
+      assert.deepEqual(savings.tenants[0].losses, [], "no agent has sent anything to this daemon");
+      const loss = { kind: "prose", uses: 40, uses_lost: 9, pieces: 61, pieces_lost: 10, share_min: 0.094, share_max: 0.414 };
+      savings.tenants[0].losses = [
+        { tool: "browse", ...loss, is_off: true },
+        { tool: "search", ...loss, uses_lost: 0, pieces_lost: 0, share_min: 0, share_max: 0.088, is_off: false },
+      ];
+      await route.fulfill({ response: answer, json: savings });
+    });
+    await open(page, admin, "operate");
+    const text = async (tool) => (await page.locator(`[data-tool=${tool}]`).innerText()).replace(/\s+/g, " ");
+    assert.equal(await text("browse"), "default browse prose 40 9 9 % to 41 % off: too much was lost");
+    assert.equal(await text("search"), "default search prose 40 0 0 % to 9 % on");
+  },
+  { expected },
+);

@@ -9,6 +9,7 @@ import type {
   ErrorInfo,
   Model,
 } from "../../../clients/typescript/src/types.js";
+import type { components } from "../../../clients/typescript/src/schema.js";
 import { apiKey, keyRefused } from "./access";
 
 export { KINDS } from "../../../clients/typescript/src/schema.js";
@@ -32,6 +33,8 @@ export type {
   Source,
   Verdict,
 } from "../../../clients/typescript/src/types.js";
+
+export type Savings = components["schemas"]["Savings"];
 
 /** This page sends the chunks with every request. */
 export type CompressRequest = AnyCompressRequest & { chunks: readonly ChunkInput[] };

@@ -3,7 +3,7 @@ import { Fragment } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { FailureNotice } from "../components/failure-notice";
 import { TimeSeries } from "../components/time-series";
-import { adminText, Failure } from "../lib/api";
+import { adminText, Failure, type Savings } from "../lib/api";
 import { otherListener } from "../lib/daemon";
 import { bytes, count, milliseconds, percent, plural, significant } from "../lib/format";
 import { healthSentences } from "../lib/health";
@@ -17,7 +17,9 @@ const WINDOW_MS = 30_000;
 /** The port of `admin.listen` in config/thresher.toml. */
 const ADMIN_PORT = 8081;
 
-type State = { kind: "waiting" } | { kind: "absent" } | { kind: "reading"; history: Reading[]; ready: string };
+type State = { kind: "waiting" } | { kind: "absent" } | { kind: "reading"; history: Reading[]; ready: string; tenants: TenantSavings[] };
+
+type TenantSavings = Savings & { tenant: string };
 
 export function OperateView() {
   const [state, setState] = useState<State>({ kind: "waiting" });
@@ -31,12 +33,14 @@ export function OperateView() {
     const poll = async () => {
       try {
         const { signal } = controller;
-        const [metrics, ready] = await Promise.all([adminText("metrics", signal), adminText("readyz", signal)]);
+        const paths = ["metrics", "readyz", "v1/savings"] as const;
+        const [metrics, ready, savings] = await Promise.all(paths.map((path) => adminText(path, signal)));
         // With API keys, the public listener answers 401 to every path that it does not have.
         if (metrics.status === 404 || metrics.status === 401) return setState({ kind: "absent" });
         if (metrics.status !== 200) throw new Failure(`The daemon answered /metrics with HTTP status ${metrics.status}.`, `http_${metrics.status}`, metrics.status);
         history.current = withReading(history.current, { at: Date.now(), metrics: parseMetrics(metrics.text) });
-        setState({ kind: "reading", history: history.current, ready: ready.text.trim() });
+        const { tenants } = JSON.parse(savings.text) as { tenants: TenantSavings[] };
+        setState({ kind: "reading", history: history.current, ready: ready.text.trim(), tenants });
         setFailure(null);
       } catch (error) {
         if (controller.signal.aborted) return;
@@ -66,6 +70,7 @@ export function OperateView() {
       {state.kind === "reading" && (
         <div class={failure ? "old" : ""}>
           <Dashboard history={state.history} ready={state.ready} />
+          <Losses tenants={state.tenants} />
         </div>
       )}
     </section>
@@ -286,6 +291,56 @@ function Endpoints({ metrics, history }: TableProps) {
           </tbody>
         </table>
       </div>
+    </section>
+  );
+}
+
+/** What compression lost of the results of tools, as far as later steps of the model show it. */
+function Losses({ tenants }: { tenants: readonly TenantSavings[] }) {
+  const rows = tenants.flatMap(({ tenant, losses }) => losses.map((loss) => ({ tenant: tenant || "default", ...loss })));
+  if (rows.length === 0) return null;
+  return (
+    <section>
+      <h2>Results of tools that later steps copied from</h2>
+      <div class="scroll">
+        <table>
+          <thead>
+            <tr>
+              <th scope="col">Tenant</th>
+              <th scope="col">Tool</th>
+              <th scope="col">Kind</th>
+              <th scope="col" class="num">
+                used
+              </th>
+              <th scope="col" class="num">
+                lost
+              </th>
+              <th scope="col" class="num" title="With 95 % confidence">
+                share
+              </th>
+              <th scope="col">Compression</th>
+            </tr>
+          </thead>
+          <tbody>
+            {rows.map((row) => (
+              <tr key={`${row.tenant} ${row.tool} ${row.kind}`} data-tool={row.tool}>
+                <td>{row.tenant}</td>
+                <th scope="row">
+                  <code>{row.tool}</code>
+                </th>
+                <td>{row.kind}</td>
+                <td class="num">{count(row.uses)}</td>
+                <td class="num">{count(row.uses_lost)}</td>
+                <td class="num">
+                  {percent(row.share_min)} to {percent(row.share_max)}
+                </td>
+                <td>{row.is_off ? "off: too much was lost" : "on"}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+      <p class="small muted">Lost: the model copied something that had been left out, or in shadow mode would have been. What it uses without copying is not seen.</p>
     </section>
   );
 }
