@@ -87,6 +87,9 @@ pub(super) fn anchors(
 
 /// Returns the pages of a chunk as a response lists them, with offsets in code points.
 pub(super) fn pages(chunk: &Chunk) -> Vec<PageBody> {
+    if chunk.anchors.pages().is_empty() {
+        return Vec::new();
+    }
     let map = OffsetMap::new(&chunk.text, OffsetUnit::Codepoint);
     let page = |page: &PageStart| PageBody { start: map.from_byte(page.start), page: page.page };
     chunk.anchors.pages().iter().map(page).collect()

@@ -19,6 +19,7 @@ use thresher_core::pipeline::score::Scoring;
 use thresher_core::pipeline::{
     BlockOrigins, ChunkOutcome, Compressed, Pipeline, Relevance, Usage, Warning, kv_export,
 };
+use thresher_core::text::intent::{self, Wants};
 use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 use thresher_core::text::outline::Layout;
 
@@ -407,7 +408,9 @@ impl CompressAnswer {
         });
         let explain = compressed.explanation.as_ref().map(|e| ExplainAnswer::new(request, e, unit, &sources));
         let usage = compressed.usage.map(|usage| UsageAnswer::new(usage, request.tokenizer));
-        let unrelated = compressed.relevance.filter(|relevance| !relevance.related);
+        // Nothing is compared with a question that asks for the whole text.
+        let is_compared = intent::wants(&request.query) != Wants::Whole;
+        let unrelated = compressed.relevance.filter(|relevance| !relevance.related && is_compared);
         let unrelated = unrelated.map(|found| WarningAnswer::unrelated(found, request));
         let warnings = compressed.warnings.iter().map(|&warning| WarningAnswer::new(warning, request));
         let rc = RcAnswer {

@@ -250,8 +250,6 @@ struct ModelRequest {
     /// The turns, and the texts outside their passages, in bytes.
     turns: Vec<Turn>,
     other_text_bytes: usize,
-    /// What the model wrote before the newest turn and has from results of tools.
-    copied: Copied,
     prompt: Prompt,
     added: Vec<Arc<Chunk>>,
     /// Whether the request turns on citations of the upstream, which are then left to it.
@@ -459,7 +457,6 @@ impl ModelRequest {
             treatment: None,
             options,
             other_text_bytes: find::other_text_bytes(&conversation, &found.turns),
-            copied: Copied::find(&conversation, &found.turns),
             prompt: Prompt::new(&conversation, located),
             turns: found.turns,
             added,
@@ -504,7 +501,7 @@ impl ModelRequest {
         };
         let extent = Extent::NewestTurn { again: !self.may_be_cached() };
         let mut plans = self.plan(service, extent, &options.id(), cancel)?;
-        self.count_uses(service, &plans);
+        self.count_uses(service, &plans, cancel)?;
         let mut read = ReadTurns::new(input_tokens_max.is_some());
         let mut rewrite = |plans: &[TurnPlan], compressor| {
             rewrite::rewrite(self.as_conversation(), plans, Some(compressor), &mut read, cancel)
@@ -536,13 +533,12 @@ impl ModelRequest {
     }
 
     /// Counts what the model copied from results of tools, and whether it had been sent, or in shadow mode would have been.
-    fn count_uses(&self, service: &Scope, plans: &[TurnPlan]) {
-        let Some(newest) = self.turns.last() else { return };
-        let uses = self.copied.uses(&self.turns, plans);
-        observe::uses(service.tenant().name(), &uses);
-        for loss in service.savings().used(newest.key, &uses, service.middleware.settings.loss_max) {
-            observe::turned_off(service.tenant().name(), &loss);
-        }
+    fn count_uses(&self, service: &Scope, plans: &[TurnPlan], cancel: &Cancel) -> Result<(), PipelineError> {
+        let conversation = self.dialect.conversation(self.located());
+        let uses = Copied::find(&conversation, &self.turns, cancel)?.uses(&self.turns, plans, cancel)?;
+        let counted = service.savings().used(&uses, service.middleware.settings.loss_max);
+        observe::uses(service.tenant().name(), &counted);
+        Ok(())
     }
 
     /// Whether the provider may have cached what it was sent before. Of the three APIs, only Messages has to be asked for that.

@@ -16,11 +16,10 @@ use thresher_core::pipeline::clock::Timings;
 use tracing::Instrument;
 
 use crate::api::{KvAnswer, KvPolicy};
-use crate::middleware::copied::Use;
 use crate::middleware::usage::Usage;
 use crate::savings::counts::{Counts, Exchange, Money, SavedAs, Treatment};
 use crate::savings::ledger;
-use crate::savings::losses::Loss;
+use crate::savings::losses::{Counted, Loss};
 use crate::savings::report::Coverage;
 
 /// From this time on a request is logged as a warning, with the time of each stage and without any text: far longer than one whose chunks
@@ -145,17 +144,17 @@ pub fn coverage(tenant: &str, coverage: &Coverage) {
     }
 }
 
-/// Metrics of the results of tools from which the model copied, by whether what it copied had been sent.
-pub fn uses(tenant: &str, uses: &[Use]) {
-    let lost = uses.iter().filter(|one| one.lost > 0).count() as u64;
-    for (kept, results) in [("true", uses.len() as u64 - lost), ("false", lost)] {
+/// Metrics of the results of tools from which the model copied, by whether what it copied had been sent, and of tools that are turned off.
+pub fn uses(tenant: &str, counted: &Counted) {
+    for (kept, results) in [("true", counted.uses - counted.lost), ("false", counted.lost)] {
         counter!("savings_results_used_total", "tenant" => tenant.to_owned(), "kept" => kept)
             .increment(results);
     }
+    counted.turned_off.iter().for_each(|loss| turned_off(tenant, loss));
 }
 
 /// Says that results of a tool are sent whole from now on.
-pub fn turned_off(tenant: &str, loss: &Loss) {
+fn turned_off(tenant: &str, loss: &Loss) {
     let Loss { tool, kind, uses, uses_lost, share_min, .. } = loss;
     counter!("savings_tools_off_total", "tenant" => tenant.to_owned()).increment(1);
     tracing::warn!(

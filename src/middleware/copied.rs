@@ -4,12 +4,14 @@
 //! earlier texts, comes from the results. If compression leaves out what is copied later, it lost what was needed. Whatever the model uses
 //! without copying it leaves no trace.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
-use aho_corasick::AhoCorasick;
+use aho_corasick::{AhoCorasick, AhoCorasickKind};
 use thresher_core::domain::Kind;
+use thresher_core::pipeline::PipelineError;
+use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::text;
 use thresher_core::text::outline::Layout;
 
@@ -21,8 +23,12 @@ use super::untouched;
 /// The most bytes of what the model wrote that are read. They are taken from the end.
 const WRITTEN_BYTES_MAX: usize = 64 * 1024;
 
-/// The most pieces that are looked for.
+/// The most pieces that are looked for, and the most bytes of one: they bound the automaton that finds them.
 const PIECE_COUNT_MAX: usize = 256;
+const PIECE_BYTES_MAX: usize = 200;
+
+/// The most places of pieces that are looked at in one text. Pieces inside of each other may have many times as many as the text has bytes.
+const PLACE_COUNT_MAX: usize = 100_000;
 
 /// The least words and bytes of a sentence that is not written twice by chance.
 const SENTENCE_WORDS_MIN: usize = 4;
@@ -31,15 +37,25 @@ const SENTENCE_BYTES_MIN: usize = 24;
 /// The pieces of what the model wrote last that only a result can have given it.
 #[derive(Debug, Default)]
 pub struct Copied {
-    pieces: Vec<String>,
-    /// `[piece]`: whether a result that is never compressed has it, too.
-    is_elsewhere: Vec<bool>,
+    /// `[piece]`: whether it counts, and whether a text that is always sent has it.
+    pieces: Vec<Piece>,
+    /// `None`: there are no pieces.
     finder: Option<AhoCorasick>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Piece {
+    /// Whether somebody had written it before without having it from a result.
+    is_known: bool,
+    /// Whether it stands in text of results that is always sent.
+    is_elsewhere: bool,
 }
 
 /// A result of a tool from which the model has copied in one step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Use {
+    /// A hash of the conversation up to the end of the result's turn, with the result's place in it.
+    pub result: [u8; 32],
     pub tool: Arc<str>,
     pub kind: Kind,
     /// How many pieces of it the model wrote.
@@ -50,48 +66,64 @@ pub struct Use {
 
 impl Copied {
     /// Finds what the model wrote between the newest turn and the one before it, and has from results of tools.
-    pub fn find(conversation: &Conversation, turns: &[Turn]) -> Self {
+    ///
+    /// # Errors
+    /// Fails if `cancel` is cancelled, which is checked before every text.
+    pub fn find(conversation: &Conversation, turns: &[Turn], cancel: &Cancel) -> Result<Self, PipelineError> {
         let messages = &conversation.messages;
         let is_model = |at: usize| messages[at].role == Role::Assistant;
         let Some(end) = (0..messages.len()).rev().find(|&at| is_model(at)).map(|at| at + 1) else {
-            return Self::default();
+            return Ok(Self::default());
         };
         let begin = (0..end).rev().take_while(|&at| is_model(at)).last().unwrap_or(end);
         let texts = messages[begin..end].iter().flat_map(|message| &message.parts).map(|part| &*part.text);
         let calls = messages[end..].iter().flat_map(|message| &message.parts);
         let written: Vec<&str> = texts.chain(calls.filter_map(|part| part.arguments.as_deref())).collect();
-        let mut copied = Self::of(pieces(&written.join("\n")));
-        let earlier = || messages[..begin].iter().flat_map(|message| &message.parts);
-        let is_result = |kind: &PartKind| matches!(kind, PartKind::ToolResult { .. });
-        let said = earlier().filter(|part| !is_result(&part.kind)).map(|part| &*part.text);
-        let called = earlier().filter_map(|part| part.arguments.as_deref());
-        let known = copied.in_texts(said.chain(called));
-        let mut is_known = known.iter();
-        copied.pieces.retain(|_| !is_known.next().expect("one for each piece"));
-        copied = Self::of(copied.pieces);
-        let compressed: Vec<usize> =
-            turns.iter().flat_map(|turn| &turn.passages).map(|passage| passage.string.start).collect();
-        // What was left out and is fetched again is lost all the same.
-        let is_whole = |kind: &PartKind, at: usize| match kind {
-            PartKind::ToolResult { name, .. } => !compressed.contains(&at) && !untouched::retrieves(name),
-            _ => false,
-        };
-        let whole = earlier().filter(|part| is_whole(&part.kind, part.at.range().start));
-        copied.is_elsewhere = copied.in_texts(whole.map(|part| &*part.text));
-        copied
+        let mut copied = Self::of(&pieces(&written.join("\n")));
+        if copied.finder.is_none() {
+            return Ok(copied);
+        }
+        // The passages of each string, which are not always sent.
+        let mut passages: HashMap<usize, Vec<Range<usize>>> = HashMap::new();
+        for passage in turns.iter().flat_map(|turn| &turn.passages) {
+            passages.entry(passage.string.start).or_default().push(passage.range.clone());
+        }
+        for message in &messages[..begin] {
+            if message.role == Role::Assistant {
+                // As JSON, because the arguments of calls are no texts.
+                copied.mark(message.at.json(), cancel, |piece| piece.is_known = true)?;
+                continue;
+            }
+            for part in &message.parts {
+                match &part.kind {
+                    // What was left out and is fetched again is lost all the same.
+                    PartKind::ToolResult { name, .. } if untouched::retrieves(name) => {}
+                    PartKind::ToolResult { .. } => {
+                        let inside = passages.get(&part.at.range().start).map_or(&[][..], Vec::as_slice);
+                        for text in outside(&part.text, inside) {
+                            copied.mark(text, cancel, |piece| piece.is_elsewhere = true)?;
+                        }
+                    }
+                    _ => copied.mark(&part.text, cancel, |piece| piece.is_known = true)?,
+                }
+            }
+        }
+        Ok(copied)
     }
 
-    fn of(pieces: Vec<String>) -> Self {
-        // A list of patterns without any would match nothing, and one that is too large for the automaton is looked for by nobody.
-        let finder = (!pieces.is_empty()).then(|| AhoCorasick::new(&pieces).ok()).flatten();
-        Self { is_elsewhere: vec![false; pieces.len()], pieces, finder }
+    fn of(pieces: &[String]) -> Self {
+        // A deterministic automaton of that many pieces would take many megabytes. Without any automaton, nothing is counted.
+        let build = || AhoCorasick::builder().kind(Some(AhoCorasickKind::ContiguousNFA)).build(pieces).ok();
+        let finder = (!pieces.is_empty()).then(build).flatten();
+        Self { pieces: vec![Piece::default(); pieces.len()], finder }
     }
 
-    /// Returns `[piece]`, whether any of the texts has it.
-    fn in_texts<'a>(&self, texts: impl Iterator<Item = &'a str>) -> Vec<bool> {
-        let mut found = vec![false; self.pieces.len()];
-        texts.for_each(|text| self.places(text).for_each(|(piece, _)| found[piece] = true));
-        found
+    /// Marks the pieces that a text has.
+    fn mark(&mut self, text: &str, cancel: &Cancel, mark: impl Fn(&mut Piece)) -> Result<(), PipelineError> {
+        cancel.check()?;
+        let found: Vec<usize> = self.places(text).map(|(piece, _)| piece).collect();
+        found.into_iter().for_each(|piece| mark(&mut self.pieces[piece]));
+        Ok(())
     }
 
     /// Returns the pieces in a text, as whole words, with their places.
@@ -106,13 +138,22 @@ impl Copied {
         };
         let found = self.finder.iter().flat_map(move |finder| finder.find_overlapping_iter(text));
         found
+            .take(PLACE_COUNT_MAX)
             .map(|found| (found.pattern().as_usize(), found.range()))
             .filter(move |(_, place)| is_whole(place))
     }
 
     /// Returns the results of earlier turns from which the model has copied. A piece counts for the newest of the results that have it, and is
     /// lost if it was sent of none of them.
-    pub fn uses(&self, turns: &[Turn], plans: &[TurnPlan]) -> Vec<Use> {
+    ///
+    /// # Errors
+    /// Fails if `cancel` is cancelled, which is checked before every text.
+    pub fn uses(
+        &self,
+        turns: &[Turn],
+        plans: &[TurnPlan],
+        cancel: &Cancel,
+    ) -> Result<Vec<Use>, PipelineError> {
         // `[piece]`: the newest result that has it, as the indexes of its turn and of its first passage, and whether it was sent.
         let mut found: BTreeMap<usize, ((usize, usize), bool)> = BTreeMap::new();
         let earlier = turns.iter().zip(plans).take(turns.len().saturating_sub(1)).enumerate();
@@ -126,14 +167,15 @@ impl Copied {
                     continue;
                 }
                 for index in string.clone() {
-                    let text = &turn.passages[index].text;
-                    let kept = sent.and_then(|sent| sent.kept_of(turn, index));
-                    for (piece, place) in self.places(text) {
+                    cancel.check()?;
+                    let kept = sent.and_then(|sent| sent.kept_of(index));
+                    for (piece, place) in self.places(&turn.passages[index].text) {
                         let is_sent = kept.is_none_or(|kept| {
                             kept.iter().any(|&(start, end)| start <= place.start && place.end <= end)
                         });
-                        let (newest, is_held) =
-                            found.entry(piece).or_insert(((at, string.start), self.is_elsewhere[piece]));
+                        let (newest, is_held) = found
+                            .entry(piece)
+                            .or_insert(((at, string.start), self.pieces[piece].is_elsewhere));
                         *newest = (at, string.start);
                         *is_held |= is_sent;
                     }
@@ -141,10 +183,13 @@ impl Copied {
             }
         }
         let mut uses: BTreeMap<(usize, usize), Use> = BTreeMap::new();
-        for ((turn, passage), is_held) in found.into_values() {
+        for (_, ((turn, passage), is_held)) in
+            found.into_iter().filter(|(piece, _)| !self.pieces[*piece].is_known)
+        {
             let result = &turns[turn].passages[passage];
             let PartKind::ToolResult { name, .. } = &result.kind else { continue };
             let of_result = uses.entry((turn, passage)).or_insert_with(|| Use {
+                result: blake3::derive_key("thresher 2026 used result 1", &key_of(&turns[turn], passage)),
                 tool: Arc::clone(name),
                 kind: Layout::detect(&result.text, Kind::Auto).kind,
                 pieces: 0,
@@ -153,8 +198,19 @@ impl Copied {
             of_result.pieces += 1;
             of_result.lost += u64::from(!is_held);
         }
-        uses.into_values().collect()
+        Ok(uses.into_values().collect())
     }
+}
+
+fn key_of(turn: &Turn, passage: usize) -> Vec<u8> {
+    [&turn.key[..], &(passage as u64).to_le_bytes()].concat()
+}
+
+/// Returns the parts of a text outside of ranges, which ascend.
+fn outside<'a>(text: &'a str, ranges: &[Range<usize>]) -> Vec<&'a str> {
+    let starts = std::iter::once(0).chain(ranges.iter().map(|range| range.end));
+    let ends = ranges.iter().map(|range| range.start).chain([text.len()]);
+    starts.zip(ends).filter_map(|(start, end)| text.get(start..end)).collect()
 }
 
 /// Returns the parts of a text that hardly anybody writes twice by chance: paths, ids, numbers of three digits or more, names of two words,
@@ -171,7 +227,10 @@ fn pieces(written: &str) -> Vec<String> {
     for piece in
         words.filter(|word| is_distinctive(word)).chain(names(written)).chain(sentences.filter(is_sentence))
     {
-        if found.len() < PIECE_COUNT_MAX && !found.iter().any(|known| known == piece) {
+        if found.len() < PIECE_COUNT_MAX
+            && piece.len() <= PIECE_BYTES_MAX
+            && !found.iter().any(|known| known == piece)
+        {
             found.push(piece.to_owned());
         }
     }
@@ -192,15 +251,16 @@ fn names(written: &str) -> Vec<&str> {
                 last = at + word.len();
             }
             let ends = word.ends_with(['.', '!', '?', ':', ',', ';']);
-            if let Some(start) = first.take_if(|_| ends || !is_capital) {
-                found.push(line[start..last].trim_end_matches(|letter: char| !letter.is_alphanumeric()));
-            }
+            found.extend(first.take_if(|_| ends || !is_capital).map(|start| &line[start..last]));
             begins = word.ends_with(['.', '!', '?', ':']);
         }
         found.extend(first.map(|start| &line[start..last]));
     }
-    found.retain(|name| name.contains(' '));
     found
+        .into_iter()
+        .map(|name| name.trim_end_matches(|letter: char| !letter.is_alphanumeric()))
+        .filter(|name| name.contains(' '))
+        .collect()
 }
 
 /// Returns whether a word is a path, an id, a version or a number of at least three digits.
@@ -269,7 +329,9 @@ mod tests {
         let at = turns.iter().position(|turn| !turn.passages.is_empty()).expect("a turn with the result");
         let mut plans = vec![TurnPlan::Whole { is_recorded: false, is_late: false }; turns.len()];
         plans[at] = TurnPlan::AsBefore(SentTurn::keeping(vec![Some(vec![(0, end)])]));
-        let uses = Copied::find(&conversation, &turns).uses(&turns, &plans);
+        let cancel = Cancel::default();
+        let copied = Copied::find(&conversation, &turns, &cancel).expect("nobody cancels");
+        let uses = copied.uses(&turns, &plans, &cancel).expect("nobody cancels");
         let found: Vec<(&str, u64, u64)> =
             uses.iter().map(|one| (&*one.tool, one.pieces, one.lost)).collect();
         assert_eq!(found, expect, "{name}");
@@ -285,5 +347,12 @@ mod tests {
         check("a number that a whole result has, too", "head -n 18233", &[("jobs", 1, 0)]);
         check("a result that is never compressed", "grep team_red", &[]);
         check("a part of a word", "ssh host-33", &[]);
+    }
+
+    #[test]
+    fn what_a_result_has_outside_its_passages_is_always_sent() {
+        assert_eq!(outside("one two three", &[4..7]), ["one ", " three"]);
+        assert_eq!(outside("one", &[0..3]), ["", ""]);
+        assert_eq!(outside("one", &[]), ["one"]);
     }
 }

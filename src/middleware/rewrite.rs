@@ -333,8 +333,8 @@ pub struct Conversation<'a> {
     pub dialect: Dialect,
     pub body: Located<'a>,
     pub turns: &'a [Turn],
-    /// The context that belongs to the turn with the last question, and to this request alone.
-    /// Chunks that the request adds to the conversation. They are inserted as a context before the user's last message.
+    /// Chunks that the request adds to the conversation, for this request alone. They are inserted as a context before the user's last
+    /// message.
     pub added: &'a [Arc<Chunk>],
     /// Whether the answer is cited, and what was sent recorded.
     pub is_cited: bool,
@@ -385,16 +385,16 @@ pub fn rewrite(
             None => work.keep_all(),
         };
         let (sent, is_recorded) = match plan {
-            TurnPlan::AsBefore(sent) => (sent.clone(), false),
+            TurnPlan::AsBefore(sent) => (Cow::Borrowed(sent), false),
             TurnPlan::Whole { is_recorded, is_late } => {
                 let whole = SentTurn { late: *is_late, ..work.keep_all().0 };
-                (whole, *is_recorded || *is_late)
+                (Cow::Owned(whole), *is_recorded || *is_late)
             }
             TurnPlan::Encode { is_recorded, is_late } => {
                 compressed = SentTurn { late: *is_late, ..work.keep_all().0 };
                 encode_results(body, turn, &mut compressed);
                 let is_recorded = *is_recorded || *is_late || compressed.is_shortened();
-                (compressed, is_recorded)
+                (Cow::Owned(compressed), is_recorded)
             }
             TurnPlan::Compress { is_recorded } => {
                 // A prompt that is too short for a provider's cache stays as it is.
@@ -403,12 +403,12 @@ pub fn rewrite(
                 }
                 compressed.write(turn);
                 let is_recorded = *is_recorded || compressed.late || compressed.is_shortened();
-                (compressed, is_recorded)
+                (Cow::Owned(compressed), is_recorded)
             }
         };
         if is_recorded && conversation.is_cited {
             out.records.extend(sent.by_result(turn));
-            out.records.push((turn.key, sent.clone()));
+            out.records.push((turn.key, sent.clone().into_owned()));
         }
         let first = out.shortened.len();
         let strings = Strings { body, turn, sent: &sent };
@@ -519,13 +519,8 @@ impl SentTurn {
             }
             let keys =
                 [&*turn.query, ""].map(|query| Passage::key_of_result(&turn.passages[string.clone()], query));
-            let written = self.written.get(string.clone()).unwrap_or_default();
-            let part = || Self {
-                kept: kept.to_vec(),
-                written: written.to_vec(),
-                marked: self.marked,
-                ..Self::default()
-            };
+            // The text is stored with the turn only: this is for a client that has changed what is before it.
+            let part = || Self { kept: kept.to_vec(), marked: self.marked, ..Self::default() };
             found.extend(keys.into_iter().flatten().map(|key| (key, part())));
         }
         for (result, text) in turn.results.iter().zip(&self.encoded) {
@@ -538,7 +533,7 @@ impl SentTurn {
 
     /// Puts together what was sent of the results in a turn; `None` if nothing is known of any of them.
     fn from_results(turn: &Turn, before: &dyn Fn(&[u8; 32]) -> Option<Self>) -> Option<Self> {
-        let mut sent = Self { written: vec![None; turn.passages.len()], ..Self::whole(turn) };
+        let mut sent = Self::whole(turn);
         let mut is_known = false;
         for string in turn.strings() {
             let passages = &turn.passages[string.clone()];
@@ -547,10 +542,7 @@ impl SentTurn {
             if let Some(found) = found.filter(|found| found.fits(passages)) {
                 is_known = true;
                 sent.marked |= found.marked;
-                sent.kept[string.clone()].clone_from_slice(&found.kept);
-                if found.written.len() == string.len() {
-                    sent.written[string].clone_from_slice(&found.written);
-                }
+                sent.kept[string].clone_from_slice(&found.kept);
             }
         }
         sent.encoded = vec![None; turn.results.len()];
@@ -561,11 +553,9 @@ impl SentTurn {
         is_known.then_some(sent)
     }
 
-    /// Returns what was sent of a passage; `None`: all of it, also if it was encoded.
-    pub fn kept_of(&self, turn: &Turn, passage: usize) -> Option<&[(usize, usize)]> {
-        let string = &turn.passages[passage].string;
-        let is_encoded = self.encoded_strings(turn).any(|encoded| encoded == *string);
-        self.kept.get(passage)?.as_deref().filter(|_| !is_encoded)
+    /// Returns what was sent of a passage, in its own form or encoded; `None`: all of it.
+    pub fn kept_of(&self, passage: usize) -> Option<&[(usize, usize)]> {
+        self.kept.get(passage)?.as_deref()
     }
 
     /// The strings of the body that are sent encoded.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::counts::{Counts, Exchange, OTHER, Treatment};
-use super::losses::{Loss, Losses};
+use super::losses::{Counted, Losses};
 use super::report::{Coverage, ModelSavings, SavingsReport, ShadowReport, Totals};
 use super::settings::SavingsSettings;
 use crate::middleware::copied::Use;
@@ -87,10 +87,9 @@ impl Ledger {
         state.coverage = state.coverage.plus(coverage);
     }
 
-    /// Adds what a step of the model copied from results of tools that earlier turns sent. Returns the tools and kinds that are sent whole from
-    /// now on. See [`Losses::add`].
-    pub fn used(&self, turn: [u8; 32], uses: &[Use], loss_max: f64) -> Vec<Loss> {
-        self.state().losses.add(turn, uses, loss_max)
+    /// Adds what a step of the model copied from results of tools that earlier turns sent. See [`Losses::add`].
+    pub fn used(&self, uses: &[Use], loss_max: f64) -> Counted {
+        self.state().losses.add(uses, loss_max)
     }
 
     /// Returns the tools and kinds whose results are sent whole because too much of them was lost.

@@ -1,6 +1,6 @@
 //! What compression lost of the results of tools: how often a later step copied from a result something that had been left out.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use schemars::JsonSchema;
@@ -16,8 +16,11 @@ const ROW_COUNT_MAX: usize = 256;
 /// The most bytes of the name of a tool.
 const NAME_BYTES_MAX: usize = 128;
 
-/// How many newest turns are remembered, so that a request that is sent twice counts once.
-const TURN_COUNT_MAX: usize = 4_096;
+/// How many results are remembered, so that each counts once.
+const RESULT_COUNT_MAX: usize = 1 << 16;
+
+/// The least uses before a tool is turned off: a few copies may be chance.
+const USES_MIN: u64 = 10;
 
 /// The probability that a bound does not hold at any time.
 const ERROR_MAX: f64 = 0.05;
@@ -26,9 +29,19 @@ const ERROR_MAX: f64 = 0.05;
 #[derive(Debug, Default)]
 pub struct Losses {
     rows: BTreeMap<(String, &'static str), Row>,
-    /// The turns that were counted, oldest first.
-    counted: VecDeque<[u8; 32]>,
+    /// The results that were counted, also oldest first.
+    counted: HashSet<[u8; 32]>,
+    order: VecDeque<[u8; 32]>,
     off: Arc<ToolKinds>,
+}
+
+/// What was counted of a step of the model.
+#[derive(Debug, Default)]
+pub struct Counted {
+    pub uses: u64,
+    pub lost: u64,
+    /// The tools and kinds that are sent whole from now on because more than `loss_max` of their uses are lost.
+    pub turned_off: Vec<Loss>,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -49,7 +62,7 @@ pub struct Loss {
     pub tool: String,
     /// The kind of the results, such as `log`.
     pub kind: String,
-    /// Results from which the model copied something in its next steps.
+    /// Results from which the model copied something in a later step. The first such step counts.
     pub uses: u64,
     /// Of these, those of which something that it copied had been left out.
     pub uses_lost: u64,
@@ -66,18 +79,21 @@ pub struct Loss {
 }
 
 impl Losses {
-    /// Counts the uses of a turn, once. Returns the tools and kinds that are sent whole from now on because more than `loss_max` of their uses
-    /// are lost.
-    pub fn add(&mut self, turn: [u8; 32], uses: &[Use], loss_max: f64) -> Vec<Loss> {
-        if uses.is_empty() || self.counted.contains(&turn) {
-            return Vec::new();
-        }
-        if self.counted.len() == TURN_COUNT_MAX {
-            self.counted.pop_front();
-        }
-        self.counted.push_back(turn);
-        let mut turned_off = Vec::new();
+    /// Counts uses of results from which no earlier step has copied.
+    pub fn add(&mut self, uses: &[Use], loss_max: f64) -> Counted {
+        let mut counted = Counted::default();
         for one in uses {
+            if !self.counted.insert(one.result) {
+                continue;
+            }
+            self.order.push_back(one.result);
+            if self.order.len() > RESULT_COUNT_MAX
+                && let Some(oldest) = self.order.pop_front()
+            {
+                self.counted.remove(&oldest);
+            }
+            counted.uses += 1;
+            counted.lost += u64::from(one.lost > 0);
             let mut key = (one.tool.to_string(), one.kind.name());
             if one.tool.len() > NAME_BYTES_MAX
                 || self.rows.len() >= ROW_COUNT_MAX && !self.rows.contains_key(&key)
@@ -86,12 +102,13 @@ impl Losses {
             }
             let row = self.rows.entry(key.clone()).or_default();
             row.add(one);
-            if row.bounds().0 > loss_max && key.0 != OTHER && !self.off.contains(&key) {
+            let is_too_much = row.uses >= USES_MIN && row.bounds().0 > loss_max;
+            if is_too_much && key.0 != OTHER && !self.off.contains(&key) {
                 Arc::make_mut(&mut self.off).insert(key.clone());
-                turned_off.push(row.report(&key, true));
+                counted.turned_off.push(row.report(&key, true));
             }
         }
-        turned_off
+        counted
     }
 
     /// Returns the tools and kinds whose results are sent whole.
@@ -118,7 +135,8 @@ impl Row {
 
     /// Returns the least and the largest share of lost uses that the counts do not exclude. A share is excluded once the uses are 20 times as
     /// probable under the mixture of all shares with the weights of the Beta distribution of 1/2 and 1/2 (Robbins 1970). By Ville's inequality,
-    /// the true share is ever excluded with a probability of at most 1 in 20, however often somebody looks.
+    /// the true share is ever excluded with a probability of at most 1 in 20, however often somebody looks, if each result is lost with this
+    /// share whatever happened to those before it.
     fn bounds(&self) -> (f64, f64) {
         let (lost, kept) = (self.lost as f64, (self.uses - self.lost) as f64);
         let weighted = |count: f64, share: f64| if count > 0.0 { count * share.ln() } else { 0.0 };
@@ -165,8 +183,8 @@ mod tests {
 
     use super::*;
 
-    fn used(lost: u64) -> Use {
-        Use { tool: "search".into(), kind: Kind::Prose, pieces: 2, lost }
+    fn used(result: u64, lost: u64) -> Use {
+        Use { result: key(result), tool: "search".into(), kind: Kind::Prose, pieces: 2, lost }
     }
 
     fn key(number: u64) -> [u8; 32] {
@@ -179,9 +197,8 @@ mod tests {
     fn a_tool_is_turned_off_once_it_certainly_loses_too_much() {
         let count = |lost_of_ten: u64, uses: u64| {
             let mut losses = Losses::default();
-            let off: Vec<Loss> = (0..uses)
-                .flat_map(|at| losses.add(key(at), &[used(u64::from(at % 10 >= 10 - lost_of_ten))], 0.05))
-                .collect();
+            let one = |at: u64| used(at, u64::from(at % 10 >= 10 - lost_of_ten));
+            let off: Vec<Loss> = (0..uses).flat_map(|at| losses.add(&[one(at)], 0.05).turned_off).collect();
             assert_eq!(off.len(), losses.off().len(), "said once");
             (off.first().map(|loss| loss.uses), losses.report().remove(0))
         };
@@ -201,7 +218,7 @@ mod tests {
         let ever_excluded = (0..400).filter(|_| {
             let mut row = Row::default();
             (0..300).any(|_| {
-                row.add(&used(u64::from(random.f64() < 0.1)));
+                row.add(&used(0, u64::from(random.f64() < 0.1)));
                 let (min, max) = row.bounds();
                 min > 0.1 || max < 0.1
             })
@@ -211,14 +228,13 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_is_sent_again_counts_once_and_names_are_bounded() {
+    fn a_result_counts_once_and_names_are_bounded() {
         let mut losses = Losses::default();
-        losses.add(key(1), &[used(1)], 1.0);
-        losses.add(key(1), &[used(1)], 1.0);
+        losses.add(&[used(1, 1)], 1.0);
+        assert_eq!(losses.add(&[used(1, 1)], 1.0).uses, 0);
         assert_eq!(losses.report()[0].uses, 1);
         for at in 0..1_000 {
-            let one = Use { tool: format!("tool{at}").into(), ..used(0) };
-            losses.add(key(2 + at), &[one], 1.0);
+            losses.add(&[Use { tool: format!("tool{at}").into(), ..used(2 + at, 0) }], 1.0);
         }
         let rows = losses.report();
         let other = rows.iter().find(|row| row.tool == OTHER).expect("a row");

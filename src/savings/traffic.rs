@@ -237,10 +237,8 @@ impl Replay {
         let cancel = Cancel::default();
         let plans =
             rewrite::plan(turns, Extent::NewestTurn { again: false }, &options.id(), &before, &cancel)?;
-        if let Some(newest) = turns.last() {
-            let uses = Copied::find(conversation, turns).uses(turns, &plans);
-            self.ledger.used(newest.key, &uses, self.middleware.loss_max);
-        }
+        let uses = Copied::find(conversation, turns, &cancel)?.uses(turns, &plans, &cancel)?;
+        self.ledger.used(&uses, self.middleware.loss_max);
         let conversation = rewrite::Conversation { dialect, body, turns, added: &[], is_cited: true };
         rewrite::rewrite(conversation, &plans, Some(compressor), &mut ReadTurns::new(false), &cancel)
     }

@@ -357,29 +357,36 @@ async fn what_a_later_step_copies_was_needed() {
     // Everything that is lost is too much.
     let settings = MiddlewareSettings { tools: vec!["*".to_owned()], loss_max: 0.0, ..settings(url) };
     let daemon = with(&settings, prices(), Access::open_to_all()).await;
-    let page = DOCUMENT.replace("The moon is far.", "The gate has code-77. The moon is far.");
+    let page =
+        |code: &str| DOCUMENT.replace("The moon is far.", &format!("The gate has {code}. The moon is far."));
     let mut messages = vec![json!({"role": "user", "content": "When is the tide?"})];
-    messages.extend(step("1", "browse", json!({"page": "tides"}), &page));
     let body = |messages: &[Value]| json!({"model": "m-1", "messages": messages});
     let shadow = ["x-thresher-shadow: true"];
-    let first = send(&daemon, &shadow, &body(&messages)).await;
-    assert_eq!(first.header("x-thresher-reason"), None, "the page would have become shorter");
     let losses = async || get(daemon.http, "/v1/savings").await.json()["losses"].clone();
-    assert_eq!(losses().await, json!([]), "nothing has been copied yet");
-    messages.extend(step("2", "open", json!({"with": "code-77"}), "It is open."));
-    for _ in 0..2 {
-        send(&daemon, &shadow, &body(&messages)).await;
-    }
-    let found = losses().await;
-    assert_eq!(found.as_array().map(Vec::len), Some(1), "{found}");
-    let expect = json!({"tool": "browse", "kind": "prose", "uses": 1, "uses_lost": 1, "pieces": 1, "pieces_lost": 1, "is_off": true});
-    for (field, value) in expect.as_object().expect("an object") {
-        assert_eq!(&found[0][field], value, "{field}: {found}");
+    for at in 70..80 {
+        let (id, code) = (at.to_string(), format!("code-{at}"));
+        messages.extend(step(&format!("a{id}"), "browse", json!({"page": id}), &page(&code)));
+        let response = send(&daemon, &shadow, &body(&messages)).await;
+        assert_eq!(response.header("x-thresher-reason"), None, "the page would have become shorter");
+        messages.extend(step(&format!("b{id}"), "open", json!({"with": code}), "It is open."));
+        // A request that is sent again counts once.
+        for _ in 0..2 {
+            send(&daemon, &shadow, &body(&messages)).await;
+        }
+        let found = losses().await;
+        assert_eq!(found.as_array().map(Vec::len), Some(1), "{found}");
+        let uses = at - 69;
+        let expect = json!({"tool": "browse", "kind": "prose", "uses": uses, "uses_lost": uses, "pieces": uses,
+            "pieces_lost": uses, "is_off": uses == 10});
+        for (field, value) in expect.as_object().expect("an object") {
+            assert_eq!(&found[0][field], value, "{field}: {found}");
+        }
     }
     let metrics = get(daemon.admin, "/metrics").await.body;
-    for line in
-        ["savings_results_used_total{tenant=\"\",kept=\"false\"} 2", "savings_tools_off_total{tenant=\"\"} 1"]
-    {
+    for line in [
+        "savings_results_used_total{tenant=\"\",kept=\"false\"} 10",
+        "savings_tools_off_total{tenant=\"\"} 1",
+    ] {
         assert!(metrics.contains(line), "{line}: {metrics}");
     }
     // From now on, such results are sent whole.

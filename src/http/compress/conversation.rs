@@ -4,6 +4,7 @@
 pub mod config;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Json;
@@ -93,7 +94,8 @@ impl ConversationRequest {
             // Marks are appended here, where the caller asks for them.
             related_only: false,
             marks: false,
-            off: service.savings().off(),
+            // The caller does not send its conversation on: what later steps copy is not seen.
+            off: Arc::default(),
         };
         let found = find::turns(&conversation, &policy);
         if let Some(too_many) = found.too_many {

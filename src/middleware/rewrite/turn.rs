@@ -372,14 +372,15 @@ impl Fitted {
         if tokens_in < options.result_tokens_min {
             return Ok(Self::whole(kind, indexes, bytes, tokens_in));
         }
+        if kind == GroupKind::Result && work.is_off(&indexes, &chunks, options) {
+            return Ok(Self::whole(kind, indexes, bytes, bytes / BYTES_PER_TOKEN));
+        }
         let is_selected = match options.mode {
             Mode::Lossless => false,
             Mode::Relevant => {
                 kind != GroupKind::Result || chunks.iter().any(|chunk| is_running_text(&chunk.text))
             }
         };
-        let is_selected =
-            is_selected && !(kind == GroupKind::Result && work.is_off(&indexes, &chunks, options));
         if !is_selected && compressor.tokens_max.is_none() && options.budget == Budget::default() {
             let whole = Self::whole(kind, indexes, bytes, bytes / BYTES_PER_TOKEN);
             return Ok(Self { is_unselected: true, ..whole });

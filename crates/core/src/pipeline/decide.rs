@@ -147,7 +147,9 @@ pub fn decide(
         Some(AtMost::Ratio(ratio)) => write::share_of(ratio, tokens_in),
     };
 
-    let wants_nothing = request.related_only && context.relevance.is_some_and(|found| !found.related);
+    // Nothing is compared with a question that asks for the whole text.
+    let is_unrelated = context.relevance.is_some_and(|found| !found.related);
+    let wants_nothing = request.related_only && is_unrelated && wants != Wants::Whole;
     if wants_nothing {
         let rendered = writer.render(&Selection::of_required(candidates.required()), 0)?;
         check_required(&rendered, tokens_max, request, tokens_in)?;

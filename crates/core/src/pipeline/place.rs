@@ -142,12 +142,14 @@ fn shown_pages(text: &str) -> Vec<PageStart> {
     if !(PAGES_NUMBERED_MIN..=PAGES_MAX).contains(&sheets.len()) {
         return Vec::new();
     }
-    // How many sheets say that the text begins with this page.
+    // How many sheets say that the text begins with this page, and how many say anything.
     let mut votes: HashMap<i64, usize> = HashMap::new();
+    let mut numbered = 0;
     for (at, sheet) in (0..).zip(&sheets) {
         let mut lines = sheet.lines().filter(|line| !line.trim().is_empty());
         let first = lines.next().and_then(page_number).map(|page| page - at);
         let last = lines.next_back().and_then(page_number).map(|page| page - at);
+        numbered += usize::from(first.is_some() || last.is_some());
         for begins_with in first.into_iter().chain(last.filter(|_| first != last)) {
             *votes.entry(begins_with).or_default() += 1;
         }
@@ -155,7 +157,8 @@ fn shown_pages(text: &str) -> Vec<PageStart> {
     let most = votes.values().copied().max().unwrap_or_default();
     let mut likeliest = votes.into_iter().filter(|&(_, count)| count == most).map(|(first, _)| first);
     let (Some(first), None) = (likeliest.next(), likeliest.next()) else { return Vec::new() };
-    if most < PAGES_NUMBERED_MIN || first < 1 {
+    // Numbers of a table agree by chance on two sheets of many.
+    if most < PAGES_NUMBERED_MIN || 2 * most < numbered || first < 1 {
         return Vec::new();
     }
     let mut start = 0;
@@ -201,8 +204,8 @@ fn shown_line(text: &str) -> Option<u32> {
     };
     let first = number(text.lines().next()?)?;
     let mut count = 0;
-    for (line, expected) in text.lines().zip(first..) {
-        if number(line) != Some(expected) {
+    for (line, expected) in text.lines().zip(u64::from(first)..) {
+        if number(line).map(u64::from) != Some(expected) {
             return None;
         }
         count += 1;

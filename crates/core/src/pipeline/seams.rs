@@ -14,6 +14,7 @@ use rayon::prelude::*;
 use super::neighbours::Place;
 use super::units::{Outlines, Unit};
 use crate::domain::{ByteRange, Chunk, Kind};
+use crate::text::lexicon::{Class, has};
 
 /// The fewest bytes that two windows share. Fewer are a phrase that two documents have.
 const SHARED_BYTES_MIN: usize = 24;
@@ -31,6 +32,10 @@ const LOOKS_MAX: usize = 256;
 
 /// How many chunks before the rows of a table may have its header.
 const HEADER_DISTANCE_MAX: u64 = 64;
+
+/// The least words of a unit that ends with a word such as `of`, before which no sentence ends, for it to be the beginning of one: "Log in" is
+/// none.
+const OPEN_WORDS_MIN: usize = 4;
 
 /// The end of a unit that is the beginning of a unit of another chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -239,7 +244,12 @@ impl Finder<'_> {
             layout.is_none_or(|layout| matches!(layout.kind, Kind::Prose | Kind::Markdown | Kind::Pdf))
         };
         let (last, first) = (self.of_chunk[chunk].clone().next_back()?, self.of_chunk[next].clone().next()?);
-        let goes_on = self.text(first).starts_with(char::is_lowercase);
+        let lacks_more = || {
+            let mut words = self.text(last).split_whitespace().rev();
+            words.next().is_some_and(|word| has(Class::Function, &word.to_lowercase()))
+                && words.count() + 1 >= OPEN_WORDS_MIN
+        };
+        let goes_on = self.text(first).starts_with(char::is_lowercase) || lacks_more();
         let is_open =
             self.text(last).ends_with(|c: char| c.is_alphanumeric() || matches!(c, ',' | '-' | '–'));
         let are_chosen = !self.outlines.is_frame(last, chunk) && !self.outlines.is_frame(first, next);
@@ -366,6 +376,16 @@ mod tests {
         let (begun, ended) = ("The hall was built by the masons", "of the next village.");
         let needs: &[(&str, &str)] = &[(begun, ended), (ended, begun)];
         check("ids with a name", &[("doc-4", begun), ("doc-5", ended)], needs, &[]);
+        check(
+            "a name behind a word that ends no sentence",
+            &[("doc-4", "The hall was built in the year of"), ("doc-5", "1987 by Lund.")],
+            &[
+                ("The hall was built in the year of", "1987 by Lund."),
+                ("1987 by Lund.", "The hall was built in the year of"),
+            ],
+            &[],
+        );
+        check("a button", &[("doc-4", "Log in with"), ("doc-5", "Google is best.")], &[], &[]);
         check("in any order", &[("doc-5", ended), ("doc-4", begun)], needs, &[]);
         check("other documents", &[("doc-4", begun), ("note-5", ended)], &[], &[]);
         check("other places", &[("doc-4", begun), ("doc-6", ended)], &[], &[]);

@@ -1,7 +1,7 @@
 //! Candidates: the chunks that an answer may have come from, with the units that can be cited and an index of
 //! their words.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
@@ -56,8 +56,8 @@ pub struct Candidates {
     words: Vec<OnceLock<Vec<Term>>>,
     /// `[chunk]`: the pieces of its text, computed at the first use.
     layouts: Vec<OnceLock<Layout>>,
-    /// `[unit]`: the unit that a unit repeats, for those that repeat one; computed at the first use.
-    repeats: OnceLock<HashMap<usize, usize>>,
+    /// Pairs of chunks of which one repeats something of the other, in both orders; computed at the first use.
+    repeats: OnceLock<HashSet<(usize, usize)>>,
 }
 
 impl Candidates {
@@ -252,22 +252,24 @@ impl Candidates {
         !self.unit_terms[one].is_empty() && self.unit_terms[one] == self.unit_terms[other]
     }
 
-    /// Returns whether two units come from one source: from chunks with the same text or the same title, or from windows that share them.
+    /// Returns whether two units come from one source: from chunks with the same text or the same title, or of which one repeats something of
+    /// the other, as windows of one text do.
     pub(super) fn are_one_source(&self, one: usize, other: usize) -> bool {
-        let (first, second) = (&self.chunks[self.units[one].chunk], &self.chunks[self.units[other].chunk]);
-        let repeats = self.repeats.get_or_init(|| self.find_repeats());
-        let stays = |unit: usize| repeats.get(&unit).copied().unwrap_or(unit);
+        let (one, other) = (self.units[one].chunk, self.units[other].chunk);
+        let (first, second) = (&self.chunks[one], &self.chunks[other]);
+        let title = first.title.as_ref().filter(|title| !title.trim().is_empty());
         first.text == second.text
-            || first.title.as_ref().is_some_and(|title| second.title.as_ref() == Some(title))
-            || stays(one) == stays(other)
+            || title.is_some_and(|title| second.title.as_ref() == Some(title))
+            || self.repeats.get_or_init(|| self.find_repeats()).contains(&(one, other))
     }
 
-    fn find_repeats(&self) -> HashMap<usize, usize> {
+    fn find_repeats(&self) -> HashSet<(usize, usize)> {
         // A title is no beginning of a window.
         let cited: Vec<usize> = (0..self.len()).flat_map(|chunk| self.sentences(chunk)).collect();
         let units: Vec<Unit> = cited.iter().map(|&unit| self.units[unit]).collect();
         let repeats = Repeats::find(&self.chunks, &units);
-        repeats.all().map(|at| (cited[at], cited[repeats.stays(at)])).collect()
+        let chunks = repeats.all().map(|at| (units[at].chunk, units[repeats.stays(at)].chunk));
+        chunks.flat_map(|(one, other)| [(one, other), (other, one)]).collect()
     }
 
     /// Returns the units of a chunk that can be cited: all but its title.
