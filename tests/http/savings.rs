@@ -390,10 +390,15 @@ async fn what_a_later_step_copies_was_needed() {
         assert!(metrics.contains(line), "{line}: {metrics}");
     }
     // From now on, such results are sent whole.
-    messages.extend(step("3", "browse", json!({"page": "more"}), &page));
-    let third = send(&daemon, &[], &body(&messages)).await;
-    assert_eq!(third.header("x-thresher-reason"), Some("nothing_shortened"));
-    assert!(upstream.last_body().matches("The gate has code-77.").count() == 2, "{}", upstream.last_body());
+    messages.extend(step("c", "browse", json!({"page": "more"}), &page("code-99")));
+    let last = send(&daemon, &[], &body(&messages)).await;
+    assert_eq!(last.header("x-thresher-reason"), Some("nothing_shortened"));
+    assert!(upstream.last_body().contains(&page("code-99")), "{}", upstream.last_body());
+    // A budget changes nothing.
+    let mut half = body(&messages);
+    half["thresher"] = json!({"budget": {"ratio": 0.5}});
+    send(&daemon, &[], &half).await;
+    assert!(upstream.last_body().contains(&page("code-99")), "{}", upstream.last_body());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -91,7 +91,8 @@ impl<'a> Places<'a> {
             above.take(HEADINGS_MAX).map(|heading| heading_text(pieces[heading].bytes.slice(self.text)));
         // A line such as "Page 8" above a text may look like its heading.
         let are_shown = matches!(&self.pages, Cow::Owned(pages) if !pages.is_empty());
-        let is_heading = |text: &String| !text.is_empty() && !(are_shown && page_number(text).is_some());
+        let is_number = |text: &str| are_shown && page_number(text).is_some();
+        let is_heading = |text: &String| !text.is_empty() && !is_number(text);
         let mut found: Vec<String> = named.filter(is_heading).collect();
         found.reverse();
         found
