@@ -119,7 +119,7 @@ const GRAMMARS: [Grammar; 24] = [
     grammar(Kind::Markdown, 0.55, &[Bar]).on(3, 0.0),
 ];
 
-/// Returns the kind of a text, from its first [`READ_BYTES`] bytes.
+/// Returns the kind of a text, from its first 16 KiB.
 pub fn kind_of(text: &str) -> Kind {
     let text = head(text);
     let mut lines = lines(text);
