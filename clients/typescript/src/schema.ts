@@ -64,7 +64,7 @@ export interface components {
         };
         /** @description A chunk: an object, or a string that is its text. */
         Chunk: string | components["schemas"]["ChunkObject"];
-        /** @description A chunk: its text, and optionally an id, a title and metadata. */
+        /** @description A chunk: its text, and optionally an id, a title, metadata and its place in the document. */
         ChunkObject: {
             /** @description The id of the chunk, unique within the request. Default: its index. */
             id?: string | null;
@@ -76,12 +76,26 @@ export interface components {
             kind?: components["schemas"]["Kind"] | null;
             /** @description Any JSON; it is returned unchanged. */
             metadata?: unknown;
+            /** @description The pages of the document on which the text stands, in the order of the text. Citations name the page. */
+            pages?: components["schemas"]["PageStart"][] | null;
+            /** @description The number of the first line of the text in its file, from 1. Citations name the line. */
+            line?: number | null;
         };
         /**
          * @description What a text is, which decides how it is divided into units.
          * @enum {string}
          */
         Kind: "auto" | "prose" | "markdown" | "code" | "json" | "table" | "log" | "chat" | "html" | "pdf" | "mail" | "subtitles";
+        /** @description The beginning of a page in the text of a chunk. */
+        PageStart: {
+            /**
+             * @description The offset in the text at which the page begins, in the unit that `offsets` of the request names; in code points where the request has
+             *     no `offsets`.
+             */
+            start: number;
+            /** @description The number of the page, from 1. */
+            page: number;
+        };
         /**
          * @description How much of the chunks the context holds: enough for a `coverage`, and at most so many `tokens` or a `ratio` of them. Without a `coverage`,
          *     the context is filled up to the limit; without a limit, the default coverage is enough.
@@ -428,6 +442,12 @@ export interface components {
              * @description The score; compares within a request only. Null where nothing was scored, and for a sentence that an earlier chunk has, too, and that is kept there.
              */
             score: number | null;
+            /** @description The page on which the passage begins; left out if it is unknown. */
+            page?: number;
+            /** @description The line of the file on which the passage begins, from 1; left out if it is unknown. */
+            line?: number;
+            /** @description The headings that the passage stands under, the outermost first; left out if there are none. */
+            heading?: string[];
         };
         /** @description A half-open range in the unit that the request names. */
         Range: {
@@ -668,6 +688,8 @@ export interface components {
             conflicts?: components["schemas"]["Conflict"][];
             /** @description The chunks that it came from, best first. */
             sources: components["schemas"]["Source"][];
+            /** @description How many independent sources support it: copies, overlapping windows and chunks with one title count once. */
+            sources_independent: number;
         };
         /**
          * @description What the sources say of a part.
@@ -707,6 +729,12 @@ export interface components {
             index: number;
             /** @description The word of the chunk. */
             source: components["schemas"]["Passage"];
+            /** @description The page on which the passage begins; left out if it is unknown. */
+            page?: number;
+            /** @description The line of the file on which the passage begins, from 1; left out if it is unknown. */
+            line?: number;
+            /** @description The headings that the passage stands under, the outermost first; left out if there are none. */
+            heading?: string[];
         };
         /**
          * @description Why a sentence excludes what a part says.
@@ -738,6 +766,12 @@ export interface components {
             sentence: components["schemas"]["Passage"];
             /** @description The longest run of words that the sentence has in common with the part. */
             run: components["schemas"]["Passage"];
+            /** @description The page on which the passage begins; left out if it is unknown. */
+            page?: number;
+            /** @description The line of the file on which the passage begins, from 1; left out if it is unknown. */
+            line?: number;
+            /** @description The headings that the passage stands under, the outermost first; left out if there are none. */
+            heading?: string[];
         };
         /** @description A quotation in the answer. */
         Quote: {
@@ -768,6 +802,12 @@ export interface components {
             start: number;
             end: number;
             text: string;
+            /** @description The page on which the passage begins; left out if it is unknown. */
+            page?: number;
+            /** @description The line of the file on which the passage begins, from 1; left out if it is unknown. */
+            line?: number;
+            /** @description The headings that the passage stands under, the outermost first; left out if there are none. */
+            heading?: string[];
         };
         /** @description A word of a quotation that its source does not have. */
         AlteredWord: {
@@ -825,6 +865,8 @@ export interface components {
             totals: components["schemas"]["SavingsTotals"];
             /** @description Requests that were to be compressed, by model and API. */
             models: components["schemas"]["ModelSavings"][];
+            /** @description What compression lost of results of tools, as far as the model copied it later; also in shadow mode. Use without copying is not seen. */
+            losses: components["schemas"]["SavingsLoss"][];
             /** @description What compression would have saved; `null` if no request was in shadow mode. */
             shadow: components["schemas"]["SavingsShadow"] | null;
         };
@@ -955,6 +997,33 @@ export interface components {
              */
             output: number;
         };
+        /** @description What later steps copied from the results of a tool, and how much of that had been left out. */
+        SavingsLoss: {
+            /** @description The name of the tool. Beyond 256 tools and kinds, `other`. */
+            tool: string;
+            /** @description The kind of the results, such as `log`. */
+            kind: string;
+            /** @description Results from which the model copied something in a later step. The first such step counts. */
+            uses: number;
+            /** @description Of these, those of which something that it copied had been left out. */
+            uses_lost: number;
+            /** @description Paths, ids, numbers, names and sentences that it copied. */
+            pieces: number;
+            /** @description Of these, those that had been left out. */
+            pieces_lost: number;
+            /**
+             * Format: double
+             * @description The share of `uses_lost` that the counts exclude below, with 95 % confidence whenever one looks.
+             */
+            share_min: number;
+            /**
+             * Format: double
+             * @description The share of `uses_lost` that the counts exclude above.
+             */
+            share_max: number;
+            /** @description Whether such results are sent whole from now on, because `share_min` has passed `middleware.loss_max`. */
+            is_off: boolean;
+        };
         /** @description What compression would have saved, had it not been in shadow mode. */
         SavingsShadow: {
             /** @description All models together. */
@@ -1063,6 +1132,10 @@ export interface components {
             kind?: components["schemas"]["Kind"];
             /** @description The metadata, as it was sent. */
             metadata?: unknown;
+            /** @description The pages on which the text stands, with offsets in code points; left out if there are none. */
+            pages?: components["schemas"]["PageStart"][];
+            /** @description The number of the first line of the text in its file; left out if it is unknown. */
+            line?: number;
         };
         /** @description Answer of `GET /v1/chunks`. */
         Page: {
@@ -1111,6 +1184,10 @@ export interface components {
             kind?: components["schemas"]["Kind"];
             /** @description The metadata, as it was sent. */
             metadata?: unknown;
+            /** @description The pages on which the text stands, with offsets in code points; left out if there are none. */
+            pages?: components["schemas"]["PageStart"][];
+            /** @description The number of the first line of the text in its file; left out if it is unknown. */
+            line?: number;
         };
         /** @description The documents, best first. */
         Reranked: {

@@ -33,8 +33,7 @@ export function OperateView() {
     const poll = async () => {
       try {
         const { signal } = controller;
-        const paths = ["metrics", "readyz", "v1/savings"] as const;
-        const [metrics, ready, savings] = await Promise.all(paths.map((path) => adminText(path, signal)));
+        const [metrics, ready, savings] = await Promise.all([adminText("metrics", signal), adminText("readyz", signal), adminText("v1/savings", signal)]);
         // With API keys, the public listener answers 401 to every path that it does not have.
         if (metrics.status === 404 || metrics.status === 401) return setState({ kind: "absent" });
         if (metrics.status !== 200) throw new Failure(`The daemon answered /metrics with HTTP status ${metrics.status}.`, `http_${metrics.status}`, metrics.status);

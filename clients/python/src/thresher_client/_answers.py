@@ -130,6 +130,19 @@ class Models(Extensible):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PageStart(Extensible):
+    """The beginning of a page in the text of a chunk."""
+
+    start: int
+    """
+    The offset in the text at which the page begins, in the unit that `offsets` of the request names; in code points where the request has
+    no `offsets`.
+    """
+    page: int
+    """The number of the page, from 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Progress(Extensible):
     """How many chunks are registered, and how many of these the model has read."""
 
@@ -164,6 +177,12 @@ class QuotePassage(Extensible):
     start: int
     end: int
     text: str
+    page: int | None = None
+    """The page on which the passage begins; left out if it is unknown."""
+    line: int | None = None
+    """The line of the file on which the passage begins, from 1; left out if it is unknown."""
+    heading: tuple[str, ...] = ()
+    """The headings that the passage stands under, the outermost first; left out if there are none."""
 
 
 QuoteVerdict: TypeAlias = Literal["exact", "stitched", "altered", "misattributed", "fabricated"]
@@ -208,6 +227,10 @@ class RegisteredChunk(Extensible):
     """What the text is; left out if it is found out from the text."""
     metadata: Any = None
     """The metadata, as it was sent."""
+    pages: tuple[PageStart, ...] = ()
+    """The pages on which the text stands, with offsets in code points; left out if there are none."""
+    line: int | None = None
+    """The number of the first line of the text in its file; left out if it is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,6 +296,10 @@ class SearchResult(Extensible):
     """What the text is; left out if it is found out from the text."""
     metadata: Any = None
     """The metadata, as it was sent."""
+    pages: tuple[PageStart, ...] = ()
+    """The pages on which the text stands, with offsets in code points; left out if there are none."""
+    line: int | None = None
+    """The number of the first line of the text in its file; left out if it is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -392,6 +419,12 @@ class Citation(Extensible):
     """The text of the piece."""
     score: float | None
     """The score; compares within a request only. Null where nothing was scored, and for a sentence that an earlier chunk has, too, and that is kept there."""
+    page: int | None = None
+    """The page on which the passage begins; left out if it is unknown."""
+    line: int | None = None
+    """The line of the file on which the passage begins, from 1; left out if it is unknown."""
+    heading: tuple[str, ...] = ()
+    """The headings that the passage stands under, the outermost first; left out if there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -443,6 +476,12 @@ class Conflict(Extensible):
     """The index of the chunk in the request."""
     source: TextRange
     """The word of the chunk."""
+    page: int | None = None
+    """The page on which the passage begins; left out if it is unknown."""
+    line: int | None = None
+    """The line of the file on which the passage begins, from 1; left out if it is unknown."""
+    heading: tuple[str, ...] = ()
+    """The headings that the passage stands under, the outermost first; left out if there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -534,6 +573,12 @@ class Source(Extensible):
     """The longest run of words that the sentence has in common with the part."""
     tied: bool = False
     """Whether it says the same as a source before it."""
+    page: int | None = None
+    """The page on which the passage begins; left out if it is unknown."""
+    line: int | None = None
+    """The line of the file on which the passage begins, from 1; left out if it is unknown."""
+    heading: tuple[str, ...] = ()
+    """The headings that the passage stands under, the outermost first; left out if there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -596,6 +641,8 @@ class Part(Extensible):
     """The words in it that no chunk supports."""
     sources: tuple[Source, ...]
     """The chunks that it came from, best first."""
+    sources_independent: int
+    """How many independent sources support it: copies, overlapping windows and chunks with one title count once."""
     method: Method | None = None
     """What judged it; absent if nothing did."""
     conflicts: tuple[Conflict, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -10,8 +11,21 @@ Kind: TypeAlias = Literal["auto", "prose", "markdown", "code", "json", "table", 
 
 
 @dataclass(frozen=True)
+class PageStart:
+    """The beginning of a page in the text of a chunk."""
+
+    start: int
+    """
+    The offset in the text at which the page begins, in the unit that `offsets` of the request names; in code points where the request has
+    no `offsets`.
+    """
+    page: int
+    """The number of the page, from 1."""
+
+
+@dataclass(frozen=True)
 class Chunk:
-    """A chunk: its text, and optionally an id, a title and metadata."""
+    """A chunk: its text, and optionally an id, a title, metadata and its place in the document."""
 
     text: str
     """The text, of which parts may be kept or cited."""
@@ -23,3 +37,7 @@ class Chunk:
     """What the text is, which decides how it is divided. Default: found out from the text."""
     metadata: Any | None = None
     """Any JSON; it is returned unchanged."""
+    pages: Sequence[PageStart] | None = None
+    """The pages of the document on which the text stands, in the order of the text. Citations name the page."""
+    line: int | None = None
+    """The number of the first line of the text in its file, from 1. Citations name the line."""
