@@ -104,6 +104,7 @@ async fn copies_are_one_source_of_a_part() {
     count("copies", json!([said, other, other, said]), 2).await;
     let titled = |text: &str| json!({"title": "Tides", "text": text});
     count("one document", json!([titled(said), titled(other), "Rain fell."]), 1).await;
-    count("windows", json!([format!("Gulls are loud. {said}"), format!("{said} Rain fell.")]), 1).await;
-    count("a denial", json!([said, "The harbour tide is never high at noon."]), 1).await;
+    count("windows", json!([format!("Gulls are loud. {said}"), format!("{said} Rain fell."), "Ropes."]), 1)
+        .await;
+    count("a denial", json!([said, "The harbour tide is never high at noon.", "Ropes."]), 1).await;
 }

@@ -357,18 +357,26 @@ async fn what_a_later_step_copies_was_needed() {
     // Everything that is lost is too much.
     let settings = MiddlewareSettings { tools: vec!["*".to_owned()], loss_max: 0.0, ..settings(url) };
     let daemon = with(&settings, prices(), Access::open_to_all()).await;
-    let page =
-        |code: &str| DOCUMENT.replace("The moon is far.", &format!("The gate has {code}. The moon is far."));
+    // What is sent of a page is seen at another daemon.
+    let live = with(&settings, prices(), Access::open_to_all()).await;
+    let code = |page: u32, gate: u32| format!("code-{page}{gate}");
+    let page = |page: u32| {
+        let gates: Vec<String> =
+            (1..9).map(|gate| format!("Gate {gate} has {}.", code(page, gate))).collect();
+        format!("Water is wet. The tide is at noon. {} Ropes are long.", gates.join(" "))
+    };
     let mut messages = vec![json!({"role": "user", "content": "When is the tide?"})];
     let body = |messages: &[Value]| json!({"model": "m-1", "messages": messages});
     let shadow = ["x-thresher-shadow: true"];
     let losses = async || get(daemon.http, "/v1/savings").await.json()["losses"].clone();
     for at in 70..80 {
-        let (id, code) = (at.to_string(), format!("code-{at}"));
-        messages.extend(step(&format!("a{id}"), "browse", json!({"page": id}), &page(&code)));
-        let response = send(&daemon, &shadow, &body(&messages)).await;
-        assert_eq!(response.header("x-thresher-reason"), None, "the page would have become shorter");
-        messages.extend(step(&format!("b{id}"), "open", json!({"with": code}), "It is open."));
+        messages.extend(step(&format!("a{at}"), "browse", json!({"page": at}), &page(at)));
+        send(&live, &[], &body(&messages)).await;
+        let sent = upstream.last_body();
+        let lost = (1..9).map(|gate| code(at, gate)).find(|code| !sent.contains(code));
+        send(&daemon, &shadow, &body(&messages)).await;
+        let with = lost.expect("the page became shorter");
+        messages.extend(step(&format!("b{at}"), "open", json!({"with": with}), "It is open."));
         // A request that is sent again counts once.
         for _ in 0..2 {
             send(&daemon, &shadow, &body(&messages)).await;
@@ -390,15 +398,15 @@ async fn what_a_later_step_copies_was_needed() {
         assert!(metrics.contains(line), "{line}: {metrics}");
     }
     // From now on, such results are sent whole.
-    messages.extend(step("c", "browse", json!({"page": "more"}), &page("code-99")));
+    messages.extend(step("c", "browse", json!({"page": "more"}), &page(99)));
     let last = send(&daemon, &[], &body(&messages)).await;
     assert_eq!(last.header("x-thresher-reason"), Some("nothing_shortened"));
-    assert!(upstream.last_body().contains(&page("code-99")), "{}", upstream.last_body());
+    assert!(upstream.last_body().contains(&page(99)), "{}", upstream.last_body());
     // A budget changes nothing.
     let mut half = body(&messages);
     half["thresher"] = json!({"budget": {"ratio": 0.5}});
     send(&daemon, &[], &half).await;
-    assert!(upstream.last_body().contains(&page("code-99")), "{}", upstream.last_body());
+    assert!(upstream.last_body().contains(&page(99)), "{}", upstream.last_body());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -380,8 +380,8 @@ mod tests {
             "a name behind a word that ends no sentence",
             &[("doc-4", "The hall was built in the year of"), ("doc-5", "1987 by Lund.")],
             &[
-                ("The hall was built in the year of", "1987 by Lund."),
                 ("1987 by Lund.", "The hall was built in the year of"),
+                ("The hall was built in the year of", "1987 by Lund."),
             ],
             &[],
         );
