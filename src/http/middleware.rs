@@ -39,7 +39,7 @@ use crate::api::{self, BodyLimits, MiddlewareBody, MiddlewareOptions};
 use crate::error::{ApiError, ErrorCode};
 use crate::executor::run_blocking;
 use crate::middleware::cite::{Additions, SeenTexts};
-use crate::middleware::copied::Copied;
+use crate::middleware::copied::{self, Copied};
 use crate::middleware::dialect::Dialect;
 use crate::middleware::find::{self, TooMany, Turn};
 use crate::middleware::json::Located;
@@ -534,6 +534,10 @@ impl ModelRequest {
 
     /// Counts what the model copied from results of tools, and whether it had been sent, or in shadow mode would have been.
     fn count_uses(&self, service: &Scope, plans: &[TurnPlan], cancel: &Cancel) -> Result<(), PipelineError> {
+        // Without any, the conversation is not read again.
+        if !copied::has_results(&self.turns) {
+            return Ok(());
+        }
         let conversation = self.dialect.conversation(self.located());
         let uses = Copied::find(&conversation, &self.turns, cancel)?.uses(&self.turns, plans, cancel)?;
         let counted = service.savings().used(&uses, service.middleware.settings.loss_max);

@@ -17,7 +17,7 @@ use thresher_core::text::outline::Layout;
 
 use super::dialect::{Conversation, PartKind, Role};
 use super::find::Turn;
-use super::rewrite::TurnPlan;
+use super::rewrite::{TurnPlan, gaps};
 use super::untouched;
 
 /// The most bytes of what the model wrote that are read. They are taken from the end.
@@ -62,6 +62,12 @@ pub struct Use {
     pub pieces: u64,
     /// Of these, those that were left out of the result, or in shadow mode would have been.
     pub lost: u64,
+}
+
+/// Returns whether a turn before the newest one has results of tools, from which the model may have copied.
+pub fn has_results(turns: &[Turn]) -> bool {
+    let earlier = turns.iter().rev().skip(1).flat_map(|turn| &turn.passages);
+    earlier.into_iter().any(|passage| matches!(passage.kind, PartKind::ToolResult { .. }))
 }
 
 impl Copied {
@@ -208,9 +214,7 @@ fn key_of(turn: &Turn, passage: usize) -> Vec<u8> {
 
 /// Returns the parts of a text outside of ranges, which ascend.
 fn outside<'a>(text: &'a str, ranges: &[Range<usize>]) -> Vec<&'a str> {
-    let starts = std::iter::once(0).chain(ranges.iter().map(|range| range.end));
-    let ends = ranges.iter().map(|range| range.start).chain([text.len()]);
-    starts.zip(ends).filter_map(|(start, end)| text.get(start..end)).collect()
+    gaps(ranges.iter().cloned(), text.len()).filter_map(|gap| text.get(gap)).collect()
 }
 
 /// Returns the parts of a text that hardly anybody writes twice by chance: paths, ids, numbers of three digits or more, names of two words,

@@ -444,6 +444,16 @@ pub fn rewrite(
     Ok(out)
 }
 
+/// Returns what is between ranges, which ascend, and before and behind them in `0..len`.
+pub(super) fn gaps(
+    ranges: impl Iterator<Item = Range<usize>> + Clone,
+    len: usize,
+) -> impl Iterator<Item = Range<usize>> {
+    let starts = std::iter::once(0).chain(ranges.clone().map(|range| range.end));
+    let ends = ranges.map(|range| range.start).chain([len]);
+    starts.zip(ends).map(|(start, end)| start..end).filter(|gap| !gap.is_empty())
+}
+
 /// Returns whether a record is in what is sent of the rows of its turn. Records of other results are always sent.
 fn is_sent(record: &CitedRecord, turn: &Turn, sent: &SentTurn) -> bool {
     let has = |text: &str| text.contains(&record.text);

@@ -11,7 +11,7 @@ use thresher_core::pipeline::assemble;
 use thresher_core::text::outline::Layout;
 
 use super::pieces::{self, Piece};
-use super::{NOTHING_KEPT, Rewritten, SeenText, SentTurn, Shortened, ranges};
+use super::{NOTHING_KEPT, Rewritten, SeenText, SentTurn, Shortened, gaps, ranges};
 use crate::middleware::dialect::PartKind;
 use crate::middleware::find::{Passage, Turn};
 use crate::middleware::json::Located;
@@ -148,9 +148,7 @@ impl Shortened {
 fn dropped(passage: &Passage, kept: Option<&[(usize, usize)]>) -> Vec<Range<usize>> {
     let Some(kept) = kept else { return Vec::new() };
     let (start, len) = (passage.range.start, passage.text.len());
-    let starts = std::iter::once(0).chain(kept.iter().map(|(_, end)| *end));
-    let ends = kept.iter().map(|(start, _)| *start).chain([len]);
-    starts.zip(ends).filter(|(from, to)| from < to).map(|(from, to)| start + from..start + to).collect()
+    gaps(kept.iter().map(|&(from, to)| from..to), len).map(|gap| start + gap.start..start + gap.end).collect()
 }
 
 /// The text that replaces a passage.

@@ -198,9 +198,11 @@ impl TurnWork<'_> {
     fn is_off(&self, indexes: &[usize], chunks: &[Arc<Chunk>], options: &CompressOptions) -> bool {
         let kind = &self.turn.passages[indexes[0]].kind;
         let PartKind::ToolResult { name, .. } = kind else { return false };
-        let is_off = |kind: Kind| options.off.contains(&(name.to_string(), kind.name()));
-        !options.off.is_empty()
-            && chunks.iter().any(|chunk| is_off(Layout::detect(&chunk.text, Kind::Auto).kind))
+        let kinds: Vec<&str> =
+            options.off.iter().filter(|(tool, _)| **tool == **name).map(|(_, kind)| *kind).collect();
+        // Finding out the kind of a text takes longer than the rest.
+        let kind_of = |chunk: &Arc<Chunk>| Layout::detect(&chunk.text, Kind::Auto).kind.name();
+        !kinds.is_empty() && chunks.iter().any(|chunk| kinds.contains(&kind_of(chunk)))
     }
 
     /// The passages that are compressed.
