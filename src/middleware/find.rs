@@ -4,6 +4,7 @@
 //! question of the user. Later requests resend them byte-identically, so that the provider's prompt cache keeps hitting. Instructions apply
 //! to the whole conversation and are a turn of their own, which is new whenever their text changes.
 
+use std::cell::LazyCell;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -66,18 +67,15 @@ impl Policy {
         untouched::is_named(name, &self.tools) || is_all && !is_untouched()
     }
 
-    /// Returns whether a result of this tool may be encoded. A file that a model may edit is sent as it is, since an edit quotes it.
+    /// Returns whether a result of this tool may be encoded, unless its text is [quoted](TextKind::is_quoted). A file that a model may edit is sent as it is, since an edit quotes it.
     fn may_encode(&self, name: &str, arguments: Option<&str>, text: &str) -> bool {
         let is_edited = || {
             untouched::is_untouched(name) && !untouched::lists(name)
                 || untouched::is_named(name, &self.tools_untouched)
                 || arguments.is_some_and(|arguments| untouched::prints_file(name, arguments))
         };
-        let is_quoted =
-            || [TextKind::Diff, TextKind::Numbered, TextKind::Code].iter().any(|kind| kind.is_of(text));
         thresher_codec::estimate(text) >= self.result_tokens_min
             && (untouched::is_named(name, &self.tools) || !is_edited())
-            && !is_quoted()
     }
 }
 
@@ -461,16 +459,18 @@ impl Passage {
 impl PassageFinder<'_> {
     /// Appends the passages and records of `part` to `turn`. Returns the text of a message part outside its contexts.
     fn passages(&mut self, part: &Part, turn: &mut Turn) -> Result<String, TooMany> {
-        let whole = 0..part.text.len();
+        let whole = || Excerpt { range: 0..part.text.len(), text: part.text.clone(), is_quoted: false };
         let found = &mut turn.passages;
         let of_part = || Names { id: None, title: part.title.clone(), source: part.source.clone() };
         match &part.kind {
             PartKind::Document { .. } | PartKind::SearchResult { .. } if self.policy.keeps_documents => {}
             PartKind::Document { .. } | PartKind::SearchResult { .. } => {
-                self.passage(part, whole, false, of_part(), found)?;
+                self.passage(part, whole(), of_part(), found)?;
             }
             PartKind::ToolResult { name, id } => {
-                if self.policy.may_encode(name, part.arguments.as_deref(), &part.text) {
+                let kind = LazyCell::new(|| TextKind::of(&part.text));
+                let may_encode = self.policy.may_encode(name, part.arguments.as_deref(), &part.text);
+                if may_encode && !kind.is_some_and(TextKind::is_quoted) {
                     turn.results
                         .push(ToolResult { string: part.at.range(), key: key_of_result(id, &part.text) });
                 }
@@ -480,16 +480,22 @@ impl PassageFinder<'_> {
                             let records = Records::find(&part.text, json, JSON_STRING_BYTES_MIN);
                             let mut strings = json.strings(JSON_STRING_BYTES_MIN).peekable();
                             // Rows of values are compressed as rows; longer texts in JSON each by itself.
-                            if strings.peek().is_none() && has_rows(json, 0) {
-                                self.passage(part, whole, false, of_part(), found)?;
+                            if strings.peek().is_none() && has_rows(json, 0) && kind.is_none() {
+                                self.passage(part, whole(), of_part(), found)?;
                             }
-                            strings.try_for_each(|string| {
+                            for string in strings {
                                 let names = records.names_at(string.range().start);
-                                self.passage(part, string.range(), true, names, found)
-                            })?;
+                                let excerpt = Excerpt::decode(part, string.range());
+                                if let Some(excerpt) =
+                                    excerpt.filter(|excerpt| TextKind::of(&excerpt.text).is_none())
+                                {
+                                    self.passage(part, excerpt, names, found)?;
+                                }
+                            }
                             self.records(part, records, &mut turn.records);
                         }
-                        None => self.passage(part, whole, false, of_part(), found)?,
+                        None if kind.is_none() => self.passage(part, whole(), of_part(), found)?,
+                        None => {}
                     }
                 }
             }
@@ -497,7 +503,8 @@ impl PassageFinder<'_> {
                 let mut claims = Claims::default();
                 return outside_contexts(&part.text, self.policy, |range| {
                     let names = claims.claim(Names::of_paragraph(&part.text[range.clone()]));
-                    self.passage(part, range, false, names, found)
+                    let text = part.text[range.clone()].to_owned();
+                    self.passage(part, Excerpt { range, text, is_quoted: false }, names, found)
                 });
             }
         }
@@ -525,25 +532,11 @@ impl PassageFinder<'_> {
     fn passage(
         &mut self,
         part: &Part,
-        range: Range<usize>,
-        is_quoted: bool,
+        Excerpt { range, text, is_quoted }: Excerpt,
         names: Names,
         found: &mut Vec<Passage>,
     ) -> Result<(), TooMany> {
-        let source = &part.text[range.clone()];
-        let text = if !is_quoted {
-            source.to_owned()
-        } else {
-            match serde_json::from_str::<String>(source) {
-                Ok(text) if text.len() >= JSON_STRING_BYTES_MIN => text,
-                // Shorter when decoded, or half a surrogate pair.
-                _ => return Ok(()),
-            }
-        };
         let is_result = matches!(part.kind, PartKind::ToolResult { .. });
-        if is_result && TextKind::ALL.iter().any(|kind| kind.is_of(&text)) {
-            return Ok(());
-        }
         if self.passage_count == self.policy.bounds.piece_count_max {
             return Err(TooMany::Passages(self.passage_count));
         }
@@ -569,6 +562,23 @@ impl PassageFinder<'_> {
     fn count_names(&mut self, part: &Part) -> Result<(), TooMany> {
         self.name_bytes += part.name_bytes();
         if self.name_bytes > NAME_BYTES_MAX { Err(TooMany::NameBytes) } else { Ok(()) }
+    }
+}
+
+/// What a passage is made of.
+struct Excerpt {
+    /// Where it stands in the text of its part.
+    range: Range<usize>,
+    text: String,
+    /// Whether it is a string of JSON, of which `text` is the value.
+    is_quoted: bool,
+}
+
+impl Excerpt {
+    /// Returns the value of a string of JSON; `None` if it is short, or half a surrogate pair.
+    fn decode(part: &Part, range: Range<usize>) -> Option<Self> {
+        let text: String = serde_json::from_str(&part.text[range.clone()]).ok()?;
+        (text.len() >= JSON_STRING_BYTES_MIN).then_some(Self { range, text, is_quoted: true })
     }
 }
 

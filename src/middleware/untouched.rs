@@ -65,10 +65,21 @@ pub enum TextKind {
 }
 
 impl TextKind {
-    pub const ALL: [Self; 5] = [Self::Listing, Self::Matches, Self::Diff, Self::Numbered, Self::Code];
+    /// The kinds, those first of which a text is sent as it is, even if it is of another, too.
+    const ALL: [Self; 5] = [Self::Diff, Self::Numbered, Self::Code, Self::Listing, Self::Matches];
+
+    /// Returns the first of the kinds that a text is of; `None` if it may be shortened.
+    pub fn of(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.is_of(text))
+    }
+
+    /// Returns whether a text of this kind is quoted when a model edits it, so that it is sent as it is.
+    pub fn is_quoted(self) -> bool {
+        matches!(self, Self::Diff | Self::Numbered | Self::Code)
+    }
 
     /// Returns whether a text is of this kind.
-    pub fn is_of(self, text: &str) -> bool {
+    fn is_of(self, text: &str) -> bool {
         match self {
             Self::Listing => {
                 share(text, 0.6, is_listed) || share(text, 0.9, |line| is_path(line) && !line.contains(' '))

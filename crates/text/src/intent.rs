@@ -93,7 +93,7 @@ impl Words {
     pub fn are_free_or(&self, classes: &[Class]) -> bool {
         let free = |(word, is_capital): (&String, &bool)| {
             let listed = classes.iter().fold(Langs::default(), |found, class| found.or(langs(*class, word)));
-            let function = langs(Class::Function, word);
+            let function = langs(Class::Stop, word);
             // "Will", "May" and "IT" can be names.
             let function = if *is_capital { function.without(Langs::ENGLISH) } else { function };
             // What one language lists is known in all.

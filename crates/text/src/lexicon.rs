@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Words are in lower case, except abbreviations, and sorted. `-` at the end stands for any ending, and `_` for the space in an expression of several words. A class
-//! that a language lacks has no words in it. The function words also come from the crate `stop-words`, as far as it has the language.
+//! that a language lacks has no words in it. Stop words also come from the crate `stop-words`, as far as it has the language.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -30,6 +30,10 @@ classes! {
     AbbreviationNever "abbreviation-never",
     /// As that, but its full stop ends no sentence before a number.
     AbbreviationNumber "abbreviation-number",
+    /// Follows `no information`.
+    About "about",
+    /// Stands between other words of a sentence that finds no answer.
+    Abstention "abstention",
     /// Agrees, thanks or asks to go on.
     Agrees "agrees",
     /// Says in an introduction that all items of its list belong together.
@@ -42,10 +46,16 @@ classes! {
     Asks "asks",
     /// Asks for one thing, as `who`.
     AsksOne "asks-one",
+    /// Limits a number after it from below, as `over`.
+    AtLeast "at-least",
+    /// Limits a number after it from above, as `under`.
+    AtMost "at-most",
     /// Says above a text that it does not hold, or not yet.
     Banner "banner",
     /// Stands before a number whose full stop makes it an ordinal, as in `am 3. Oktober`.
     BeforeOrdinal "before-ordinal",
+    /// Stands before two numbers that are the ends of a range.
+    Between "between",
     /// Stands before the number of a table or a figure.
     Caption "caption",
     /// Continues a statement of a program with another part, as `else`.
@@ -56,22 +66,34 @@ classes! {
     Compares "compares",
     /// Stands before a hyphen of its own, as in `well-known`.
     Compound "compound",
+    /// Begins a clause that limits the rest of its sentence.
+    Concedes "concedes",
     /// Names a table of contents.
     Contents "contents",
+    /// Begins a sentence of an answer that thanks or offers more.
+    Courtesy "courtesy",
+    /// Begins what may follow a courtesy, as `just ask`.
+    CourtesyRequest "courtesy-request",
     /// Says that something is not so, or not always.
     Denies "denies",
+    /// Says how certain the writer of an answer is.
+    Doubts "doubts",
     /// Stands before the reason for which a program ended.
     Ends "ends",
     /// Begins an exception to what was said before.
     Exception "exception",
     /// Says that something went wrong in a program.
     Fault "fault",
-    /// Has little meaning by itself, as `the`.
+    /// Has little meaning by itself, as `the`. Only these words count less where texts are compared word by word.
     Function "function",
     /// Names no content: kinds of text, their parts, and what one does with them.
     Generic "generic",
+    /// Goes on with something else after the words of an abstention.
+    GoesOn "goes-on",
     /// Begins a greeting or thanks.
     Greeting "greeting",
+    /// The same, of sources only, as `contain`.
+    Has "has",
     /// Is the key of a member of JSON that says which record it is.
     Identity "identity",
     /// Begins a line that imports something into a program.
@@ -80,6 +102,10 @@ classes! {
     Joins "joins",
     /// Begins a line of a program.
     Keyword "keyword",
+    /// Is what sources without an answer do not have, as `information`.
+    Lacked "lacked",
+    /// Says in an answer that something is not there.
+    Lacks "lacks",
     /// Begins a phrase of time or place before the subject of a sentence.
     Leads "leads",
     /// The level of an event of a log.
@@ -108,6 +134,10 @@ classes! {
     Modal "modal",
     /// A month.
     Month "month",
+    /// Is a name if it is written in capitals, as `IT`.
+    NameInCapitals "name-in-capitals",
+    /// Says that the next word, or if none follows the one before, does not hold.
+    Negation "negation",
     /// Stands before a colon, and is no speaker.
     NoName "no-name",
     /// Names after a word what the thing is of.
@@ -124,6 +154,8 @@ classes! {
     Owner "owner",
     /// Says in the header of a page of figures what they are, as `year` and `million`.
     Period "period",
+    /// Greets, thanks or agrees, alone or before a name.
+    Pleasantry "pleasantry",
     /// Stands for a thing or a person named before.
     Pronoun "pronoun",
     /// Begins a line of a query.
@@ -134,16 +166,26 @@ classes! {
     QuestionLabel "question-label",
     /// Refers at the beginning of a sentence to the one before it.
     Refers "refers",
+    /// Stands before an abstention, as `unfortunately`.
+    Regrets "regrets",
     /// Begins a relative clause as well as a question.
     Relative "relative",
     /// Says which day something is, as seen from another.
     RelativeDay "relative-day",
+    /// Answers a question of yes or no.
+    Reply "reply",
     /// Names who speaks in a chat by a part, as `customer`.
     Role "role",
+    /// Is what is not done with an answer that is not there.
+    Said "said",
+    /// Is what sources, or their reader, do not do if they have no answer.
+    Says "says",
     /// Stands in the tables of a query.
     Schema "schema",
     /// Stands before the number of a section, an article or a clause.
     Section "section",
+    /// Is what an answer calls its sources.
+    Source "source",
     /// Stands before the number of a source.
     SourceLabel "source-label",
     /// Begins a sentence even after an abbreviation.
@@ -152,12 +194,20 @@ classes! {
     Status "status",
     /// Begins a line of a program that only steers what happens.
     Steers "steers",
+    /// Has little meaning by itself: the words of [`Self::Function`], and those that the crate `stop-words` lists.
+    Stop "stop",
     /// Takes back what was said before.
     TakesBack "takes-back",
+    /// Stands before the end of a range of numbers.
+    To "to",
     /// Begins the label of a sum.
     Total "total",
+    /// Begins the question that has no answer.
+    Unanswered "unanswered",
     /// Is a unit in what programs print.
     Unit "unit",
+    /// Is an answer that finds nothing.
+    Unknown "unknown",
     /// A day of the week.
     Weekday "weekday",
     /// Asks for one of several, as `which`.
@@ -232,13 +282,16 @@ static LEXICON: LazyLock<Lexicon> = LazyLock::new(|| {
     for (number, (lang, file)) in FILES.into_iter().enumerate() {
         let lang_bit = Langs(1 << number);
         for word in stop_words::lookup(lang).unwrap_or_default() {
-            lexicon.add(Class::Function, word, lang_bit);
+            lexicon.add(Class::Stop, word, lang_bit);
         }
         for (class, word) in entries(file) {
             let class = CLASSES.iter().find(|(_, name)| *name == class);
             let class = class.expect("the test of the files has checked the names").0;
             lexicon.of_class.entry(class).or_default().push(word);
             lexicon.add(class, word, lang_bit);
+            if class == Class::Function {
+                lexicon.add(Class::Stop, word, lang_bit);
+            }
         }
     }
     lexicon
@@ -303,6 +356,24 @@ pub fn is(class: Class, word: &str) -> bool {
 /// Returns whether a text in lower case is an expression of a class, with any blanks between its words.
 pub fn is_phrase(class: Class, text: &str) -> bool {
     has(class, &text.split_whitespace().collect::<Vec<_>>().join("_"))
+}
+
+/// Returns of how many words, in lower case, the expression of a class consists with which `words` begin; `None` if they begin with none.
+pub fn expression<'a>(class: Class, words: impl Iterator<Item = &'a str> + Clone) -> Option<usize> {
+    let expressions = LEXICON.of_class.get(&class)?.iter().filter(|word| word.contains('_'));
+    expressions.map(|expression| expression.split('_')).find_map(|expected| {
+        let count = expected.clone().count();
+        expected.eq(words.clone().take(count)).then_some(count)
+    })
+}
+
+/// Returns the rest of a text in lower case behind an expression of a class with which it begins.
+pub fn strip(class: Class, text: &str) -> Option<&str> {
+    LEXICON.of_class.get(&class)?.iter().find_map(|expression| {
+        let mut words = expression.split('_');
+        let rest = text.strip_prefix(words.next()?)?;
+        words.try_fold(rest, |rest, word| rest.strip_prefix(' ')?.strip_prefix(word))
+    })
 }
 
 /// Returns whether a word of a text is of a class.

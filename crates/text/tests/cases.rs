@@ -77,6 +77,12 @@ const ROWS: &[Row] = &[
         .keeps("she left", &["Ada"]).leaves(&["Rain"]),
     row("an exception", Kind::Prose, "The bath opens at nine. However, it does not open in May. Entry is 3 euros.")
         .keeps("at nine", &["not open in May"]).leaves(&["Entry"]),
+    row("a clause that is limited by its label", Kind::Prose, "6. Notice\nThe notice period is two months. Clause 6 does not apply during probation.\n7. Leave\nStaff have 30 days.")
+        .keeps("The notice period is two months.", &["Clause 6 does not apply during probation."])
+        .leaves(&["30 days"]),
+    row("a section that is limited after another sentence", Kind::Prose, "Section 3. Refunds are paid within 14 days. Gift cards are refunded, too.\nSection 3 does not apply to sale items.\nSection 4. Goods travel by post.")
+        .keeps("Gift cards are refunded, too.", &["Section 3 does not apply to sale items."])
+        .leaves(&["by post"]),
     row("a clause that is limited", Kind::Prose, "2.1 The rent is 80 euros.\n2.2 It is due in May.\n2.3 Clause 2.1 does not apply to barns.")
         .keeps("80 euros", &["barns"]),
     row("a numbered article", Kind::Prose, "Art. 7. Boats are moored at the pier.\nArt. 8. Swimmers keep to the bay.")

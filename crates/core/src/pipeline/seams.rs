@@ -246,7 +246,7 @@ impl Finder<'_> {
         let (last, first) = (self.of_chunk[chunk].clone().next_back()?, self.of_chunk[next].clone().next()?);
         let lacks_more = || {
             let mut words = self.text(last).split_whitespace().rev();
-            words.next().is_some_and(|word| has(Class::Function, &word.to_lowercase()))
+            words.next().is_some_and(|word| has(Class::Stop, &word.to_lowercase()))
                 && words.count() + 1 >= OPEN_WORDS_MIN
         };
         let goes_on = self.text(first).starts_with(char::is_lowercase) || lacks_more();

@@ -2,6 +2,8 @@
 //! which a year lies in its decade and its century. Converts units only where the factor is exact. Knows English
 //! and the international symbols.
 
+use thresher_text::lexicon::{self, Class};
+
 use super::measure::{Amount, Measure, VERSION_BASE, YEARS};
 use super::term::{MONTHS, Term, WEEKDAYS};
 use crate::domain::ByteRange;
@@ -55,6 +57,9 @@ const VERSIONS: [&str; 4] = ["release", "releases", "version", "versions"];
 /// What may be between a number and its unit.
 const SPACES: [&str; 4] = ["", " ", "-", "\u{a0}"];
 
+/// What stands between the ends of a range.
+const DASHES: [&str; 3] = ["-", "–", "—"];
+
 /// Sets the amounts of `terms`, the words of `text` in order. Times of day have theirs.
 pub(super) fn set(text: &str, terms: &mut [Term]) {
     for at in 0..terms.len() {
@@ -72,6 +77,50 @@ pub(super) fn set(text: &str, terms: &mut [Term]) {
         terms[at].is_unit =
             has_unit(&terms[at - 1]) && is_after(text, terms, at) && unit(&terms[at].folded).is_some();
     }
+    for at in 0..terms.len() {
+        set_range(text, terms, at);
+    }
+}
+
+/// Sets the range that the number `at` begins, as in `two to three weeks`, `8:00–18:00` and `between October and April`.
+fn set_range(text: &str, terms: &mut [Term], at: usize) {
+    let Some(first) = terms[at].amount else { return };
+    // The unit of the first number may stand behind it.
+    let after = at + 1 + usize::from(terms.get(at + 1).is_some_and(|term| term.is_unit));
+    let Some(next) = terms.get(after) else { return };
+    let is_joined = DASHES.contains(&text[terms[after - 1].bytes.end..next.bytes.start].trim());
+    let is_between = || at > 0 && lexicon::has(Class::Between, &terms[at - 1].folded);
+    let is_to =
+        || lexicon::has(Class::To, &next.folded) || lexicon::has(Class::And, &next.folded) && is_between();
+    let last = if next.amount.is_some() && is_joined {
+        after
+    } else if is_to() {
+        after + 1
+    } else {
+        return;
+    };
+    let Some(end) = terms.get(last) else { return };
+    let (Some(first), Some(second)) = (in_unit_of(end, first), end.amount) else { return };
+    let Some(second) = in_unit_of(&terms[at], second) else { return };
+    if let Some(range) = first.through(&second) {
+        (terms[at].amount, terms[at].range) = (Some(first), Some(range));
+        (terms[last].amount, terms[last].range) = (Some(second), Some(range));
+    }
+}
+
+/// Returns a number in the unit of the other end of its range if only that has one, as in `two to three weeks`.
+fn in_unit_of(other: &Term, number: Amount) -> Option<Amount> {
+    let amount = other.amount?;
+    if !(number.measure == Measure::Count && matches!(amount.measure, Measure::Unit(_))) {
+        return Some(number);
+    }
+    let of_other: f64 = other.folded.parse().ok().filter(|value| *value != 0.0)?;
+    Some(Amount::exact(amount.measure, rounded(number.low * amount.low / of_other)?))
+}
+
+/// Returns a number with ten digits, which are more than any text gives, and hide the rounding of a factor.
+fn rounded(value: f64) -> Option<f64> {
+    format!("{value:.9e}").parse().ok()
 }
 
 fn amount(text: &str, terms: &[Term], at: usize) -> Option<Amount> {
@@ -104,11 +153,7 @@ fn amount(text: &str, terms: &[Term], at: usize) -> Option<Amount> {
         .or_else(|| area_after(text, terms, at))
         .or_else(|| unit(&terms.get(at + 1).filter(|_| is_after(text, terms, at + 1))?.folded));
     Some(match named {
-        Some((base, factor)) => {
-            // Ten digits are more than any text gives, and hide the rounding of the factor.
-            let scaled = format!("{:.9e}", value * factor).parse().ok()?;
-            Amount::exact(Measure::Unit(base), scaled)
-        }
+        Some((base, factor)) => Amount::exact(Measure::Unit(base), rounded(value * factor)?),
         None if term.bytes.len() == 4 && term.bytes.slice(text) == term.folded && YEARS.contains(&value) => {
             Amount::exact(Measure::Year, value)
         }
@@ -121,6 +166,9 @@ fn amount(text: &str, terms: &[Term], at: usize) -> Option<Amount> {
 fn version(text: &str, terms: &[Term], at: usize) -> Option<(String, Amount)> {
     let word = terms[at].bytes.slice(text);
     let bare = word.strip_prefix(['v', 'V']).unwrap_or(word);
+    if !bare.starts_with(|c: char| c.is_ascii_digit()) {
+        return None;
+    }
     let numbers: Vec<&str> = bare.split('.').collect();
     let is_named = || {
         let before = &terms[at.checked_sub(1)?];
@@ -228,7 +276,7 @@ fn unit(name: &str) -> Option<(&'static str, f64)> {
 #[cfg(test)]
 mod tests {
     use super::{Amount, Measure};
-    use crate::text::terms;
+    use crate::text::{terms, terms_in};
 
     fn amounts(text: &str) -> Vec<Amount> {
         terms(text, &[]).into_iter().filter_map(|term| term.amount).collect()
@@ -296,6 +344,36 @@ mod tests {
         check("1.2.3", "1.2.4", false, true);
         check("3.50 m", "3.5 m", true, false);
         check("the first day", "the 1st day", true, false);
+    }
+
+    #[test]
+    fn ranges_hold_what_lies_between_their_ends() {
+        for (source, stated, is_within) in [
+            ("from 8:00 to 18:00", "10:00", true),
+            ("from 8:00 to 18:00", "18:00", true),
+            ("8:00–18:00", "19:00", false),
+            ("9:00 to 5:00", "4 pm", true),
+            ("22:00 until 6:00", "23:30", true),
+            ("between October and April", "January", true),
+            ("between October and April", "June", false),
+            ("Monday to Friday", "Wednesday", true),
+            ("Monday to Friday", "Sunday", false),
+            ("two to three weeks", "17 days", true),
+            ("two to three weeks", "four weeks", false),
+            ("1 May to 30 June 2028", "2028-06-12", true),
+            ("5 km - 10 km", "7,000 m", true),
+            ("$5 to 10", "$7", true),
+            ("1990-1995", "1993", true),
+            // No ranges.
+            ("10 to 5", "7", false),
+            ("5 km to 7 kg", "6 km", false),
+            ("October and April", "January", false),
+        ] {
+            let of = |text: &str| terms_in(text, &[], None);
+            let stated = of(stated)[0].amount.expect("an amount");
+            let ends = of(source);
+            assert_eq!(ends.iter().any(|end| end.range_has(&stated)), is_within, "{source}: {stated:?}");
+        }
     }
 
     #[test]

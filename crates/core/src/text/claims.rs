@@ -1,60 +1,18 @@
 //! Claims: which sentences of an answer, and which clauses of them, say something that a source could say, too.
 
+use thresher_text::lexicon::{self, Class};
+
 use super::abstentions::{Extent, finds_nothing};
 use crate::domain::ByteRange;
 
-/// Greetings and agreements, which stand alone or before a name: "Hello, Anna!"
-const GREETINGS: [&str; 14] = [
-    "certainly",
-    "good afternoon",
-    "good evening",
-    "good morning",
-    "good question",
-    "great question",
-    "hello",
-    "hey",
-    "hi",
-    "of course",
-    "sure",
-    "thank you",
-    "thanks",
-    "welcome",
-];
-
-/// Answers to a question of yes or no.
-const REPLIES: [&str; 8] = ["ja", "nein", "no", "non", "oui", "si", "sí", "yes"];
-
 const GREETING_WORDS_MAX: usize = 3;
-
-/// Beginnings of sentences by which an answer thanks or offers more.
-const COURTESIES: [&str; 12] = [
-    "feel free to ask",
-    "feel free to reach",
-    "hope this helps",
-    "i hope that helps",
-    "i hope this helps",
-    "if you have any other",
-    "if you have any questions",
-    "let me know if",
-    "please let me know",
-    "thank you for",
-    "thanks for",
-    "you're welcome",
-];
 
 const HEADING_WORDS_MAX: usize = 8;
 
 const LABEL_WORDS_MAX: usize = 4;
 
-/// What may follow a courtesy: "If you have any questions, just ask."
-const REQUESTS: [&str; 6] =
-    ["ask", "do not hesitate", "don't hesitate", "feel free", "just ask", "let me know"];
-
 /// What stands between two clauses of a sentence.
 const BETWEEN_CLAUSES: [&str; 6] = ["; however, ", ", however, ", ", but ", ", and ", " but ", "; "];
-
-/// What a clause begins with that limits the rest of its sentence: "Although I am not certain, …".
-const CONCESSIONS: [&str; 4] = ["although ", "even though ", "though ", "while "];
 
 /// Returns the bytes of a sentence of an answer that say something a source could say, too: all of it, or what is left without a clause
 /// at its beginning or end that finds no answer. `None` if the sentence needs no evidence.
@@ -92,7 +50,7 @@ fn reply_bytes(sentence: &str) -> usize {
     let start = sentence.len() - sentence.trim_start_matches(['*', '_', ' ', '\n']).len();
     let rest = &sentence[start..];
     let word = rest.find(|c: char| !c.is_alphabetic()).unwrap_or(rest.len());
-    if !REPLIES.contains(&&*rest[..word].to_lowercase()) {
+    if !lexicon::is(Class::Reply, &rest[..word]) {
         return 0;
     }
     const COMMAS: [char; 5] = [',', ':', ';', '–', '—'];
@@ -135,7 +93,7 @@ fn clauses(sentence: &str) -> Vec<ByteRange> {
 fn without_concession(sentence: &str, clause: ByteRange) -> ByteRange {
     let Some(comma) = sentence.find(", ") else { return clause };
     let lead = sentence[..comma].to_lowercase();
-    let conceded = CONCESSIONS.iter().find_map(|begin| lead.strip_prefix(begin));
+    let conceded = lexicon::strip(Class::Concedes, &lead).and_then(|rest| rest.strip_prefix(' '));
     if conceded.is_some_and(|conceded| finds_nothing(conceded, Extent::Clause)) {
         ByteRange::new(comma + 2, clause.end)
     } else {
@@ -189,16 +147,16 @@ fn is_heading(text: &str) -> bool {
 
 fn is_courtesy(text: &str) -> bool {
     let lower = text.to_lowercase();
-    let is_alone = |greeting: &str| {
-        lower.strip_prefix(greeting).is_some_and(|rest| rest.is_empty() || rest.starts_with(['!', ',', '.']))
+    let is_greeting = || {
+        let rest = lexicon::strip(Class::Pleasantry, &lower);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['!', ',', '.']))
     };
     // "Thanks for asking, the fee is 12 euros." says something.
     let rest = lower.split_once([',', ':']).map_or("", |(_, rest)| rest.trim_start());
     let says = lower.contains(|c: char| c.is_ascii_digit())
-        || !rest.is_empty() && !REQUESTS.iter().any(|begin| rest.starts_with(begin));
+        || !rest.is_empty() && lexicon::strip(Class::CourtesyRequest, rest).is_none();
     let is_short = lower.split_whitespace().count() <= GREETING_WORDS_MAX;
-    is_short && GREETINGS.iter().any(|greeting| is_alone(greeting))
-        || !says && COURTESIES.iter().any(|courtesy| lower.starts_with(courtesy))
+    is_short && is_greeting() || !says && lexicon::strip(Class::Courtesy, &lower).is_some()
 }
 
 #[cfg(test)]

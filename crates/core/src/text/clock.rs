@@ -70,11 +70,14 @@ fn time(text: &str, terms: &[Term]) -> Option<Time> {
     if let Some((_, minutes)) = NAMED.iter().find(|(name, _)| *name == first.folded) {
         return Some(Time { terms: 1, minutes: *minutes, seconds: None, is_ambiguous: false });
     }
+    let written = first.bytes.slice(text);
+    if !written.starts_with(|c: char| c.is_ascii_digit()) {
+        return None;
+    }
     // The end of a ratio or of a longer number is no time.
     if text[..first.bytes.start].ends_with([':', '.', ',', '/']) {
         return None;
     }
-    let written = first.bytes.slice(text);
     let (hours, minutes, mut count) = match written.split_once(['.', 'h']) {
         Some((hours, minutes)) => (digits(hours, 1..=2)?, Some(digits(minutes, 2..=2)?), 1),
         None => (digits(written, 1..=2)?, None, 1),

@@ -76,6 +76,9 @@ fn signed(text: &str, terms: &[Term]) -> Option<Run> {
 fn in_digits(text: &str, terms: &[Term]) -> Option<(Date, usize)> {
     let first = terms.first()?;
     let word = first.bytes.slice(text);
+    if !word.starts_with(|c: char| c.is_ascii_digit()) {
+        return None;
+    }
     let (fields, end, separator): ([&str; 3], usize, &str) = match word.split('.').collect::<Vec<_>>()[..] {
         [day, month, year] => ([day, month, year], 1, "."),
         _ => {

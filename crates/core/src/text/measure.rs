@@ -31,6 +31,13 @@ pub enum Measure {
 /// The base to which the numbers of a version are digits. Larger ones are no versions.
 pub(super) const VERSION_BASE: f64 = 100_000.0;
 
+/// The amounts between two, which are counted as they are written: from October to April is a range.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AmountRange {
+    from: Amount,
+    to: Amount,
+}
+
 /// A number, or a range of numbers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Amount {
@@ -73,6 +80,37 @@ impl Amount {
         }
     }
 
+    /// Returns the range from this amount to another; `None` if these are of different measures, or if the other comes first and such
+    /// amounts do not begin again, as days of the year do.
+    pub(super) fn through(&self, other: &Self) -> Option<AmountRange> {
+        let (from, to) = self.on_one_scale(other)?;
+        (from.low <= to.high || from.begins_again()).then_some(AmountRange { from, to })
+    }
+
+    fn begins_again(&self) -> bool {
+        matches!(self.measure, Measure::Clock | Measure::DayOfYear | Measure::Weekday)
+    }
+
+    /// Returns whether the amount can lie in a range.
+    pub(super) fn is_within(&self, range: &AmountRange) -> bool {
+        let Some((amount, from)) = self.on_one_scale(&range.from) else { return false };
+        let Some((_, to)) = self.on_one_scale(&range.to) else { return false };
+        let is_between = |low: f64, high: f64, from: f64, to: f64| {
+            if from <= to { from <= low && high <= to } else { low >= from || high <= to }
+        };
+        if amount.measure != Measure::Clock {
+            return is_between(amount.low, amount.high, from.low, to.high);
+        }
+        // Each of the times can be one of two: `8:00 to 6:00` ends at 18:00, and `1:00 to 5:00` is at night or in the afternoon.
+        const HALF_DAY: f64 = 12.0 * 60.0;
+        let end = if from.low <= to.low { to.low } else { to.high };
+        let is_ambiguous = from.low != from.high && to.low != to.high;
+        [amount.low, amount.high].iter().any(|&time| {
+            let later = (time + HALF_DAY) % (2.0 * HALF_DAY);
+            is_between(time, time, from.low, end) || is_ambiguous && is_between(later, later, from.low, end)
+        })
+    }
+
     /// Returns both amounts in one measure; `None` if they answer different questions.
     fn on_one_scale(&self, other: &Self) -> Option<(Self, Self)> {
         if self.measure == other.measure {
@@ -80,14 +118,18 @@ impl Amount {
         }
         let as_date = |amount: &Self| match amount.measure {
             Measure::Year => {
-                Some(Self { low: amount.low * 1e4, high: amount.high * 1e4 + 9_999.0, ..*amount })
+                let (low, high) = (amount.low * 1e4, amount.high * 1e4 + 9_999.0);
+                Some(Self { measure: Measure::Date, low, high })
             }
             Measure::Date => Some(*amount),
             _ => None,
         };
         let as_day = |amount: &Self| match amount.measure {
             Measure::DayOfYear => Some(*amount),
-            Measure::Date => Some(Self { low: amount.low % 1e4, high: amount.high % 1e4, ..*amount }),
+            Measure::Date => {
+                let (low, high) = (amount.low % 1e4, amount.high % 1e4);
+                Some(Self { measure: Measure::DayOfYear, low, high })
+            }
             _ => None,
         };
         as_date(self).zip(as_date(other)).or_else(|| as_day(self).zip(as_day(other)))

@@ -1,6 +1,8 @@
 //! A term: one word of a text, what it counts, and what kind of word it is. How texts are divided into terms is not known here.
 
-use super::measure::{Amount, Measure};
+use thresher_text::lexicon::{self, Class, Langs};
+
+use super::measure::{Amount, AmountRange, Measure};
 use crate::domain::ByteRange;
 
 pub(super) const WEEKDAYS: [&str; 7] =
@@ -27,11 +29,13 @@ pub(super) const MONTHS: [&str; 12] = [
 pub struct Term {
     pub bytes: ByteRange,
     /// The normalized form: lower case, with straight apostrophes and without a possessive `'s`. A number is
-    /// its value, such as `1200` for `1,200`. `cannot` and words that end in `n't`, such as `doesn't`, are
-    /// `not`.
+    /// its value, such as `1200` for `1,200`. `cannot`, `instead of` and words that end in `n't` are `not`. A name such as `IT` that is a
+    /// function word in lower case keeps its capitals.
     pub folded: String,
     /// What the number counts; `None` if the term is no number.
     pub amount: Option<Amount>,
+    /// The range that the number begins or ends, as in `8:00 to 18:00`.
+    pub range: Option<AmountRange>,
     /// Whether the term is the unit of the number before it.
     pub is_unit: bool,
     /// Whether the term is the English name of a month or a weekday that the text has in another language.
@@ -47,33 +51,15 @@ pub(super) struct Run {
     pub amount: Option<Amount>,
 }
 
-/// Words such as `not`.
-const NEGATIONS: [&str; 28] = [
-    "not", "no", "never", "none", "neither", "nor", "without", "nobody", "nothing", "nowhere", "nicht",
-    "kein", "keine", "keinen", "keiner", "keines", "nie", "niemals", "ohne", "pas", "jamais", "aucun",
-    "aucune", "sans", "nunca", "non", "niet", "geen",
-];
-
 impl Term {
     pub(super) fn new(bytes: ByteRange, folded: String) -> Self {
-        Self { bytes, folded, amount: None, is_unit: false, is_translated: false }
+        Self { bytes, folded, amount: None, range: None, is_unit: false, is_translated: false }
     }
 
     /// Returns whether the term is an English function word, which has little meaning by itself, such as
     /// `the` or `about`.
     pub fn is_function_word(&self) -> bool {
-        const WORDS: [&str; 104] = [
-            "a", "about", "after", "all", "also", "an", "and", "any", "are", "as", "at", "be", "been",
-            "before", "being", "between", "both", "but", "by", "can", "could", "did", "do", "does", "down",
-            "during", "each", "for", "from", "had", "has", "have", "he", "her", "here", "him", "his", "i",
-            "if", "in", "into", "is", "it", "its", "may", "might", "more", "most", "of", "on", "or", "other",
-            "others", "our", "out", "over", "own", "same", "she", "should", "so", "some", "such", "than",
-            "that", "the", "their", "them", "then", "there", "these", "they", "this", "those", "to", "up",
-            "was", "we", "were", "what", "when", "where", "which", "while", "who", "will", "with", "would",
-            "you", "your", "am", "because", "however", "how", "just", "like", "me", "my", "off", "only",
-            "too", "us", "very", "whom",
-        ];
-        WORDS.contains(&&*self.folded)
+        !lexicon::langs(Class::Function, &self.folded).and(Langs::ENGLISH).is_empty()
     }
 
     /// Returns a second name for a number, which says what it counts: its amount in the base unit, its place in an order or, without a
@@ -115,7 +101,7 @@ impl Term {
 
     /// Returns whether the term is a negation, such as `not`, `without`, `nicht` or `jamais`.
     pub fn is_negation(&self) -> bool {
-        NEGATIONS.contains(&&*self.folded)
+        lexicon::has(Class::Negation, &self.folded)
     }
 
     /// Returns whether the term has meaning by itself: it is neither a function word nor a negation.
@@ -125,15 +111,24 @@ impl Term {
 
     /// Returns how the term limits a number after it, as `over` does in `over 30`.
     pub fn limits(&self) -> Option<Limit> {
-        const LEAST: [&str; 9] =
-            ["more", "over", "above", "least", "exceeding", "exceeds", "exceeded", "after", "since"];
-        const MOST: [&str; 9] =
-            ["less", "fewer", "under", "below", "most", "before", "nearly", "almost", "within"];
-        match &*self.folded {
-            word if LEAST.contains(&word) => Some(Limit::AtLeast),
-            word if MOST.contains(&word) => Some(Limit::AtMost),
-            _ => None,
+        if lexicon::has(Class::AtLeast, &self.folded) {
+            Some(Limit::AtLeast)
+        } else if lexicon::has(Class::AtMost, &self.folded) {
+            Some(Limit::AtMost)
+        } else {
+            None
         }
+    }
+
+    /// Returns whether a source that states this number excludes what a text states. What lies between the ends of a range of the source
+    /// is not excluded.
+    pub fn excludes(&self, stated: &Amount) -> bool {
+        self.amount.is_some_and(|amount| stated.excludes(&amount)) && !self.range_has(stated)
+    }
+
+    /// Returns whether an amount lies in the range that the number begins or ends.
+    pub fn range_has(&self, amount: &Amount) -> bool {
+        self.range.is_some_and(|range| amount.is_within(&range))
     }
 }
 
@@ -148,6 +143,9 @@ pub enum Limit {
 
 /// Returns the other names of a date, which say less than it: for `2028-06-30` these are `2028`, `june`, `2028-06` and `06-30`.
 fn coarser_names(term: &Term) -> Vec<String> {
+    if !term.amount.is_some_and(|amount| matches!(amount.measure, Measure::Date | Measure::DayOfYear)) {
+        return Vec::new();
+    }
     let fields: Vec<&str> = term.folded.split('-').collect();
     let month =
         |digits: &str| digits.parse::<usize>().ok().and_then(|month| MONTHS.get(month.checked_sub(1)?));

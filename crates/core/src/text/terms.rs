@@ -1,6 +1,7 @@
 //! Terms: the words of a text in the form in which search engines compare them, without punctuation and
 //! letter case.
 
+use thresher_text::lexicon::{self, Class};
 use unicode_segmentation::UnicodeSegmentation;
 
 use super::locale::Writing;
@@ -68,7 +69,14 @@ fn read(text: &str, cuts: &[usize], writing: Option<Writing>) -> Vec<Term> {
         Some(writing) => locale::translate(text, cuts, found, writing),
         None => found,
     };
-    join(text, cuts, found, clock::read)
+    join(text, cuts, found, |text, terms| clock::read(text, terms).or_else(|| negation(terms)))
+}
+
+/// Returns the negation of several words with which a list of terms begins, such as `instead of`.
+fn negation(terms: &[Term]) -> Option<Run> {
+    let words = terms.iter().map(|term| &*term.folded);
+    let count = lexicon::expression(Class::Negation, words)?;
+    Some(Run { terms: count, folded: "not".to_owned(), amount: None })
 }
 
 /// Joins the terms of each run that `read` finds at the start of a list of terms. `terms` are the words of `text` in order; none is joined
@@ -76,11 +84,11 @@ fn read(text: &str, cuts: &[usize], writing: Option<Writing>) -> Vec<Term> {
 fn join(
     text: &str,
     cuts: &[usize],
-    terms: Vec<Term>,
+    mut terms: Vec<Term>,
     read: impl Fn(&str, &[Term]) -> Option<Run>,
 ) -> Vec<Term> {
-    let mut found = Vec::with_capacity(terms.len());
-    let mut at = 0;
+    // The terms before `kept` are joined, those from `at` on are still to be read.
+    let (mut kept, mut at) = (0, 0);
     while at < terms.len() {
         let is_cut = |bytes: ByteRange| {
             cuts.get(cuts.partition_point(|&cut| cut <= bytes.start)).is_some_and(|&cut| cut < bytes.end)
@@ -88,16 +96,18 @@ fn join(
         let bytes = |run: &Run| terms[at].bytes.joined(terms[at + run.terms - 1].bytes);
         match read(text, &terms[at..]).filter(|run| !is_cut(bytes(run))) {
             Some(run) => {
-                found.push(Term { amount: run.amount, ..Term::new(bytes(&run), run.folded.clone()) });
+                terms[kept] = Term { amount: run.amount, ..Term::new(bytes(&run), run.folded) };
                 at += run.terms;
             }
             None => {
-                found.push(terms[at].clone());
+                terms.swap(kept, at);
                 at += 1;
             }
         }
+        kept += 1;
     }
-    found
+    terms.truncate(kept);
+    terms
 }
 
 /// What may be between the words of one number.
@@ -112,15 +122,15 @@ fn words(text: &str, cuts: &[usize]) -> Vec<ByteRange> {
         let inside = cuts[first..].iter().copied().take_while(|&cut| cut < end);
         let mut from = start;
         for to in inside.chain([end]) {
-            let part = ByteRange::new(from, to).slice(text).trim_matches('_');
-            let at = part.as_ptr() as usize - text.as_ptr() as usize;
-            let unit = numbers::unit_at(part);
-            for (first, last) in
-                unit.map_or(vec![(0, part.len())], |unit| vec![(0, unit), (unit, part.len())])
-            {
-                let word = ByteRange::new(at + first, at + last);
-                if word.slice(text).contains(char::is_alphanumeric) {
-                    found.push(word);
+            for part in cells(ByteRange::new(from, to).slice(text)) {
+                let part = part.trim_matches('_');
+                let at = part.as_ptr() as usize - text.as_ptr() as usize;
+                let unit = numbers::unit_at(part).filter(|&unit| unit < part.len()).unwrap_or(0);
+                for (first, last) in [(0, unit), (unit, part.len())] {
+                    let word = ByteRange::new(at + first, at + last);
+                    if word.slice(text).contains(char::is_alphanumeric) {
+                        found.push(word);
+                    }
                 }
             }
             from = to;
@@ -128,6 +138,15 @@ fn words(text: &str, cuts: &[usize]) -> Vec<ByteRange> {
     }
     join_divided(text, cuts, &mut found);
     found
+}
+
+/// Divides what UAX #29 takes for one word at the separators of cells: `Q4,1248` and `12;13` are two cells, `1,248` and `1,5` are numbers.
+fn cells(word: &str) -> impl Iterator<Item = &str> {
+    let groups = || word.split(',');
+    let is_number = !word.contains(char::is_alphabetic);
+    let is_decimal = groups().count() == 2 && groups().any(|group| group.len() < 3);
+    let is_one = word.contains(',') && is_number && (is_decimal || numbers::value(word).is_some());
+    word.split(move |c: char| c == ';' || c == ',' && !is_one)
 }
 
 /// Joins the halves of words that the ends of lines divide.
@@ -169,6 +188,9 @@ fn push(found: &mut Vec<Term>, text: &str, cuts: &[usize], bytes: ByteRange) {
     }
     let bytes = with_sign(text, cuts, bytes);
     let mut folded = folded(bytes.slice(text));
+    if is_name_in_capitals(text, bytes, &folded) {
+        folded.make_ascii_uppercase();
+    }
     let compound = text[bytes.end..].strip_prefix('-').unwrap_or_default();
     if compound.starts_with(char::is_alphabetic) {
         match &*folded {
@@ -195,18 +217,37 @@ fn with_sign(text: &str, cuts: &[usize], bytes: ByteRange) -> ByteRange {
     if is_sign { ByteRange::new(rest.len(), bytes.end) } else { bytes }
 }
 
+/// Returns whether a function word is the name that it is in capitals, such as `IT`, and the words beside it are not all written so.
+fn is_name_in_capitals(text: &str, bytes: ByteRange, folded: &str) -> bool {
+    if !bytes.slice(text).bytes().all(|byte| byte.is_ascii_uppercase())
+        || !lexicon::has(Class::NameInCapitals, folded)
+    {
+        return false;
+    }
+    let before = text[..bytes.start].split_whitespace().next_back().unwrap_or_default();
+    let after = text[bytes.end..].split_whitespace().next().unwrap_or_default();
+    [before, after].iter().any(|word| word.contains(char::is_lowercase))
+}
+
 fn folded(word: &str) -> String {
     let straight = |c| match c {
         '’' => '\'',
         '\u{2212}' => '-',
         c => c,
     };
-    let lower: String = word.chars().flat_map(char::to_lowercase).map(straight).collect();
+    let lower: String = if word.is_ascii() {
+        word.to_ascii_lowercase()
+    } else {
+        word.chars().flat_map(char::to_lowercase).map(straight).collect()
+    };
     // A word that the end of a line divides.
     let lower =
         if lower.contains('\n') { lower.replace(|c: char| c == '-' || c.is_whitespace(), "") } else { lower };
     if lower == "cannot" || lower.ends_with("n't") {
         return "not".to_owned();
+    }
+    if !lower.ends_with("'s") && !lower.contains(char::is_numeric) {
+        return lower;
     }
     let bare = lower.strip_suffix("'s").unwrap_or(&lower);
     numbers::value(bare).unwrap_or_else(|| bare.to_owned())
@@ -267,6 +308,21 @@ mod tests {
         check("ordinals", "the twentieth, the 20th", &[], &["the", "20th", "the", "20th"]);
         check("scales in words", "five trillion, two billion", &[], &["5000000000000", "2000000000"]);
         check("no words", "— …", &[], &[]);
+        check(
+            "cells",
+            "Q4,1248;12 1010,1100 2021,5,7",
+            &[],
+            &["q4", "1248", "12", "1010", "1100", "2021", "5", "7"],
+        );
+        check("decimal commas and groups", "1,248 1,5 1,248,000", &[], &["1248", "1,5", "1248000"]);
+        check("a name in capitals", "not by IT, it is", &[], &["not", "by", "IT", "it", "is"]);
+        check("a text in capitals", "DO NOT PUT IT THERE", &[], &["do", "not", "put", "it", "there"]);
+        check(
+            "negations of two words",
+            "DHL rather than UPS instead of it",
+            &[],
+            &["dhl", "not", "ups", "not", "it"],
+        );
     }
 
     #[test]

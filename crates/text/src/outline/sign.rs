@@ -299,6 +299,10 @@ fn has_level(text: &str) -> bool {
 
 /// Returns whether a text has a word or two words of a class in capitals.
 fn has_capitals(text: &str, class: Class) -> bool {
+    // Most lines have no two capitals, and need no look at their words.
+    if !text.as_bytes().windows(2).any(|pair| pair.iter().all(u8::is_ascii_uppercase)) {
+        return false;
+    }
     let mut before = String::new();
     text.split(|c: char| !c.is_ascii_alphabetic()).any(|word| {
         let lower = if is_capitals(word) { word.to_ascii_lowercase() } else { String::new() };
@@ -318,11 +322,14 @@ const PROSE_SHARE: f64 = 0.7;
 
 /// Returns whether a line is running text: several words, most of them of letters only.
 fn is_prose(text: &str) -> bool {
-    let is_word = |word: &&str| {
+    let is_word = |word: &str| {
         let bare = word.trim_matches(|c: char| ".,;:!?()\"'“”‘’*`".contains(c));
         !bare.is_empty() && bare.chars().all(|c| c.is_alphabetic() || "-'’".contains(c))
     };
-    let words = text.split_whitespace().count();
-    words >= PROSE_WORDS_MIN
-        && text.split_whitespace().filter(is_word).count() as f64 >= PROSE_SHARE * words as f64
+    let (mut words, mut of_letters) = (0_usize, 0_usize);
+    for word in text.split_whitespace() {
+        words += 1;
+        of_letters += usize::from(word.bytes().all(|byte| byte.is_ascii_alphabetic()) || is_word(word));
+    }
+    words >= PROSE_WORDS_MIN && of_letters as f64 >= PROSE_SHARE * words as f64
 }

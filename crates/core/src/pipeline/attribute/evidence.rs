@@ -22,6 +22,8 @@ pub struct Evidence {
     pub numbers_excluded: f32,
     /// The number of the part's numbers that no cited chunk has, and of which no source has another one.
     pub numbers_missing: f32,
+    /// The number of the part's numbers that lie in a range of its sources: `10:00`, of what is open from `8:00 to 18:00`.
+    pub numbers_within: f32,
     /// Whether either the part or its sources deny a word that the others do not deny.
     pub negation_differs: bool,
     /// The number of the part's content words that no cited chunk has.

@@ -82,15 +82,23 @@ impl Gathered {
             let before = &part.words[at.saturating_sub(LIMIT_REACH_WORDS)..at];
             let limit = before.iter().rev().find_map(|word| word.term.word.limits());
             let is_met = |other: &Amount| amount.is_some_and(|amount| is_met(&amount, limit, other));
-            let of_same = amount.and_then(|amount| number_of_same(part, word.term, &amount));
+            let of_same = amount.and_then(|amount| number_of_same(part, at, &amount));
             let other = if of_same.is_some() {
                 of_same
             } else if part.chunks_have(word.term) || of_units.iter().any(|(_, other)| is_met(other)) {
                 continue;
             } else {
-                let excludes = |other: &Amount| amount.is_some_and(|amount| amount.excludes(other));
-                of_units.iter().find(|(_, other)| excludes(other)).map(|(other, _)| *other)
+                let excluding = amount.map(|amount| {
+                    of_units.iter().map(|(other, _)| *other).filter(move |other| other.term.excludes(&amount))
+                });
+                excluding.and_then(|others| nearest(part, at, others))
             };
+            let is_within =
+                |(other, _): &(UnitWord, Amount)| amount.is_some_and(|amount| other.term.range_has(&amount));
+            if other.is_none() && of_units.iter().any(is_within) {
+                self.evidence.numbers_within += 1.0;
+                continue;
+            }
             if let Some(other) = other {
                 self.evidence.numbers_excluded += 1.0;
                 self.conflicts.push(conflict_with_units(part, at, other));
@@ -174,8 +182,13 @@ impl Gathered {
 
     /// Measures how far the part repeats its sources.
     fn measure_overlap(&mut self, part: &Part) {
-        let is_missing = |word: &&PartWord| !part.chunks_have(word.term);
-        self.evidence.words_missing = part.content().filter(is_missing).count() as f32;
+        let missing = part.words.iter().filter(|word| part.is_missing(word));
+        self.evidence.words_missing = missing.clone().count() as f32;
+        if self.unsupported.is_empty() {
+            // Words that do not count much, such as `until`, are all that the sources lack.
+            let kind = UnsupportedKind::Word;
+            self.unsupported.extend(missing.map(|word| UnsupportedSpan { bytes: word.term.bytes, kind }));
+        }
         self.evidence.copied = part.share_copied();
         self.evidence.gathered = part.share_gathered();
     }
@@ -196,7 +209,8 @@ fn conflict_with_units(part: &Part, at: usize, other: UnitWord) -> Conflict {
 
 /// Returns the number of a unit that has all other words of the part, if it differs from the part's `number`, which stands only in
 /// units about something else: "The bridge opened in 1931. The tunnel opened in 1978."
-fn number_of_same<'a>(part: &Part<'a>, number: &AnswerTerm, amount: &Amount) -> Option<UnitWord<'a>> {
+fn number_of_same<'a>(part: &Part<'a>, at: usize, amount: &Amount) -> Option<UnitWord<'a>> {
+    let number = part.words[at].term;
     let is_other = |term: &&AnswerTerm| term.is_content && term.word.amount.is_none() && !term.word.is_unit;
     let others: Vec<&AnswerTerm> = part.words.iter().map(|word| word.term).filter(is_other).collect();
     let has_all = |&unit: &usize| others.iter().all(|word| part.unit_has_form(unit, word));
@@ -210,8 +224,20 @@ fn number_of_same<'a>(part: &Part<'a>, number: &AnswerTerm, amount: &Amount) -> 
     if others.len() < SAME_WORDS_MIN || with_number.iter().any(is_same) {
         return None;
     }
-    let mut words = same.into_iter().flat_map(|unit| part.unit_words[unit].iter().copied());
-    words.find(|word| word.term.amount.is_some_and(|other| amount.excludes(&other)))
+    let words = same.into_iter().flat_map(|unit| part.unit_words[unit].iter().copied());
+    nearest(part, at, words.filter(|word| word.term.excludes(amount)))
+}
+
+/// Returns the word that has most of the neighbours of the word `at` of a part: of "5 users and 10 GB", `10` for "20 GB".
+fn nearest<'a>(part: &Part, at: usize, words: impl Iterator<Item = UnitWord<'a>>) -> Option<UnitWord<'a>> {
+    let mut best: Option<(usize, UnitWord)> = None;
+    for word in words {
+        let shared = part.neighbours_shared(at, &word);
+        if best.is_none_or(|(most, _)| shared > most) {
+            best = Some((shared, word));
+        }
+    }
+    best.map(|(_, word)| word)
 }
 
 /// Returns whether a number of the source has the value that the part gives, or keeps within the part's limit.

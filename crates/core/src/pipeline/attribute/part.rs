@@ -194,15 +194,40 @@ impl<'a> Part<'a> {
             // Such as a value of JSON.
             return if self.units_have(word.term) { 1.0 } else { 0.0 };
         }
-        let mut known: HashSet<(Option<u32>, Option<u32>)> = HashSet::new();
+        let mut known: HashSet<(u32, u32)> = HashSet::new();
         for words in &self.unit_words {
-            known.extend(words.windows(2).map(|pair| (pair[0].id, pair[1].id)));
+            known.extend(self.known_pairs(words.iter().map(|word| word.term)).into_iter().flatten());
         }
-        let is_found = |pair: &&[PartWord]| {
-            let ids = (pair[0].term.id, pair[1].term.id);
-            ids.0.is_some() && ids.1.is_some() && known.contains(&ids)
+        let pairs = self.known_pairs(self.words.iter().map(|word| &word.term.word));
+        let found = pairs.iter().filter(|pair| pair.is_some_and(|pair| known.contains(&pair))).count();
+        found as f32 / pairs.len().max(1) as f32
+    }
+
+    /// Returns the pairs of neighbours among some words, as ids; `None` for a pair of which no chunk has one. A measured number counts by its
+    /// value, so that its unit is left out: `24 months` is `two years`.
+    fn known_pairs<'t>(&self, words: impl Iterator<Item = &'t Term>) -> Vec<Option<(u32, u32)>> {
+        let key = |term: &Term| match term.number_key().filter(|_| term.is_measured()) {
+            Some(key) => self.candidates.term(&key),
+            None => self.candidates.term(&term.folded),
         };
-        self.words.windows(2).filter(is_found).count() as f32 / (self.words.len() - 1) as f32
+        let ids: Vec<Option<u32>> = words.filter(|word| !word.is_unit).map(key).collect();
+        ids.windows(2).map(|pair| pair[0].zip(pair[1])).collect()
+    }
+
+    /// Returns whether a word is a content word that no cited chunk has. The unit of a number counts with the number.
+    pub fn is_missing(&self, word: &PartWord) -> bool {
+        word.term.is_content && !word.term.is_unit && !self.chunks_have(word.term)
+    }
+
+    /// Returns how many content words of the part, besides numbers, are as near the word of a unit as they are to the word `at` of the part.
+    pub fn neighbours_shared(&self, at: usize, place: &UnitWord) -> usize {
+        let around = |at: usize, len: usize| at.saturating_sub(NEAR_WORDS)..(at + NEAR_WORDS + 1).min(len);
+        let unit = &self.unit_words[place.unit];
+        let near = &unit[around(place.at, unit.len())];
+        let own = self.words[around(at, self.words.len())].iter().map(|word| word.term);
+        let is_shared =
+            |term: &&AnswerTerm| near.iter().any(|other| term.id.is_some() && other.id == term.id);
+        own.filter(|term| term.is_content && !term.is_number).filter(is_shared).count()
     }
 
     /// Returns the share of the pairs of content words of the part, without one between, that are near each other in a unit.
@@ -215,7 +240,7 @@ impl<'a> Part<'a> {
         };
         let (mut pairs, mut near) = (0_usize, 0_usize);
         let mut before: Option<Vec<UnitWord>> = None;
-        for word in self.content() {
+        for word in self.content().filter(|word| !word.term.is_unit) {
             let states = |other: &UnitWord| is_covered(word.term.word.amount, other.term.amount);
             let is_it =
                 |other: &UnitWord| states(other) || word.term.id.is_some() && other.id == word.term.id;

@@ -113,7 +113,8 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     if !is_shared {
         return Judgement::without_support(Verdict::NotFound);
     }
-    if !is_repeated(evidence) {
+    // Whether what holds from one number to another holds for one between them cannot be told.
+    if !is_repeated(evidence) || evidence.numbers_within > 0.0 {
         return Judgement::without_support(Verdict::Unjudged);
     }
     let support = sigmoid(log_odds_if_copied(evidence));
@@ -222,6 +223,7 @@ mod tests {
         check("a changed word", Evidence { copied: 0.8, words_missing: 1.0, ..copied }, Partly, copy);
         check("about something else", absent, NotFound, None);
         check("nothing to cite", Evidence { is_citable: false, ..copied }, NotFound, None);
+        check("a number in a range", Evidence { numbers_within: 1.0, ..copied }, Unjudged, None);
         check("a number that no source has", Evidence { numbers_missing: 1.0, ..copied }, Partly, numbers);
         check("a number about something else", Evidence { numbers_missing: 1.0, ..absent }, NotFound, None);
         check("the same in other words", Evidence { numbers_missing: 1.0, ..other }, Partly, numbers);

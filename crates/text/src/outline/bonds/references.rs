@@ -79,29 +79,63 @@ pub(super) fn references(pieces: &mut Pieces, parts: &[Part]) {
     named_clauses(pieces, parts);
 }
 
-/// Lets a clause require a later one that names it and takes a part of it back: "10.3 Clause 10.2 does not apply in the first year."
+/// Lets a clause require a later one that names it and takes a part of it back: "10.3 Clause 10.2 does not apply in the first year.",
+/// "Section 3 does not apply to interns." Of a heading with a number, all text below it requires it.
 fn named_clauses(pieces: &mut Pieces, parts: &[Part]) {
     const REACH: usize = 12;
-    let number = |part: &Part| {
-        let number = part.bare().split_whitespace().next()?.trim_end_matches(['.', ')']);
-        let is_number =
-            number.contains('.') && number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
-        (part.begins_line && is_number).then(|| number.to_owned())
-    };
     for at in 1..parts.len() {
         let part = &parts[at];
-        if !part.begins_line || part.text.len() > 2 * EXCEPTION_BYTES_MAX || !denies(part.text) {
+        let begins = part.begins_line || has(Class::Section, &first_word(part.bare()));
+        if !begins || part.text.len() > 2 * EXCEPTION_BYTES_MAX || !denies(part.text) {
             continue;
         }
-        let words = part.text.split(|c: char| c.is_whitespace() || ",();".contains(c)).skip(1);
-        let named: Vec<&str> =
-            words.map(|word| word.trim_end_matches('.')).filter(|word| word.contains('.')).collect();
-        let names = |other: &usize| number(&parts[*other]).is_some_and(|number| named.contains(&&*number));
+        let named = clauses_named(part.text);
+        let names =
+            |other: &usize| clause_number(&parts[*other]).is_some_and(|number| named.contains(&number));
         if let Some(other) = (at.saturating_sub(REACH)..at).rev().find(names).filter(|_| !named.is_empty()) {
             pieces.require(other, at);
             pieces.require(at, other);
         }
     }
+}
+
+/// Returns the number with which a clause or a heading begins: `10.2`, `6.`, `Section 3`.
+fn clause_number<'a>(part: &'a Part) -> Option<&'a str> {
+    let mut words = part.bare().split_whitespace().filter(|_| part.begins_line);
+    let first = words.next()?;
+    let number = if labels_number(first) { words.next()? } else { first };
+    let is_marked =
+        labels_number(first) || number.starts_with('§') || number.contains('.') || number.ends_with(')');
+    Some(bare_word(number)).filter(|number| is_marked && is_clause_number(number))
+}
+
+/// Returns the numbers of clauses that a text names: after a word such as `Clause`, or with a full stop inside. The number with which the
+/// text begins is its own.
+fn clauses_named(text: &str) -> Vec<&str> {
+    let words: Vec<&str> = text.split(|c: char| c.is_whitespace() || ",;".contains(c)).collect();
+    let mut named = Vec::new();
+    for (before, word) in words.iter().zip(&words[1..]) {
+        let number = bare_word(word);
+        let is_named = labels_number(before) || word.starts_with('§') || number.contains('.');
+        if is_named && is_clause_number(number) {
+            named.push(number);
+        }
+    }
+    named
+}
+
+/// Returns whether a word stands before the number of a section.
+fn labels_number(word: &str) -> bool {
+    ["§", "§§"].contains(&word) || has(Class::Section, &bare_word(word).to_lowercase())
+}
+
+fn bare_word(word: &str) -> &str {
+    word.trim_matches(|c: char| "().:§".contains(c))
+}
+
+fn is_clause_number(word: &str) -> bool {
+    word.starts_with(|c: char| c.is_ascii_digit())
+        && word.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
 }
 
 /// Returns whether a text says that something is not so.
