@@ -82,6 +82,10 @@ impl Gathered {
             let before = &part.words[at.saturating_sub(LIMIT_REACH_WORDS)..at];
             let limit = before.iter().rev().find_map(|word| word.term.word.limits());
             let is_met = |other: &Amount| amount.is_some_and(|amount| is_met(&amount, limit, other));
+            if amount.is_some_and(|amount| is_end_of_range(part, word, &amount)) {
+                self.evidence.numbers_within += 1.0;
+                continue;
+            }
             let of_same = amount.and_then(|amount| number_of_same(part, at, &amount));
             let other = if of_same.is_some() {
                 of_same
@@ -186,8 +190,11 @@ impl Gathered {
         self.evidence.words_missing = missing.clone().count() as f32;
         if self.unsupported.is_empty() {
             // Words that do not count much, such as `until`, are all that the sources lack.
-            let kind = UnsupportedKind::Word;
-            self.unsupported.extend(missing.map(|word| UnsupportedSpan { bytes: word.term.bytes, kind }));
+            for word in missing {
+                let is_number = word.term.is_number || word.term.word.amount.is_some();
+                let kind = if is_number { UnsupportedKind::Number } else { UnsupportedKind::Word };
+                self.unsupported.push(UnsupportedSpan { bytes: word.term.bytes, kind });
+            }
         }
         self.evidence.copied = part.share_copied();
         self.evidence.gathered = part.share_gathered();
@@ -226,6 +233,16 @@ fn number_of_same<'a>(part: &Part<'a>, at: usize, amount: &Amount) -> Option<Uni
     }
     let words = same.into_iter().flat_map(|unit| part.unit_words[unit].iter().copied());
     nearest(part, at, words.filter(|word| word.term.excludes(amount)))
+}
+
+/// Returns whether the units state a number of the part only as one end of a range: `two weeks`, where a unit has `two to three weeks`.
+fn is_end_of_range(part: &Part, word: &PartWord, amount: &Amount) -> bool {
+    if word.term.word.range.is_some() {
+        return false;
+    }
+    let states = |other: &UnitWord| other.term.amount.is_some_and(|other| amount.covers(&other));
+    let mut stated = part.all_unit_words().filter(states).peekable();
+    stated.peek().is_some() && stated.all(|other| other.term.range.is_some())
 }
 
 /// Returns the word that has most of the neighbours of the word `at` of a part: of "5 users and 10 GB", `10` for "20 GB".

@@ -220,14 +220,20 @@ impl<'a> Part<'a> {
     }
 
     /// Returns how many content words of the part, besides numbers, are as near the word of a unit as they are to the word `at` of the part.
+    /// The word behind both, which they count, has more weight than all others.
     pub fn neighbours_shared(&self, at: usize, place: &UnitWord) -> usize {
         let around = |at: usize, len: usize| at.saturating_sub(NEAR_WORDS)..(at + NEAR_WORDS + 1).min(len);
+        let is_same = |term: &AnswerTerm, other: &UnitWord| term.id.is_some() && other.id == term.id;
         let unit = &self.unit_words[place.unit];
         let near = &unit[around(place.at, unit.len())];
-        let own = self.words[around(at, self.words.len())].iter().map(|word| word.term);
-        let is_shared =
-            |term: &&AnswerTerm| near.iter().any(|other| term.id.is_some() && other.id == term.id);
-        own.filter(|term| term.is_content && !term.is_number).filter(is_shared).count()
+        let mut shared = 0;
+        for word in &self.words[around(at, self.words.len())] {
+            let counts = word.term.is_content && !word.term.is_number;
+            shared += usize::from(counts && near.iter().any(|other| is_same(word.term, other)));
+        }
+        let behind = self.words.get(at + 1).zip(unit.get(place.at + 1));
+        let counts_same = behind.is_some_and(|(word, other)| is_same(word.term, other));
+        shared + if counts_same { 2 * NEAR_WORDS + 1 } else { 0 }
     }
 
     /// Returns the share of the pairs of content words of the part, without one between, that are near each other in a unit.
