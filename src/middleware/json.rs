@@ -202,7 +202,6 @@ impl Edits {
         self.0.push((range, text.into()));
     }
 
-    /// Removes all fields with this name from an object.
     pub fn remove_field(&mut self, object: Located, name: &str) {
         let mut fields = object.fields().peekable();
         let mut before: Option<usize> = None;

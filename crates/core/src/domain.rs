@@ -52,7 +52,6 @@ impl Tenant {
         &self.0
     }
 
-    /// Returns whether this is the default tenant.
     pub fn is_default(&self) -> bool {
         self.0.is_empty()
     }

@@ -38,7 +38,7 @@ classes! {
     And "and",
     /// Stands with a colon before an answer.
     AnswerLabel "answer-label",
-    /// Begins a question.
+    /// Begins a question, as `why`.
     Asks "asks",
     /// Asks for one thing, as `who`.
     AsksOne "asks-one",
@@ -106,7 +106,7 @@ classes! {
     Measure "measure",
     /// Begins a question that is also a polite request, as `can`.
     Modal "modal",
-    /// A month.
+    /// The name of a month, as `march`.
     Month "month",
     /// Stands before a colon, and is no speaker.
     NoName "no-name",
@@ -158,7 +158,7 @@ classes! {
     Total "total",
     /// Is a unit in what programs print.
     Unit "unit",
-    /// A day of the week.
+    /// The name of a day of the week, as `monday`.
     Weekday "weekday",
     /// Asks for one of several, as `which`.
     Which "which",
@@ -175,12 +175,12 @@ impl Class {
     }
 }
 
-/// A set of languages.
+/// A set of languages, with one bit for each of `FILES`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Langs(u32);
 
 impl Langs {
-    /// Only English.
+    /// English, the first of the files.
     pub const ENGLISH: Self = Self(1);
     /// All languages that have a file.
     pub const ALL: Self = Self((1 << FILES.len()) - 1);
@@ -223,7 +223,7 @@ struct Lexicon {
     /// The words of the files by their class.
     of_class: HashMap<Class, Vec<&'static str>>,
     words: HashMap<(Class, &'static str), Langs>,
-    /// Beginnings of words.
+    /// Beginnings of words, in classes that have stems.
     stems: HashMap<(Class, &'static str), Langs>,
 }
 
@@ -305,7 +305,6 @@ pub fn is_phrase(class: Class, text: &str) -> bool {
     has(class, &text.split_whitespace().collect::<Vec<_>>().join("_"))
 }
 
-/// Returns whether a word of a text is of a class.
 pub fn has_word(class: Class, text: &str) -> bool {
     text.split(|c: char| !(c.is_alphanumeric() || c == '\'')).any(|word| !word.is_empty() && is(class, word))
 }

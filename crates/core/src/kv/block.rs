@@ -209,7 +209,6 @@ impl Block {
         &self.bytes
     }
 
-    /// Returns the codec of the keys.
     pub fn codec(&self) -> Codec {
         self.codec
     }

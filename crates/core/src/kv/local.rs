@@ -80,11 +80,7 @@ pub enum LocalError {
         "cannot create {} (blocks.dir): {source}; create it for this user, name another, or set blocks.dir to \"\" for no disk tier",
         path.display()
     )]
-    Create {
-        path: PathBuf,
-        /// The operating system's error.
-        source: io::Error,
-    },
+    Create { path: PathBuf, source: io::Error },
     #[error(
         "cannot {action} {}: {source}; this user must be able to write in blocks.dir: change its owner, name another, or set it to \"\" for no disk tier",
         path.display()

@@ -105,7 +105,6 @@ pub struct Reader {
     tenant: Tenant,
     /// Shared by all tenants of the model.
     load: Arc<LoadEstimator>,
-    /// Bytes of one token in a block.
     token_bytes: usize,
     limits: RequestLimits,
     /// Memory for the blocks of all requests, and of all streams, shared by all tenants.

@@ -53,7 +53,6 @@ pub struct View {
     pub question_position: i64,
 }
 
-/// A slice of a block in a view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockSlice {
     pub block: usize,
@@ -94,7 +93,6 @@ pub struct EncodeContext<'a> {
     pub heads: EncodedHeads,
 }
 
-/// The heads in which a question is encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EncodedHeads {
     /// The heads that RC is computed from ([`ModelInfo::readout`]).

@@ -34,13 +34,10 @@ pub enum Scoring {
     #[default]
     #[serde(rename = "peak/ranked+coverage")]
     RankedCoverage,
-    /// See [`mean`].
     #[serde(rename = "mean/self")]
     Mean,
-    /// See [`bound`].
     #[serde(rename = "bound/self")]
     Bound,
-    /// See [`probe`].
     #[serde(rename = "probe")]
     Probe,
 }

@@ -202,7 +202,6 @@ impl Weighter<LayoutKey, Arc<Layout>> for LayoutBytes {
 }
 
 impl Layouts {
-    /// Returns an empty cache.
     pub fn new() -> Self {
         Self(Cache::with_weighter(LAYOUTS, LAYOUT_BYTES_MAX, LayoutBytes))
     }

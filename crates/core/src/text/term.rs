@@ -47,7 +47,7 @@ pub(super) struct Run {
     pub amount: Option<Amount>,
 }
 
-/// Words such as `not`.
+/// Words that deny, in several languages.
 const NEGATIONS: [&str; 28] = [
     "not", "no", "never", "none", "neither", "nor", "without", "nobody", "nothing", "nowhere", "nicht",
     "kein", "keine", "keinen", "keiner", "keines", "nie", "niemals", "ohne", "pas", "jamais", "aucun",

@@ -53,7 +53,6 @@ pub struct GgufFile {
     data_offset_bytes: u64,
 }
 
-/// A value of the metadata.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
     Unsigned(u64),
@@ -213,7 +212,6 @@ impl Value {
 }
 
 impl Numbers {
-    /// The number of elements.
     pub fn count(&self) -> usize {
         self.bytes.len() / self.scalar.bytes()
     }

@@ -48,7 +48,6 @@ pub struct EntryId {
     pub seq: u64,
 }
 
-/// An entry of a journal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     pub id: EntryId,

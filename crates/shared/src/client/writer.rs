@@ -75,7 +75,6 @@ impl QueueCapacity {
         outcome::set_queue_bytes(self.bytes_max - self.free.available_permits());
     }
 
-    /// Waits until the queue is empty.
     pub async fn drained(&self) {
         let _all = self.free.acquire_many(self.bytes_max as u32).await;
     }

@@ -158,7 +158,6 @@ impl Stages {
         self.stages.len() == 1
     }
 
-    /// Returns the layers of each stage.
     pub fn layers(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         self.stages.iter().map(|stage| stage.layers.clone()).collect::<Vec<_>>().into_iter()
     }

@@ -231,7 +231,6 @@ pub fn integer_inputs<'a>(
     inputs.iter().map(tensor).collect()
 }
 
-/// Returns the value with this name.
 pub fn value_named<'a>(name: &str, values: &'a [(&str, DynValue)]) -> Option<&'a DynValue> {
     values.iter().find(|(input, _)| *input == name).map(|(_, value)| value)
 }

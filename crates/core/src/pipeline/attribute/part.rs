@@ -103,7 +103,6 @@ impl<'a> Part<'a> {
         self.unit_words.iter().flatten().copied()
     }
 
-    /// Returns whether the unit of a word denies it.
     pub fn denies(&self, word: &UnitWord) -> bool {
         self.denied[word.unit].contains(&word.at)
     }

@@ -23,7 +23,7 @@ pub(in super::super) enum Format {
     /// `**Mia:** hi`, `**Mia**: hi`.
     Bold,
     Angle,
-    /// `Mia: hi`.
+    /// A name and a colon: `Mia: hi`.
     Named,
 }
 
