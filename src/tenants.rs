@@ -290,7 +290,6 @@ impl TenantState {
         &self.handles
     }
 
-    /// Returns the store of this tenant's KV exports.
     pub fn kv_handles(&self) -> &TtlStore<KvExportFile> {
         &self.kv_handles
     }

@@ -92,7 +92,6 @@ impl Keys {
 }
 
 impl Key {
-    /// Returns the name of the key in the file.
     pub fn name(&self) -> &Arc<str> {
         &self.name
     }

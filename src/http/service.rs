@@ -245,7 +245,6 @@ impl Scope {
         self.tenant_state.savings()
     }
 
-    /// The original texts of the tenant.
     pub fn originals(&self) -> TenantOriginals {
         self.service.data.originals.tenant(self.tenant().name())
     }

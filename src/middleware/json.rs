@@ -71,7 +71,6 @@ impl<'a> Located<'a> {
         serde_json::from_str(self.json).ok()
     }
 
-    /// Returns whether the value is a list.
     pub fn is_list(self) -> bool {
         self.json.starts_with('[')
     }

@@ -571,7 +571,6 @@ impl SentTurn {
         results.filter(|(_, encoded)| encoded.is_some()).map(|(result, _)| result.string.clone())
     }
 
-    /// Whether the texts fit the turn.
     fn fits_turn(&self, turn: &Turn) -> bool {
         self.fits(&turn.passages)
             && (self.written.is_empty() || self.written.len() == turn.passages.len())

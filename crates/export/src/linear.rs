@@ -106,7 +106,6 @@ impl Linear {
         Ok(Self { weight, scale, bias, input_min })
     }
 
-    /// Returns whether the weights are f16.
     pub fn is_f16(&self) -> bool {
         self.weight.data_type == DataType::Float16
     }

@@ -186,7 +186,6 @@ pub struct Snapshot {
     files: Vec<ListedFile>,
 }
 
-/// A file with its checksum.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct ListedFile {
     name: String,

@@ -19,7 +19,6 @@ pub use pins::{Item, Pin, platform};
 
 pub const PUBLIC_HUB: &str = "https://huggingface.co";
 
-/// The public package index.
 pub const PUBLIC_INDEX: &str = "https://pypi.org/simple";
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -320,7 +320,6 @@ enum GroupKind {
     Result,
 }
 
-/// A group, and what is kept of it.
 struct Fitted {
     kind: GroupKind,
     indexes: Vec<usize>,

@@ -73,7 +73,6 @@ fn add(hasher: &mut Hasher, part: &[u8]) {
 }
 
 impl BlockKey {
-    /// Returns the key with these bytes.
     pub fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }

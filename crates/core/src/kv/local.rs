@@ -36,7 +36,6 @@ pub struct LocalSettings {
     pub dir: Option<PathBuf>,
 }
 
-/// A tier of this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TierName {
     Memory,
@@ -44,7 +43,6 @@ pub enum TierName {
 }
 
 impl TierName {
-    /// Returns the name of the tier in metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Memory => "memory",

@@ -368,7 +368,6 @@ impl KvStore {
 }
 
 impl PendingChunk {
-    /// Returns the index of the chunk in the request.
     pub fn index(&self) -> usize {
         self.index
     }

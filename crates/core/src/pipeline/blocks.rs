@@ -425,7 +425,6 @@ impl Reader {
         self.store.forget_tenant(TenantTag::of(&self.tenant))
     }
 
-    /// Returns the key of a chunk's block.
     pub fn key(&self, chunk: &Chunk) -> BlockKey {
         self.keys.key(chunk.title.as_deref(), &chunk.text)
     }

@@ -65,7 +65,6 @@ pub fn hash_of(text: &str) -> TextHash {
     *blake3::hash(text.as_bytes()).as_bytes().first_chunk().expect("a hash has 32 bytes")
 }
 
-/// The number of texts in the cache.
 const TEXTS_MAX: usize = 1 << 17;
 
 impl TextCosts {

@@ -293,7 +293,6 @@ impl QuestionViews {
         self.planes.len()
     }
 
-    /// Returns the number of tokens in the question.
     pub fn tokens(&self) -> usize {
         self.views.first().map_or(0, |(_, encoded)| encoded.vectors.len_of(Axis(1)))
     }

@@ -133,7 +133,6 @@ pub struct Scores {
     pub chunk_relevances: Vec<f32>,
     /// What `relevance` was measured on, which decides from which value on a chunk is related.
     pub measured: Measured,
-    /// Whether the scores of chunks are probabilities.
     pub are_probabilities: bool,
 }
 

@@ -109,7 +109,6 @@ impl<'a> OffsetMap<'a> {
         self.len
     }
 
-    /// Returns whether the text is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -88,7 +88,6 @@ impl ReaderReport {
         self.arms[0].1.answered == 0
     }
 
-    /// Returns the report as a JSON object.
     pub fn json(&self) -> Value {
         let arms: Map<_, _> =
             self.arms.iter().map(|(arm, report)| (arm.to_string(), report.json())).collect();

@@ -124,7 +124,6 @@ impl GgufFile {
         &self.path
     }
 
-    /// The value of a metadata key.
     pub fn value(&self, key: &str) -> Option<&Value> {
         self.metadata.get(key)
     }

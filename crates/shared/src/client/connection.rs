@@ -26,7 +26,6 @@ use crate::settings::SharedSettings;
 pub struct Timeouts {
     /// The timeout to connect, TLS handshake and login included.
     pub connect: Duration,
-    /// The timeout of the response to one command.
     pub response: Duration,
 }
 

@@ -66,7 +66,6 @@ impl QueueCapacity {
         acquired
     }
 
-    /// Whether at least half of the capacity is free.
     pub fn is_half_free(&self) -> bool {
         self.free.available_permits() >= self.bytes_max / 2
     }

@@ -109,7 +109,6 @@ pub enum QuestionTokens {
 }
 
 impl QuestionTokens {
-    /// Returns whether all tokens are used.
     pub fn is_all(&self) -> bool {
         *self == Self::All
     }

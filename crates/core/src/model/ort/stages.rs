@@ -153,7 +153,6 @@ impl Stages {
         &self.allocator
     }
 
-    /// Returns whether all layers are one stage.
     pub fn are_one(&self) -> bool {
         self.stages.len() == 1
     }

@@ -206,12 +206,10 @@ impl WeightedSession {
         device.host_allocator(&self.session)
     }
 
-    /// Returns the inputs of the graph.
     pub fn inputs(&self) -> &[Outlet] {
         self.session.inputs()
     }
 
-    /// Returns the outputs of the graph.
     pub fn outputs(&self) -> &[Outlet] {
         self.session.outputs()
     }

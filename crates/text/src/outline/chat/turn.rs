@@ -27,7 +27,6 @@ pub(in super::super) enum Format {
     Named,
 }
 
-/// The beginning of a turn.
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) struct Head<'a> {
     pub speaker: &'a str,
