@@ -57,7 +57,6 @@ pub struct Caller {
     tenant: Tenant,
 }
 
-/// Why a client is not admitted.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Denied {
     #[error(

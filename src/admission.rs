@@ -48,7 +48,6 @@ pub enum Refusal {
         /// Seconds until every request that waits now is expected to have a permit.
         retry_after_s: u64,
     },
-    /// The daemon is shutting down.
     Draining,
 }
 

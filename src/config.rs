@@ -41,35 +41,24 @@ pub struct Config {
     pub root: PathBuf,
     /// Bytes of memory for caches, request bodies and responses together. The model and its arithmetic come on top.
     pub memory_bytes_max: u64,
-    /// `[http]`: the public listener.
     pub http: Http,
     /// `[access]`: API keys and tenants.
     pub access: AccessSettings,
-    /// `[admin]`: the listener for operators.
     pub admin: Admin,
-    /// `[model]`: the model and its runtime.
     pub model: Model,
-    /// `[rc]`: the scoring method.
     pub rc: Rc,
-    /// `[blocks]`: the cache of chunk keys.
     pub blocks: BlockSettings,
     /// `[registry]`: registered chunks.
     pub registry: RegistrySettings,
     /// `[originals]`: full texts that the middleware compressed.
     pub originals: OriginalSettings,
-    /// `[middleware]`: the OpenAI- and Anthropic-compatible proxy.
     pub middleware: MiddlewareSettings,
-    /// `[savings]`: how the savings of the middleware are counted.
     pub savings: SavingsSettings,
-    /// `[receipts]`: signed records of attributions.
     pub receipts: Receipts,
-    /// `[verdict]`: what judges whether the chunks support an answer.
     pub verdict: VerdictSettings,
-    /// `[admission]`: how many requests are worked on at the same time.
     pub admission: Admission,
     /// `[shared]`: the cache that all sidecars share.
     pub shared: SharedSettings,
-    /// `[telemetry]`: logs and traces.
     pub telemetry: Telemetry,
 }
 
@@ -95,7 +84,6 @@ pub enum ConfigError {
     Setting {
         /// The file or environment variable, and the setting.
         location: String,
-        /// What is wrong with the setting.
         reason: String,
     },
     /// A setting is out of range, or two settings contradict each other. The message names the settings and their values.

@@ -20,7 +20,6 @@ use crate::error::{ApiError, ErrorCode};
 /// The pipeline of a model; empty until the model has been loaded.
 pub type PipelineSlot = Arc<SetOnce<Arc<Pipeline>>>;
 
-/// How long requests may take.
 #[derive(Debug, Clone, Copy)]
 pub struct TimeLimits {
     /// For a request that names no deadline.

@@ -171,7 +171,6 @@ impl KvExportFile {
         file
     }
 
-    /// Returns the size of the file, in bytes.
     pub fn file_bytes(&self) -> usize {
         self.header.len() + self.tensor_bytes
     }

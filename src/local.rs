@@ -25,7 +25,6 @@ pub struct Local {
     receipt_key_file: PathBuf,
 }
 
-/// What a [`Local`] is made of.
 pub struct LocalParts {
     pub admission: Admission,
     pub time_limits: TimeLimits,

@@ -135,7 +135,7 @@ impl Refusal {
         Self::new(-32600, Shortened(text).to_string())
     }
 
-    /// A header is wrong.
+    /// An error about a wrong header.
     pub fn request(text: &str) -> Self {
         Self::new(-32000, Shortened(text).to_string())
     }
@@ -150,7 +150,6 @@ impl Refusal {
         self.code == -32700
     }
 
-    /// The body of the response.
     pub fn to_json(&self) -> Value {
         let Self { code, message, id } = self;
         json!({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message}})

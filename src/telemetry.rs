@@ -52,7 +52,6 @@ pub enum TelemetryError {
 pub struct TraceGuard(Option<SdkTracerProvider>);
 
 impl TraceGuard {
-    /// Whether traces are exported.
     pub fn is_exporting(&self) -> bool {
         self.0.is_some()
     }

@@ -75,7 +75,6 @@ struct ReadAheadContext {
     lock: Arc<ReadAheadLock>,
 }
 
-/// The state of one tenant.
 pub struct TenantState {
     tenant: Tenant,
     handles: TtlStore<RecentRequest>,
@@ -87,7 +86,6 @@ pub struct TenantState {
     warmer: Mutex<Option<Warmer>>,
 }
 
-/// Why a tenant has no registry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoRegistry {
     /// The registry is still being opened.
@@ -110,7 +108,6 @@ impl Tenants {
         self.0.read().by_tenant.get(tenant).cloned()
     }
 
-    /// Returns the state of the default tenant.
     pub fn default_tenant(&self) -> Arc<TenantState> {
         self.get(&Tenant::default()).expect("the default tenant always has a state")
     }
@@ -293,7 +290,6 @@ impl TenantState {
         &self.handles
     }
 
-    /// Returns the store of this tenant's KV exports.
     pub fn kv_handles(&self) -> &TtlStore<KvExportFile> {
         &self.kv_handles
     }

@@ -13,7 +13,6 @@ use thresher_core::plain;
 /// The most bytes of a key's name, which appears in log lines and as a label of metrics.
 const NAME_BYTES_MAX: usize = 64;
 
-/// Why a key file cannot be used.
 #[derive(Debug, Error)]
 pub enum KeysError {
     #[error("cannot read {} (access.keys_file): {cause}", path.display())]
@@ -59,7 +58,6 @@ impl KeyFileProblem {
     }
 }
 
-/// An entry of a key file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeyEntry {
@@ -79,12 +77,10 @@ pub struct KeyEntry {
     /// Whether the middleware compresses requests with this key by default.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub middleware: bool,
-    /// Whether the key is revoked.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub revoked: bool,
 }
 
-/// The content of a key file.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeyFile {
@@ -93,7 +89,6 @@ pub struct KeyFile {
     pub key: Vec<KeyEntry>,
 }
 
-/// A valid entry of a key file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParsedKey {
     pub entry: KeyEntry,

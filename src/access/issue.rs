@@ -18,18 +18,13 @@ pub const KEY_PREFIX: &str = "thr_";
 /// The random bytes of a key. They are too many to guess, so a fast hash protects a key as well as a slow one.
 const RANDOM_BYTES: usize = 32;
 
-/// The properties of a key to be issued.
+/// The properties of a key to be issued. [`KeyEntry`] describes them.
 #[derive(Debug, Clone, Default)]
 pub struct NewKey {
-    /// The name of the key in logs and metrics: 1 to 64 letters, digits and `-_.@/`.
     pub name: String,
-    /// The tenant whose data the key gives access to; empty: the default tenant.
     pub tenant: String,
-    /// Requests that the key may send in a minute, or in one burst. `None`: no limit.
     pub requests_per_minute: Option<u64>,
-    /// Tokens that the model may read for the key in a minute, or in one burst. `None`: no limit.
     pub tokens_per_minute: Option<u64>,
-    /// Whether the middleware compresses requests with this key by default.
     pub middleware: bool,
 }
 

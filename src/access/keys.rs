@@ -12,7 +12,6 @@ use thresher_core::domain::Tenant;
 use super::Denied;
 use super::file::ParsedKey;
 
-/// All keys of a key file.
 pub struct Keys {
     by_sha256: HashMap<[u8; 32], Arc<Key>>,
     /// Whether more than one tenant has a key that is not revoked.
@@ -93,7 +92,6 @@ impl Keys {
 }
 
 impl Key {
-    /// Returns the name of the key in the file.
     pub fn name(&self) -> &Arc<str> {
         &self.name
     }

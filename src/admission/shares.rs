@@ -42,7 +42,6 @@ pub struct Waiting {
     granted: oneshot::Receiver<Slot>,
 }
 
-/// The outcome of a request.
 #[derive(Debug)]
 pub enum Requested {
     Granted(Slot),

@@ -111,7 +111,6 @@ struct SpanBody {
 /// Chunks that a request names instead of sending them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ChunkReference {
-    /// The ids of registered chunks.
     Registered(Vec<String>),
     /// The id of the compression that had the chunks.
     Compressed(String),
@@ -121,7 +120,6 @@ pub enum ChunkReference {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttributeOptions {
     pub offsets: OffsetUnit,
-    /// Whether the answer includes a signed record of the attribution.
     pub receipt: bool,
     format: CitationFormat,
     /// Why sentences are attributed although `format` asks for the values of a JSON answer.

@@ -201,7 +201,6 @@ pub struct MiddlewareOptions {
     pub compress: Option<bool>,
     /// Whether to add citations; none: as the settings say.
     pub cite: Option<bool>,
-    /// Whether to add verdicts.
     pub verdicts: bool,
     /// Whether to send the request whole and only compute what would have been kept; none: as the settings say.
     pub shadow: Option<bool>,

@@ -15,7 +15,6 @@ pub(super) const RANK_FIELD_COUNT_MAX: usize = 64;
 /// The most objects and lists inside each other, in a body that is parsed into a tree.
 const TREE_DEPTH_MAX: usize = 100;
 
-/// The limits of request bodies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BodyLimits {
     /// The limits of what is compressed or attributed.
@@ -28,7 +27,6 @@ pub struct BodyLimits {
     pub candidate_count_max: usize,
 }
 
-/// A type of request body.
 pub trait Body: DeserializeOwned {
     /// The fields of the body that are bounded lists, with their limits.
     fn lists(limits: &BodyLimits) -> Vec<ListLimit>;

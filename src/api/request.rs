@@ -110,7 +110,6 @@ pub struct CompressBody {
 pub struct ServeOptions {
     pub offsets: OffsetUnit,
     pub deadline_ms: Option<u64>,
-    /// What to answer if the daemon fails, is overloaded or misses the deadline.
     pub on_error: OnError,
     pub kv: Option<KvWanted>,
 }
@@ -245,7 +244,7 @@ fn yes() -> bool {
     true
 }
 
-/// Reads null as true.
+/// Parses a boolean, and null as true.
 fn or_yes<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
     Option::deserialize(from).map(|given| given.unwrap_or(true))
 }

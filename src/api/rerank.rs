@@ -119,7 +119,6 @@ fn texts_in_objects(schema: &mut Schema) {
     schema.insert("then".to_owned(), texts);
 }
 
-/// The format of the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RerankDialect {
     /// That of Cohere's `/v1/rerank`, which Jina shares.
@@ -347,7 +346,6 @@ impl RerankRequest {
     }
 }
 
-/// Answer of `rerank`.
 #[derive(Debug, Clone, Serialize)]
 #[serde(untagged)]
 pub enum RerankAnswer {

@@ -467,7 +467,6 @@ impl CompressAnswer {
         Self { degraded: Some(ApiError { param: None, ..error }), ..self }
     }
 
-    /// The context alone.
     pub fn context(&self) -> &str {
         &self.context
     }

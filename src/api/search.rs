@@ -56,7 +56,6 @@ pub enum Rank {
     Bm25,
 }
 
-/// A parsed search.
 #[derive(Debug, Clone)]
 pub struct SearchRequest {
     pub query: String,

@@ -45,7 +45,6 @@ struct Report {
     differences: Vec<Difference>,
 }
 
-/// An answer that has a receipt.
 #[derive(Deserialize)]
 struct Answer {
     receipt: Receipt,

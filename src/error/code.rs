@@ -120,7 +120,6 @@ error_codes! {
     WrongType = "wrong_type",
 }
 
-/// The properties of a code.
 struct Row {
     status: StatusCode,
     retry_after_s: Option<u64>,
@@ -128,7 +127,6 @@ struct Row {
 }
 
 impl Row {
-    /// The caller is at fault.
     const fn caller(status: StatusCode) -> Self {
         Self { status, retry_after_s: None, is_callers_fault: true }
     }

@@ -21,7 +21,7 @@ use crate::executor::run_blocking;
 use crate::receipt::Receipt;
 use crate::tenants::ttl_store::RecentRequest;
 
-/// `POST /v1/attribute`.
+/// Handles `POST /v1/attribute`.
 pub async fn handle(
     service: Scope,
     headers: HeaderMap,

@@ -36,7 +36,7 @@ struct LoadedRequest<'a> {
     prefiltered: Option<Prefiltered>,
 }
 
-/// `POST /v1/compress`.
+/// Handles `POST /v1/compress`.
 pub async fn handle(
     service: Scope,
     headers: HeaderMap,

@@ -24,10 +24,8 @@ const FRAME_BYTES_MAX: usize = 64 * 1024;
 
 const CHECK_INTERVAL_MAX: Duration = Duration::from_secs(1);
 
-/// Limits of the connections of a listener.
 #[derive(Debug, Clone, Copy)]
 pub struct ConnectionLimits {
-    /// The most connections in all.
     pub count_max: usize,
     /// The most connections of one IPv4 address, or of one IPv6 network of 64 bits.
     pub per_peer_max: usize,
@@ -210,7 +208,6 @@ fn network(peer: IpAddr) -> IpAddr {
 }
 
 impl Connection {
-    /// Counts a request on this connection.
     pub fn request(&self) -> InFlight {
         let mut state = self.activity.state();
         state.requests_in_flight += 1;
@@ -283,7 +280,6 @@ impl Activity {
 }
 
 impl InFlight {
-    /// The handle that the request carries.
     pub fn handle(&self) -> RequestHandle {
         RequestHandle { activity: Arc::clone(&self.activity), id: self.id }
     }

@@ -15,7 +15,6 @@ use crate::error::{ApiError, ErrorCode};
 use crate::executor::run_blocking;
 use crate::mcp::{self, Refusal, Tools};
 
-/// The path of the endpoint.
 pub const PATH: &str = "/mcp";
 
 /// `POST /mcp`: one request of the streamable HTTP transport.

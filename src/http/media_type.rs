@@ -5,7 +5,6 @@ use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 
 use crate::error::ApiError;
 
-/// The media type of JSON.
 pub const JSON: &str = "application/json";
 
 /// Checks that a body is not compressed.

@@ -32,7 +32,7 @@ pub struct BodyMemory {
 }
 
 impl BodyMemory {
-    /// Takes no memory yet.
+    /// Creates the memory of a body, which holds nothing yet.
     pub fn new(pool: MemoryPool) -> Self {
         Self { pool, held: Mutex::default() }
     }

@@ -54,7 +54,7 @@ use crate::middleware::untouched;
 use crate::originals::TenantOriginals;
 use crate::savings::counts::Treatment;
 
-/// Headers of requests.
+/// Headers of requests that only the daemon reads.
 const COMPRESS: &str = "x-thresher-compress";
 const CITE: &str = "x-thresher-cite";
 const SHADOW: &str = "x-thresher-shadow";

@@ -70,7 +70,6 @@ pub async fn request(request: Request, next: Next) -> Response {
     response
 }
 
-/// Metrics of one compression.
 pub fn compressed(outcome: &Compressed) {
     stages(&outcome.timings);
     traces::compressed(outcome);

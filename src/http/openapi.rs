@@ -19,14 +19,13 @@ use crate::api::{
 };
 use crate::savings::report::SavingsReport;
 
-/// The path of the document.
 pub const PATH: &str = "/openapi.json";
 
 /// The document is the same for all callers, and serialized once.
 static DOCUMENT: LazyLock<Bytes> =
     LazyLock::new(|| serde_json::to_vec(&document()).expect("the document is JSON").into());
 
-/// `GET /openapi.json`.
+/// Handles `GET /openapi.json`.
 pub async fn handle() -> impl IntoResponse {
     ([(CONTENT_TYPE, "application/json")], DOCUMENT.clone())
 }

@@ -63,7 +63,6 @@ impl StoredTurns {
     }
 }
 
-/// A text and the hash by which it is stored.
 pub struct StoredText<'a> {
     hash: Hash,
     text: &'a str,

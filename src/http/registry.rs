@@ -266,7 +266,6 @@ pub fn check_ids(ids: &[String], count_max: usize) -> Result<(), ApiError> {
 /// A lookup of registered chunks by their ids.
 pub struct ChunkLookup<'a> {
     pub registry: &'a Registry,
-    /// All ids that the request names.
     pub ids: &'a [String],
     /// The most bytes of text of the chunks that are found.
     pub bytes_max: usize,

@@ -4,7 +4,6 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::tenants::ttl_store;
 
-/// The header with the id.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// The header of a response with the id that the upstream gave it.
@@ -19,7 +18,6 @@ pub fn choose_id(headers: &HeaderMap) -> String {
     given.map_or_else(|| ttl_store::new_id("req"), str::to_owned)
 }
 
-/// Adds the id to a response.
 pub fn add(headers: &mut HeaderMap, id: &str) {
     headers.insert(REQUEST_ID, HeaderValue::from_str(id).expect("an id is ASCII"));
 }

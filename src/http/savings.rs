@@ -9,7 +9,6 @@ use super::{Scope, query};
 use crate::error::ApiError;
 use crate::savings::report::SavingsReport;
 
-/// The savings of a tenant.
 #[derive(Debug, Serialize)]
 pub struct TenantSavings {
     tenant: String,
@@ -17,7 +16,6 @@ pub struct TenantSavings {
     savings: SavingsReport,
 }
 
-/// The savings of all tenants.
 #[derive(Debug, Serialize)]
 pub struct AllSavings {
     tenants: Vec<TenantSavings>,

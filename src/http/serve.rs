@@ -44,7 +44,6 @@ const H2_PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long an idle connection may take to end after its client has been told.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The settings of a listener.
 #[derive(Debug, Clone, Copy)]
 pub struct Serving {
     /// The listener's label in metrics: `public` or `admin`.

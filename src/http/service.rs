@@ -28,7 +28,6 @@ use crate::savings::ledger::Ledger;
 use crate::tenants::ttl_store::{RecentRequest, TtlStore};
 use crate::tenants::{NoRegistry, TenantState, Tenants};
 
-/// The state that handlers share.
 #[derive(Clone)]
 pub struct Service {
     pub receipts: Arc<ReceiptKey>,
@@ -44,7 +43,6 @@ pub struct Service {
     pub data: TenantData,
 }
 
-/// The state of the admin routes.
 #[derive(Clone)]
 pub struct Admin {
     /// The state of the public listener.
@@ -133,12 +131,10 @@ impl ReceiptKey {
 }
 
 impl Service {
-    /// The limits of request bodies.
     pub(super) fn limits(&self) -> BodyLimits {
         self.settings.limits
     }
 
-    /// The caller with this key.
     pub(super) fn authenticate(&self, key: Option<&str>) -> Result<Caller, Denied> {
         self.data.access.admit(key, Instant::now())
     }
@@ -204,7 +200,6 @@ impl From<NoRegistry> for ApiError {
 }
 
 impl Scope {
-    /// Runs work for the caller.
     pub fn executor(&self) -> &Executor {
         &self.executor
     }
@@ -250,7 +245,6 @@ impl Scope {
         self.tenant_state.savings()
     }
 
-    /// The original texts of the tenant.
     pub fn originals(&self) -> TenantOriginals {
         self.service.data.originals.tenant(self.tenant().name())
     }
@@ -264,7 +258,6 @@ impl Scope {
         &self.body_memory
     }
 
-    /// The tenant of the caller.
     pub fn tenant(&self) -> &Tenant {
         self.tenant_state.tenant()
     }

@@ -35,13 +35,7 @@ pub struct Tls {
 #[derive(Debug, ThisError)]
 pub enum TlsError {
     #[error("cannot read {} and {} (http.tls_cert_file, http.tls_key_file): {cause}", cert.display(), key.display())]
-    Read {
-        /// The file of the certificate.
-        cert: PathBuf,
-        /// The file of the private key.
-        key: PathBuf,
-        cause: io::Error,
-    },
+    Read { cert: PathBuf, key: PathBuf, cause: io::Error },
     #[error("{} ({setting}): {reason}", path.display())]
     Content {
         path: PathBuf,

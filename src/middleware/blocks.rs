@@ -23,7 +23,6 @@ pub enum BlockStep {
     },
 }
 
-/// The blocks of an answer.
 #[derive(Debug, Default)]
 pub struct BlockStream {
     /// Text blocks that have begun and not ended, by the upstream's index.

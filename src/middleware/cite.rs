@@ -85,7 +85,7 @@ impl SeenTexts {
     }
 }
 
-/// What an answer gets.
+/// What is added to an answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Additions {
     pub citations: bool,

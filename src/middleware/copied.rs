@@ -124,7 +124,6 @@ impl Copied {
         Self { pieces: vec![Piece::default(); pieces.len()], finder }
     }
 
-    /// Marks the pieces that a text has.
     fn mark(&mut self, text: &str, cancel: &Cancel, mark: impl Fn(&mut Piece)) -> Result<(), PipelineError> {
         cancel.check()?;
         let found: Vec<usize> = self.places(text).map(|(piece, _)| piece).collect();

@@ -11,13 +11,11 @@ pub const PART_COUNT_MAX: usize = 100_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
-    /// OpenAI's Chat Completions.
     Chat,
     Responses,
     Messages,
 }
 
-/// The author of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// The author of instructions: system, developer, and every role that is not known.
@@ -28,7 +26,6 @@ pub enum Role {
     Tool,
 }
 
-/// One message of a conversation.
 #[derive(Debug, Clone)]
 pub struct Message<'a> {
     pub role: Role,
@@ -94,7 +91,6 @@ pub enum PartKind {
     },
 }
 
-/// The conversation of a request.
 #[derive(Debug, Clone, Default)]
 pub struct Conversation<'a> {
     pub messages: Vec<Message<'a>>,

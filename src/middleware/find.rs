@@ -192,7 +192,6 @@ pub struct Turn {
     pub asked_at: Option<Range<usize>>,
 }
 
-/// The turns of a conversation.
 #[derive(Debug, Clone, Default)]
 pub struct Turns {
     /// The turns: instructions first, the newest turn last. If the conversation is over a limit, only the turn with the last question,

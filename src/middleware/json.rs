@@ -71,7 +71,6 @@ impl<'a> Located<'a> {
         serde_json::from_str(self.json).ok()
     }
 
-    /// Returns whether the value is a list.
     pub fn is_list(self) -> bool {
         self.json.starts_with('[')
     }
@@ -202,7 +201,6 @@ impl Edits {
         self.0.push((range, text.into()));
     }
 
-    /// Removes all fields with this name from an object.
     pub fn remove_field(&mut self, object: Located, name: &str) {
         let mut fields = object.fields().peekable();
         let mut before: Option<usize> = None;

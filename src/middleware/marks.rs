@@ -7,7 +7,6 @@ use std::fmt;
 pub struct Hash([u8; 12]);
 
 impl Hash {
-    /// Returns the hash of a text.
     pub fn compute(text: &str) -> Self {
         let mut hash = [0; 12];
         hash.copy_from_slice(&blake3::hash(text.as_bytes()).as_bytes()[..12]);
@@ -21,7 +20,6 @@ impl Hash {
         Some(Self(hash))
     }
 
-    /// Returns the bytes of the hash.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }

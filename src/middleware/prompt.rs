@@ -50,7 +50,6 @@ struct PromptText {
 }
 
 impl Prompt {
-    /// The prompt of a conversation with this body.
     pub fn new(conversation: &Conversation, body: Located) -> Self {
         let messages = &conversation.messages;
         let text = |part: &Part| PromptText { at: part.at.range(), bytes: part.text.len() };

@@ -22,7 +22,6 @@ pub struct Names {
 }
 
 impl Names {
-    /// Returns the bytes of all names.
     pub fn bytes(&self) -> usize {
         [&self.id, &self.title, &self.source].into_iter().flatten().map(|name| name.len()).sum()
     }

@@ -152,7 +152,6 @@ impl AnswerReader {
         self.is_cut = true;
     }
 
-    /// Reads one event of a stream.
     pub fn read_event(&mut self, event: &[u8]) {
         // Most events are a piece of text, and have no counts.
         let has_counts = memchr::memmem::find(event, b"\"usage\"").is_some();
@@ -237,7 +236,7 @@ fn is_last(data: &str) -> bool {
     may_be && (data == "[DONE]" || kind().is_some_and(|kind| ends.contains(&&*kind)))
 }
 
-/// Keeps the first text.
+/// Sets `kept`, unless it is set already.
 fn keep(kept: &mut Option<String>, value: Located) {
     if kept.is_none() {
         *kept = value.text().map(|text| shortened(&text).to_owned());

@@ -33,7 +33,6 @@ use crate::error::ErrorCode;
 /// The text that replaces a passage of which nothing is kept. Some servers refuse an empty text.
 const NOTHING_KEPT: &str = "[...]";
 
-/// How passages are compressed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CompressOptions {
     pub mode: Mode,
@@ -161,7 +160,6 @@ pub struct Shortened {
     pub at: Range<usize>,
     pub original: String,
     pub text: String,
-    /// Whether both texts are JSON.
     pub is_json: bool,
     /// What is missing of the original, such as `lines 3-16, 20 of 60`; empty for JSON.
     pub left_out: String,
@@ -327,7 +325,6 @@ fn plan_turn(
     }
 }
 
-/// A conversation to rewrite.
 #[derive(Clone, Copy)]
 pub struct Conversation<'a> {
     pub dialect: Dialect,
@@ -574,7 +571,6 @@ impl SentTurn {
         results.filter(|(_, encoded)| encoded.is_some()).map(|(result, _)| result.string.clone())
     }
 
-    /// Whether the texts fit the turn.
     fn fits_turn(&self, turn: &Turn) -> bool {
         self.fits(&turn.passages)
             && (self.written.is_empty() || self.written.len() == turn.passages.len())

@@ -23,7 +23,6 @@ pub type Key = [u8; 32];
 /// A value in the store of originals, and its key.
 pub type Entry = (Key, Vec<u8>);
 
-/// A store of what sessions have returned.
 pub trait SessionStore {
     /// Returns the value with this key, if the store has it.
     fn get(&self, key: &Key) -> Option<Vec<u8>>;
@@ -56,7 +55,7 @@ pub struct Session {
     pub replayed: Vec<Shortened>,
 }
 
-/// A message with text.
+/// A message that has text, and the hash of the conversation up to it.
 #[derive(Debug)]
 struct Link {
     /// The index of the message in the conversation.
@@ -67,7 +66,6 @@ struct Link {
 }
 
 impl SessionKeys {
-    /// Returns the keys of the session with this id.
     pub fn derive(id: &str) -> Self {
         Self { messages: blake3::derive_key("thresher 2026 session messages 1", id.as_bytes()) }
     }

@@ -235,7 +235,6 @@ impl UpstreamSettings {
         }
     }
 
-    /// Returns whether the upstream is for all models.
     pub fn is_for_any_model(&self) -> bool {
         self.models.is_empty() || self.models.iter().any(|model| model == "*")
     }

@@ -12,7 +12,6 @@ pub struct Events {
     buffer: BytesMut,
     /// No event ends before this position of the buffer.
     searched: usize,
-    /// The most bytes of one event.
     bytes_max: usize,
     /// Whether the buffer continues an event that is too long. Its bytes are returned as they arrive.
     is_skipping: bool,

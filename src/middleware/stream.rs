@@ -55,7 +55,6 @@ pub struct AnswerStream {
     dialect: Dialect,
     /// The texts of choices that have arrived so far, by index.
     texts: HashMap<u64, String>,
-    /// The blocks of the answer (Messages).
     blocks: BlockStream,
     /// The number of inserted events, if events are numbered.
     added: u64,

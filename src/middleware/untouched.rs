@@ -40,10 +40,8 @@ const NAMES: [&str; 3] = ["headroom_retrieve", "task", "thresher__retrieve"];
 /// Names of tools of retrievers that have a word of a file.
 const RETRIEVERS: [&str; 2] = ["file_search", "files_search"];
 
-/// Tools that run a command.
 const SHELLS: &str = "bash cmd command exec execute powershell run shell sh terminal";
 
-/// Commands that print a file.
 const PRINTING: &str = "awk bat cat get-content head less more nl sed tail type";
 
 /// Names of tools with the kind of their results.
@@ -78,7 +76,6 @@ impl TextKind {
         matches!(self, Self::Diff | Self::Numbered | Self::Code)
     }
 
-    /// Returns whether a text is of this kind.
     fn is_of(self, text: &str) -> bool {
         match self {
             Self::Listing => {

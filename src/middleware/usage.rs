@@ -26,7 +26,6 @@ impl Usage {
         self.input.saturating_add(self.cached_read).saturating_add(self.cached_write)
     }
 
-    /// Returns the sums of two counts.
     pub fn plus(self, more: Self) -> Self {
         Self {
             input: self.input.saturating_add(more.input),
@@ -56,7 +55,6 @@ pub struct Counted {
 }
 
 impl Counted {
-    /// Reads an object `usage`.
     pub fn read(usage: Located) -> Self {
         let count = |object: Located, names: &[&str]| -> Option<u64> {
             names.iter().find_map(|name| object.get(name)?.read())

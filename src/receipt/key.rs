@@ -17,7 +17,6 @@ pub const BEGIN: &str = "-----BEGIN PRIVATE KEY-----";
 const END: &str = "-----END PRIVATE KEY-----";
 const LINE_BYTES: usize = 64;
 
-/// A private Ed25519 key.
 pub struct SigningKey {
     pair: Ed25519KeyPair,
     pkcs8: Vec<u8>,

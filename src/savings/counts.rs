@@ -119,7 +119,6 @@ impl SavedAs {
         saved
     }
 
-    /// Returns all saved tokens.
     pub fn total(self) -> u64 {
         [self.input, self.cached_read, self.cached_write, self.unknown]
             .into_iter()
@@ -147,7 +146,6 @@ impl Counts {
         }
     }
 
-    /// Returns the sums of two counts.
     pub fn plus(self, more: Self) -> Self {
         let add = u64::saturating_add;
         Self {
@@ -203,7 +201,6 @@ impl Money {
 }
 
 impl Price {
-    /// Returns what tokens cost.
     pub fn cost(&self, usage: Usage) -> f64 {
         let parts = [
             (usage.input, self.input),

@@ -51,7 +51,6 @@ impl Default for Ledger {
 }
 
 impl Ledger {
-    /// Creates an empty ledger.
     pub fn new(settings: Arc<SavingsSettings>) -> Self {
         let since_unix_s =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());

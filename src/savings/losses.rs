@@ -116,7 +116,6 @@ impl Losses {
         Arc::clone(&self.off)
     }
 
-    /// Returns all rows.
     pub fn report(&self) -> Vec<Loss> {
         self.rows.iter().map(|(key, row)| row.report(key, self.off.contains(key))).collect()
     }

@@ -101,7 +101,6 @@ impl ModelSavings {
 }
 
 impl Totals {
-    /// Returns the sums of `models`.
     pub fn sum(models: &[ModelSavings]) -> Self {
         Self {
             counts: models.iter().map(|row| row.counts).fold(Counts::default(), Counts::plus),
@@ -112,7 +111,6 @@ impl Totals {
 }
 
 impl Coverage {
-    /// Returns the sums of two counts.
     pub fn plus(self, more: Self) -> Self {
         Self {
             answers: self.answers + more.answers,

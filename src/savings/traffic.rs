@@ -34,7 +34,6 @@ const TURN_COUNT_MAX: usize = 100_000;
 /// The most bytes of an answer that are read.
 const ANSWER_BYTES_MAX: usize = 8 << 20;
 
-/// Why a line cannot be used.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum LineError {
     #[error("column {column}: {reason}")]

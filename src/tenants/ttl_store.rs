@@ -94,7 +94,6 @@ pub fn new_id(prefix: &str) -> String {
 }
 
 impl<T: TtlEntry> TtlStore<T> {
-    /// Creates an empty store.
     pub fn new(settings: &TtlStoreSettings) -> Self {
         let state = State { by_id: HashMap::new(), ages: VecDeque::new(), bytes: 0 };
         Self {

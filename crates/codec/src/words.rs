@@ -8,7 +8,7 @@ const WORDS_MAX: usize = 64;
 /// How a line is divided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Division {
-    /// Blanks divide words.
+    /// Words stand between blanks, as in lines of a log.
     Blanks,
     /// A sign divides the cells of a table; blanks around a cell do not belong to it.
     Cells(char),

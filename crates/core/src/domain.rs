@@ -52,7 +52,6 @@ impl Tenant {
         &self.0
     }
 
-    /// Returns whether this is the default tenant.
     pub fn is_default(&self) -> bool {
         self.0.is_empty()
     }
@@ -83,12 +82,10 @@ impl TokenSpan {
         Self { start, end }
     }
 
-    /// Returns the number of tokens in the span.
     pub fn len(self) -> usize {
         self.end - self.start
     }
 
-    /// Returns whether the span has no tokens.
     pub fn is_empty(self) -> bool {
         self.start == self.end
     }

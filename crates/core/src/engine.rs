@@ -343,12 +343,10 @@ impl Engine {
         self.pipeline
     }
 
-    /// Returns the loaded model.
     pub fn model(&self) -> &LoadedModel {
         &self.model
     }
 
-    /// Returns the model's tokenizer.
     pub fn tokenizer(&self) -> &Arc<ModelTokenizer> {
         &self.tokenizer
     }

@@ -75,7 +75,6 @@ pub struct MemoryPermit {
 }
 
 impl MemoryPool {
-    /// A pool of `bytes_max` bytes.
     pub fn new(bytes_max: usize) -> Self {
         let state = State { free: bytes_max, held: HashMap::new(), waiting: VecDeque::new(), arrived: 0 };
         Self(Arc::new(Shared { bytes_max, state: Mutex::new(state), freed: Notify::new() }))

@@ -162,7 +162,6 @@ impl KeyMask {
         Self(kept)
     }
 
-    /// Returns the number of tokens.
     pub fn tokens(&self) -> usize {
         self.0.len_of(Axis(2))
     }
@@ -187,7 +186,6 @@ impl KeyMask {
     }
 }
 
-/// A past without tokens.
 pub struct NoPast;
 
 impl Past for NoPast {
@@ -215,7 +213,6 @@ pub struct RawLogits {
     pub self_logits: Array3<f32>,
 }
 
-/// A question that the model has encoded.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EncodedQuestion {
     /// `[head, question_token, head_dim]`: the dot product with a key is the raw logit over that key.
@@ -352,7 +349,6 @@ pub struct DecoderInfo {
     /// The hash of the weights that the model was exported from (`source.weights` of the contract); `None` if
     /// the contract has none.
     pub weights: Option<String>,
-    /// The tokens of a question whose RC ranks chunks and sentences.
     pub question_tokens: QuestionTokens,
     /// The rotary position encodings; without them, cached keys cannot be moved to other positions.
     pub rotary: Option<LayerRotary>,
@@ -478,28 +474,16 @@ pub enum ModelError {
     #[error(
         "cannot load ONNX Runtime from {path}: {reason}; run `thresher init`, or set model.runtime_lib (THRESHER_RUNTIME_LIB)"
     )]
-    Runtime {
-        path: String,
-        /// The message of the loader.
-        reason: String,
-    },
+    Runtime { path: String, reason: String },
     #[error(transparent)]
     Contract(#[from] ContractError),
     #[error("cannot load the tokenizer {path}: {reason}")]
-    Tokenizer {
-        path: String,
-        /// The message of the parser.
-        reason: String,
-    },
+    Tokenizer { path: String, reason: String },
     #[error(
         "cannot run on {device}: {reason}; a GPU needs the CUDA build of ONNX Runtime (`thresher init --gpu`), \
          CUDA 13 and a driver; `model.device = \"auto\"` uses the CPU if there is no usable GPU"
     )]
-    Device {
-        device: String,
-        /// The message of the runtime.
-        reason: String,
-    },
+    Device { device: String, reason: String },
     #[error("the model {name} is not a {expected}")]
     WrongFamily {
         name: String,

@@ -158,7 +158,6 @@ pub enum PipelineError {
     DeadlineExceeded,
     #[error(transparent)]
     Overloaded(#[from] Overload),
-    /// Other requests have the memory that the chunks of this one need.
     #[error(
         "the chunks of other requests take the memory that those of this one need (memory_bytes_max); repeat the request later"
     )]
@@ -248,7 +247,6 @@ impl Pipeline {
         &*self.model
     }
 
-    /// Returns the settings of the pipeline.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }

@@ -74,7 +74,6 @@ pub struct Choice {
     pub held_out_all: Measured,
 }
 
-/// Quality of a set of heads.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Measured {
     /// Mean expected RC of the heads, in units of raw logits.

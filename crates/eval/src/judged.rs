@@ -47,7 +47,6 @@ impl Judged {
 pub struct JudgedReport {
     /// What is judged: `claims`, `questions` or `chunks`.
     pub of: &'static str,
-    /// The number of true rows.
     pub positives: usize,
     /// The number of rows left out, because Thresher says nothing of their kind of text or language.
     pub unmeasured: usize,

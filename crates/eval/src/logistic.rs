@@ -15,7 +15,7 @@ const GRADIENT_SHRINK: f64 = 1e-8;
 /// Rows with labels and weights.
 #[derive(Debug, Clone)]
 pub struct Samples {
-    /// `[row, feature]`.
+    /// `[row, feature]`: the values of each row.
     features: Array2<f64>,
     /// `[row]`: 1 for a positive row, -1 for a negative one.
     signs: Array1<f64>,
@@ -26,7 +26,7 @@ pub struct Samples {
 /// The result of a regression: a row's logit is its features times `weights`, plus `bias`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fitted {
-    /// `[feature]`.
+    /// `[feature]`: by what the features of a row are multiplied.
     pub weights: Array1<f64>,
     /// The logit of a row whose features are all 0.
     pub bias: f64,

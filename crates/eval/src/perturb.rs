@@ -8,7 +8,6 @@ use thresher_core::text::{self, Term};
 use super::data::AttributionRow;
 use super::estimate::SplitMix64;
 
-/// A kind of perturbation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// One digit of a number is changed, to a number that no chunk contains.

@@ -35,7 +35,6 @@ pub struct ProbeRow {
     bm25: Vec<f32>,
 }
 
-/// A trained probe and its quality.
 #[derive(Debug, Clone)]
 pub struct Trained {
     /// The weights, trained on all questions.

@@ -63,7 +63,7 @@ pub struct ReaderOptions {
     pub body: Map<String, Value>,
     /// What is compared with all chunks.
     pub arms: Vec<Arm>,
-    /// Requests at a time.
+    /// How many requests are sent at a time.
     pub parallel: usize,
     /// The file of the answers that are known, to which new ones are added.
     pub answers: PathBuf,
@@ -73,7 +73,6 @@ pub struct ReaderOptions {
     pub on_wait: fn(Duration, &str),
 }
 
-/// What a million tokens cost.
 #[derive(Debug, Clone)]
 pub struct Price {
     pub currency: String,
@@ -117,7 +116,7 @@ enum Judgement {
 struct Job<'a> {
     at: usize,
     row: &'a ReaderRow,
-    /// `[arm]`
+    /// `[arm]`: the text that the reader gets with the question.
     contexts: Vec<String>,
 }
 
@@ -229,7 +228,7 @@ impl ReaderRow {
 struct Run {
     client: Client,
     answers: Mutex<Answers>,
-    /// By row, `[arm]`.
+    /// `[arm]` for each row that was asked.
     outcomes: Mutex<BTreeMap<usize, Vec<Outcome>>>,
     failures_in_a_row: AtomicUsize,
     stop: AtomicBool,

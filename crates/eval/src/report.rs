@@ -7,7 +7,6 @@ use serde_json::{Map, Value, json};
 use super::estimate::{Estimate, cell};
 use super::judged::{Judged, JudgedReport};
 
-/// Results of one data file.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
     /// Name of the file, without its extension.

@@ -52,7 +52,6 @@ struct ScoredRow<'a> {
     scores: &'a Scores,
 }
 
-/// Evaluates all methods on all rows.
 pub fn evaluate(
     rows: &[SelectionRow],
     pipeline: &Pipeline,

@@ -42,7 +42,6 @@ const PLACEHOLDER: char = '\u{fdd0}';
 /// A model as its file describes it, in the terms of a Hugging Face folder.
 #[derive(Debug)]
 pub struct E5Model {
-    /// The content of `config.json`.
     pub config: Map<String, Json>,
     /// The content of `tokenizer.json`.
     pub tokenizer: Vec<u8>,

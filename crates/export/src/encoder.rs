@@ -105,7 +105,7 @@ enum Positions {
     },
     /// Queries and keys are rotated.
     Rotary {
-        /// `[layer]`.
+        /// `[layer]`: how each layer rotates.
         layers: Vec<RotaryLayer>,
     },
 }

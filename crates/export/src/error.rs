@@ -53,11 +53,7 @@ pub enum ExportError {
         supported: String,
     },
     #[error("{} lists the shard {shard}, which does not exist", index.display())]
-    ShardMissing {
-        index: PathBuf,
-        /// The file name of the shard.
-        shard: String,
-    },
+    ShardMissing { index: PathBuf, shard: String },
     #[error("{} is cut short: {found_bytes} bytes, expected at least {expected_bytes}", file.display())]
     SafetensorsTruncated {
         file: PathBuf,
@@ -66,11 +62,7 @@ pub enum ExportError {
         found_bytes: u64,
     },
     #[error("{} is not a safetensors file: {reason}", file.display())]
-    SafetensorsMalformed {
-        file: PathBuf,
-        /// What is wrong with the header.
-        reason: String,
-    },
+    SafetensorsMalformed { file: PathBuf, reason: String },
     #[error("{} has no tensor `{key}`", file.display())]
     TensorMissing {
         /// The checkpoint, or the index of its shards.
@@ -152,11 +144,7 @@ pub enum ExportError {
         reason: String,
     },
     #[error("{} holds `{entry}`, which is not part of an exported model; choose another folder or remove it", dir.display())]
-    OutOccupied {
-        dir: PathBuf,
-        /// The file name of the entry.
-        entry: String,
-    },
+    OutOccupied { dir: PathBuf, entry: String },
     #[error(transparent)]
     Contract(#[from] ContractError),
     #[error(transparent)]

@@ -27,7 +27,6 @@ use crate::{ExportError, source::ChatTemplate};
 /// A model as its GGUF file describes it, in the terms of a Hugging Face folder.
 #[derive(Debug)]
 pub(crate) struct GgufModel {
-    /// The content of `config.json`.
     pub config: Map<String, Json>,
     /// The content of `tokenizer.json`.
     pub tokenizer: Vec<u8>,

@@ -40,11 +40,11 @@ pub enum Axis {
 /// The activation function between two linear layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
-    /// x·Φ(x), exact.
+    /// x·Φ(x), without the approximation by tanh.
     Gelu,
     GeluTanh,
     Relu,
-    /// x·σ(x).
+    /// x·σ(x): the value times its own sigmoid.
     Silu,
 }
 

@@ -34,7 +34,6 @@ pub struct Input {
     /// The folder, or the folder of the GGUF file.
     pub dir: PathBuf,
     pub config_file: PathBuf,
-    /// The content of `config.json`.
     pub config: Map<String, Value>,
     /// The keys of `config` that are common to all architectures.
     pub header: Header,

@@ -14,7 +14,6 @@ const SIZE_MAX: usize = 1 << 24;
 #[derive(Debug, Clone, Copy)]
 pub struct Config<'a> {
     pub file: &'a Path,
-    /// The content of the file.
     pub map: &'a Map<String, Value>,
 }
 

@@ -54,7 +54,6 @@ const DECODER_WINDOW_TOKENS: usize = 512;
 /// The number of tokens in a tile of keys. A decoder's window is a multiple of it.
 const TILE_TOKENS: usize = 16;
 
-/// The options of an export.
 #[derive(Debug, Clone, Default)]
 pub struct ExportOptions {
     /// The element type of the stored weights. Encoders support all, decoders f32 and f16.

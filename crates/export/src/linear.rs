@@ -43,7 +43,7 @@ pub struct Linear {
     weight: StoredTensor,
     /// `[out]`: the scale of each column of an `i8` weight.
     scale: Option<StoredTensor>,
-    /// `[out]`
+    /// `[out]`; none if the layer has no bias.
     bias: Option<StoredTensor>,
     /// The lowest value of `x`, if the rows of `x` are quantised from it on.
     input_min: Option<f32>,
@@ -106,7 +106,6 @@ impl Linear {
         Ok(Self { weight, scale, bias, input_min })
     }
 
-    /// Returns whether the weights are f16.
     pub fn is_f16(&self) -> bool {
         self.weight.data_type == DataType::Float16
     }

@@ -465,7 +465,6 @@ impl Description<'_> {
         parts.iter().flat_map(|part| self.constant(part).unwrap_or_default()).collect()
     }
 
-    /// Returns the integers of a constant.
     fn constant(&self, value: &str) -> Option<Vec<i64>> {
         let tensor = self.graph.initializer.iter().find(|tensor| tensor.name == value);
         let tensor =

@@ -172,7 +172,6 @@ fn configured_template(value: &Value) -> Option<&str> {
     }
 }
 
-/// A tokenizer as it is exported.
 #[derive(Debug, Clone)]
 pub struct ExportedTokenizer {
     /// The content of the file to store: that of the source, without truncation and padding.

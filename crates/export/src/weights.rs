@@ -43,7 +43,6 @@ pub struct Checkpoint {
     read: RefCell<HashSet<String>>,
 }
 
-/// Where the tensors are.
 #[derive(Debug)]
 enum Store {
     Safetensors {
@@ -104,9 +103,9 @@ pub struct ByteTable {
 /// The matrix of a linear layer, whose elements are signed bytes times the scale of their column.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ByteColumns {
-    /// `[in, out]`
+    /// `[in, out]`: the quantised weights.
     pub values: Vec<i8>,
-    /// `[out]`
+    /// `[out]`: by what the values of a column are multiplied.
     pub scales: Vec<f32>,
 }
 

@@ -41,7 +41,6 @@ impl Staging {
         Ok(Self { dir, target, published: false })
     }
 
-    /// The temporary folder.
     pub fn dir(&self) -> &Path {
         &self.dir
     }

@@ -96,7 +96,7 @@ impl HubModel {
         self.repo.rsplit('/').next().unwrap_or(&self.repo)
     }
 
-    /// `ORGANIZATION/NAME`.
+    /// The model on the hub, as `ORGANIZATION/NAME`.
     pub fn repo(&self) -> &str {
         &self.repo
     }
@@ -108,13 +108,11 @@ impl HubModel {
         is_commit.then_some(&*self.revision)
     }
 
-    /// The name of a folder for it.
     pub fn folder(&self) -> String {
         self.repo.replace('/', "--")
     }
 }
 
-/// Where models come from.
 #[derive(Debug, Clone)]
 pub enum HubSource<'a> {
     Hub(&'a Hub),
@@ -179,16 +177,15 @@ impl Hub {
 /// The files of a commit that an export needs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// `ORGANIZATION/NAME`.
+    /// The model on the hub, as `ORGANIZATION/NAME`.
     pub repo: String,
-    /// The commit.
+    /// The commit that the files belong to.
     pub revision: String,
     /// The branch, tag or commit that was asked for.
     requested: String,
     files: Vec<ListedFile>,
 }
 
-/// A file with its checksum.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct ListedFile {
     name: String,

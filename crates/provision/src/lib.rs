@@ -19,10 +19,8 @@ pub use pins::{Item, Pin, platform};
 
 pub const PUBLIC_HUB: &str = "https://huggingface.co";
 
-/// The public package index.
 pub const PUBLIC_INDEX: &str = "https://pypi.org/simple";
 
-/// Where files come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PackageSource {
     /// A package index with the JSON API of PEP 691, by its URL.

@@ -27,7 +27,6 @@ pub enum Item {
     ModelColbert,
 }
 
-/// A package in one version.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Pin {
     pub package: String,
@@ -56,7 +55,6 @@ pub(crate) struct Member {
 }
 
 impl Pin {
-    /// Returns the pin of an item.
     pub fn find(item: Item) -> Self {
         let name = match item {
             Item::Runtime => "runtime",

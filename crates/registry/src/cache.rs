@@ -53,7 +53,6 @@ impl Cache {
         self.generation
     }
 
-    /// Counts a commit.
     pub fn advance(&mut self) {
         self.generation += 1;
     }

@@ -13,11 +13,9 @@ pub enum Change {
     Put(Arc<Chunk>),
     /// Registers the chunk if no chunk has its id.
     Offer(Arc<Chunk>),
-    /// Deletes the chunk with this id.
     Delete(String),
 }
 
-/// The outcome of one change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// The chunk was registered under a new id.

@@ -166,7 +166,6 @@ impl Directory {
         self.fresh.push_front(taken.id);
     }
 
-    /// The progress of all chunks.
     pub fn progress(&self) -> Progress {
         let (registered, warm, failed) = (self.entries.len(), self.warm, self.failed);
         Progress { registered, warm, queued: registered - warm - failed, failed }

@@ -72,7 +72,6 @@ pub trait Tail: Send {
     fn next(&mut self) -> Later<'_, Event>;
 }
 
-/// What a [`Tail`] reports.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     Entry(Position, Vec<Change>),
@@ -192,7 +191,6 @@ impl ChunkWire {
     }
 }
 
-/// Encodes a chunk as JSON.
 pub fn encode_chunk(chunk: &Chunk) -> Vec<u8> {
     serde_json::to_vec(&ChunkWire::new(chunk)).expect("strings can be written as JSON")
 }
@@ -202,7 +200,6 @@ pub fn decode_chunk(bytes: &[u8]) -> Option<Arc<Chunk>> {
     serde_json::from_slice(bytes).ok().map(ChunkWire::into_chunk)
 }
 
-/// Encodes changes as JSON.
 pub fn encode_changes(changes: &[Change]) -> Vec<u8> {
     let wire = |change: &Change| match change {
         Change::Put(chunk) => ChangeWire::Put(ChunkWire::new(chunk)),

@@ -13,7 +13,6 @@ use thresher_core::domain::{Anchors, Chunk, Kind};
 use super::analyzer;
 use super::change::{content_hash, id_hash};
 
-/// The fields of the index.
 #[derive(Debug, Clone, Copy)]
 pub struct Fields {
     pub id: Field,
@@ -62,7 +61,6 @@ impl Fields {
         Term::from_field_text(self.id, id)
     }
 
-    /// Converts a chunk to a document.
     pub fn document(&self, chunk: &Chunk) -> TantivyDocument {
         let mut document = TantivyDocument::default();
         document.add_text(self.id, &chunk.id);

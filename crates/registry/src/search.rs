@@ -15,7 +15,6 @@ use super::change::id_hash;
 use super::schema::{self, Fields};
 use super::{RegistryError, analyzer};
 
-/// A chunk that a search found.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hit {
     pub chunk: Arc<Chunk>,

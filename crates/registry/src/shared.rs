@@ -29,7 +29,6 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Locks the list of chunks.
     pub fn directory(&self) -> MutexGuard<'_, Directory> {
         lock(&self.directory)
     }

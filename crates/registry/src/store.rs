@@ -147,12 +147,10 @@ impl Store {
         &self.shared
     }
 
-    /// See [`super::Registry::get`].
     pub fn get(&self, ids: &[impl AsRef<str>]) -> Result<Vec<Option<Arc<Chunk>>>, RegistryError> {
         self.shared.get(ids, true)
     }
 
-    /// Locks the list of chunks.
     pub fn directory(&self) -> MutexGuard<'_, Directory> {
         self.shared.directory()
     }
@@ -162,7 +160,6 @@ impl Store {
         self.shared.updates.subscribe()
     }
 
-    /// See [`super::Registry::list`].
     pub fn list(&self, after: Option<&str>, limit: usize, bytes_max: usize) -> Result<Page, RegistryError> {
         let mut ids: Vec<Arc<str>> = self.ids(after).take(limit.saturating_add(1)).collect();
         let more = ids.len() > limit;

@@ -17,7 +17,7 @@ pub struct Vectors {
     by_id: HashMap<Arc<str>, usize>,
     /// `[vector]`: the id of its chunk.
     ids: Vec<Arc<str>>,
-    /// `[vector, value]`.
+    /// `[vector, value]`: whole numbers from -127 to 127.
     codes: Vec<i8>,
     /// `[vector]`: one divided by the length of its codes.
     scales: Vec<f32>,
@@ -43,7 +43,6 @@ impl Vectors {
         self.scales.push(scale);
     }
 
-    /// Removes the vector of a chunk.
     pub fn remove(&mut self, id: &str) {
         let Some(at) = self.by_id.remove(id) else { return };
         let last = self.ids.len() - 1;
@@ -56,7 +55,6 @@ impl Vectors {
         }
     }
 
-    /// Whether no chunk has a vector.
     pub fn is_empty(&self) -> bool {
         self.ids.is_empty()
     }

@@ -97,7 +97,6 @@ pub enum SharedSettingsError {
         /// The length of the prefix, in bytes.
         prefix_bytes: usize,
     },
-    /// One of `client_cert_file` and `client_key_file` is set without the other.
     #[error(
         "one of shared.client_cert_file and shared.client_key_file is set without the other; set both or neither"
     )]

@@ -21,7 +21,6 @@ const LENGTHS: std::ops::RangeInclusive<usize> = 3..=5;
 /// words.
 const WORD_CHARS_MAX: usize = 64;
 
-/// The bits of one character in a [`Gram`].
 const CHAR_BITS: u32 = 21;
 
 /// Stands for the borders of a word. It is the character U+0000, which is never a letter.

@@ -60,7 +60,6 @@ impl Kind {
         }
     }
 
-    /// Returns the kind with this name, or `None`.
     pub fn named(name: &str) -> Option<Self> {
         let name: StrDeserializer<ValueError> = name.into_deserializer();
         Self::deserialize(name).ok()

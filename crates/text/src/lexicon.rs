@@ -42,7 +42,7 @@ classes! {
     And "and",
     /// Stands with a colon before an answer.
     AnswerLabel "answer-label",
-    /// Begins a question.
+    /// Begins a question, as `why`.
     Asks "asks",
     /// Asks for one thing, as `who`.
     AsksOne "asks-one",
@@ -132,7 +132,7 @@ classes! {
     Measure "measure",
     /// Begins a question that is also a polite request, as `can`.
     Modal "modal",
-    /// A month.
+    /// The name of a month, as `march`.
     Month "month",
     /// Is a name if it is written in capitals, as `IT`.
     NameInCapitals "name-in-capitals",
@@ -208,7 +208,7 @@ classes! {
     Unit "unit",
     /// Is an answer that finds nothing.
     Unknown "unknown",
-    /// A day of the week.
+    /// The name of a day of the week, as `monday`.
     Weekday "weekday",
     /// Asks for one of several, as `which`.
     Which "which",
@@ -225,12 +225,12 @@ impl Class {
     }
 }
 
-/// A set of languages.
+/// A set of languages, with one bit for each of `FILES`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Langs(u32);
 
 impl Langs {
-    /// Only English.
+    /// English, the first of the files.
     pub const ENGLISH: Self = Self(1);
     /// All languages that have a file.
     pub const ALL: Self = Self((1 << FILES.len()) - 1);
@@ -273,7 +273,7 @@ struct Lexicon {
     /// The words of the files by their class.
     of_class: HashMap<Class, Vec<&'static str>>,
     words: HashMap<(Class, &'static str), Langs>,
-    /// Beginnings of words.
+    /// Beginnings of words, in classes that have stems.
     stems: HashMap<(Class, &'static str), Langs>,
 }
 

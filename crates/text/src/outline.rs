@@ -115,7 +115,6 @@ impl Layout {
         }
     }
 
-    /// Returns the layout of prose.
     pub fn prose() -> Self {
         Self { kind: Kind::Prose, pieces: Vec::new() }
     }
@@ -200,7 +199,6 @@ struct Pieces {
 }
 
 impl Pieces {
-    /// Returns the sentences of a text.
     fn of_prose(text: &str, sentences: &Sentences) -> Self {
         let mut pieces = Self::default();
         pieces.prose(text, ByteRange::new(0, text.len()), &[], sentences);

@@ -33,12 +33,10 @@ impl ByteRange {
         Self { start, end }
     }
 
-    /// Returns the number of bytes in the range.
     pub fn len(self) -> usize {
         self.end - self.start
     }
 
-    /// Returns whether the range has no bytes.
     pub fn is_empty(self) -> bool {
         self.start == self.end
     }

@@ -223,7 +223,6 @@ impl AttributeAnswer {
         }
     }
 
-    /// The same answer with a receipt.
     pub fn with_receipt(self, receipt: Option<Receipt>) -> Self {
         Self { receipt, ..self }
     }

@@ -155,7 +155,6 @@ fn marker_place(answer: &str, end: usize) -> usize {
     }
 }
 
-/// Anthropic's citations.
 pub mod anthropic {
     use serde_json::{Value, json};
     use thresher_core::domain::ByteRange;

@@ -24,10 +24,7 @@ pub enum NoValues {
     #[error("{0}")]
     Unusable(String),
     #[error("the answer has more than {max} values")]
-    TooMany {
-        /// The limit.
-        max: usize,
-    },
+    TooMany { max: usize },
 }
 
 /// The values of an answer as its parts: strings, numbers, booleans and nulls. They are counted while they are found.

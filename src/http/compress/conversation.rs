@@ -37,7 +37,6 @@ struct ConversationRequest {
     config: Config,
 }
 
-/// A compressed conversation.
 struct Compressed {
     answer: MessagesAnswer,
     /// Why nothing was shortened, for the header `x-thresher-reason`.

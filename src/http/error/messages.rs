@@ -141,7 +141,7 @@ impl ApiError {
     }
 }
 
-/// Registered chunks.
+/// Errors about registered chunks.
 impl ApiError {
     pub(crate) fn model_not_ready() -> Self {
         let message = "the model is still loading; /readyz on the admin listener says when it is done";

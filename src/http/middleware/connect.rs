@@ -48,7 +48,6 @@ impl Service<Uri> for Connector {
     }
 }
 
-/// A connection to an upstream.
 pub struct Stream(TokioIo<Pin<Box<TimeoutWriter<TcpStream>>>>);
 
 impl Stream {

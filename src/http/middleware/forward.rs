@@ -324,7 +324,6 @@ impl ForwardStream {
         }
     }
 
-    /// The events that cite a text.
     async fn cite(&mut self, finished: FinishedText, event: &Bytes) -> Bytes {
         // The time that a client takes to read events does not count.
         let started = Instant::now();

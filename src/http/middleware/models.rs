@@ -30,7 +30,6 @@ const LIST_BYTES_MAX: usize = 4 << 20;
 /// The longest time for an upstream to answer with its list.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// The models that one upstream has.
 #[derive(Default)]
 struct Listed {
     models: Vec<Value>,

@@ -214,7 +214,7 @@ enum BodyKind {
     Json,
     /// A form with this boundary, whose fields name at most one model.
     Form(String),
-    /// Anything else.
+    /// A body that the daemon does not parse.
     Unread,
 }
 

@@ -26,7 +26,6 @@ pub struct CompressionReport {
 }
 
 impl CompressionReport {
-    /// Adds the headers to a response.
     pub fn add_headers(&self, headers: &mut HeaderMap) {
         let mut add = |name: &'static str, value: String| {
             if let Ok(value) = HeaderValue::from_str(&value) {

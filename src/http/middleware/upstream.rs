@@ -50,7 +50,6 @@ pub struct UpstreamError {
     cause: String,
 }
 
-/// The upstreams of the middleware.
 pub struct Middleware {
     pub settings: MiddlewareSettings,
     pub limits: MiddlewareLimits,
@@ -112,7 +111,6 @@ impl Middleware {
         }
     }
 
-    /// Whether there is no upstream.
     pub fn is_off(&self) -> bool {
         self.upstreams.is_empty()
     }
@@ -202,7 +200,6 @@ impl Upstream {
         })
     }
 
-    /// The URL of the upstream.
     pub fn base(&self) -> &Uri {
         &self.base
     }

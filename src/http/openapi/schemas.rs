@@ -240,7 +240,6 @@ fn either(one: Value, other: Option<Value>) -> Value {
     }
 }
 
-/// The content of a JSON body.
 pub fn in_json(schema: Value) -> Value {
     json!({"application/json": {"schema": schema}})
 }

@@ -15,7 +15,6 @@ use crate::middleware::dialect::Dialect;
 use crate::middleware::json::Located;
 use crate::middleware::reported::{Reported, shortened};
 
-/// A request to an upstream.
 pub struct Call<'a> {
     pub dialect: Dialect,
     pub method: &'a str,

@@ -33,7 +33,6 @@ const TOKEN_BYTES_MAX: usize = 16;
 
 pub(super) struct TurnWork<'a> {
     pub(super) turn: &'a Turn,
-    /// The passages of the turn.
     pub(super) chunks: &'a [Arc<Chunk>],
     /// Whether the passages are compressed. If not, only the added chunks are.
     pub(super) is_compressed: bool,
@@ -321,7 +320,6 @@ enum GroupKind {
     Result,
 }
 
-/// A group, and what is kept of it.
 struct Fitted {
     kind: GroupKind,
     indexes: Vec<usize>,

@@ -2,6 +2,7 @@
 import { Fragment } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { FailureNotice } from "../components/failure-notice";
+import { Table } from "../components/table";
 import { TimeSeries } from "../components/time-series";
 import { adminText, Failure, type Savings } from "../lib/api";
 import { otherListener } from "../lib/daemon";
@@ -177,7 +178,7 @@ function Totals({ metrics }: { metrics: Metrics }) {
   );
 }
 
-interface TableProps {
+interface SectionProps {
   metrics: Metrics;
   history: readonly Reading[];
 }
@@ -190,44 +191,26 @@ const LOOKUPS: Record<string, string> = {
   read: "not cached: read by the model",
 };
 
-function Cache({ metrics, history }: TableProps) {
+function Cache({ metrics, history }: SectionProps) {
   const first = history[0]!.metrics;
   const all = sum(metrics, "kv_lookups_total") ?? 0;
   const recent = increase(first, metrics, "kv_lookups_total");
   return (
     <section>
       <h2>Cache of chunk keys</h2>
-      <div class="scroll">
-        <table>
-          <thead>
-            <tr>
-              <th scope="col">Found in</th>
-              <th scope="col" class="num">
-                chunks
-              </th>
-              <th scope="col" class="num">
-                share
-              </th>
-              <th scope="col" class="num">
-                since opened
-              </th>
+      <Table columns={["Found in", { number: "chunks" }, { number: "share" }, { number: "since opened" }]}>
+        {Object.entries(LOOKUPS).map(([source, name]) => {
+          const found = sum(metrics, "kv_lookups_total", { source }) ?? 0;
+          return (
+            <tr key={source} data-source={source}>
+              <th scope="row">{name}</th>
+              <td class="num">{count(found)}</td>
+              <td class="num">{all > 0 ? percent(found / all) : "–"}</td>
+              <td class="num">{recent > 0 ? percent(increase(first, metrics, "kv_lookups_total", { source }) / recent) : "–"}</td>
             </tr>
-          </thead>
-          <tbody>
-            {Object.entries(LOOKUPS).map(([source, name]) => {
-              const found = sum(metrics, "kv_lookups_total", { source }) ?? 0;
-              return (
-                <tr key={source} data-source={source}>
-                  <th scope="row">{name}</th>
-                  <td class="num">{count(found)}</td>
-                  <td class="num">{all > 0 ? percent(found / all) : "–"}</td>
-                  <td class="num">{recent > 0 ? percent(increase(first, metrics, "kv_lookups_total", { source }) / recent) : "–"}</td>
-                </tr>
-              );
-            })}
-          </tbody>
-        </table>
-      </div>
+          );
+        })}
+      </Table>
       <p class="small muted">
         {labelValues(metrics, "kv_bytes", "tier")
           .sort()
@@ -241,7 +224,7 @@ function Cache({ metrics, history }: TableProps) {
   );
 }
 
-function Endpoints({ metrics, history }: TableProps) {
+function Endpoints({ metrics, history }: SectionProps) {
   const first = history[0]!.metrics;
   const requests = (endpoint: string) => sum(metrics, "requests_total", { endpoint }) ?? 0;
   const endpoints = labelValues(metrics, "requests_total", "endpoint").sort((a, b) => requests(b) - requests(a));
@@ -249,47 +232,31 @@ function Endpoints({ metrics, history }: TableProps) {
   return (
     <section>
       <h2>Endpoints</h2>
-      <div class="scroll">
-        <table>
-          <thead>
-            <tr>
-              <th scope="col">Path</th>
-              <th scope="col" class="num">
-                requests
+      <Table columns={["Path", { number: "requests" }, "errors", { number: "p50", title: "Since this view was opened, at most of the last 10 minutes" }]}>
+        {endpoints.map((endpoint) => {
+          const samples = (metrics.get("requests_total") ?? []).filter((sample) => sample.labels.endpoint === endpoint);
+          const errors = samples.filter((sample) => sample.labels.code !== "ok" && sample.value > 0);
+          const median = quantile(bucketIncrease(first, metrics, "request_seconds", { endpoint }), 0.5);
+          return (
+            <tr key={endpoint}>
+              <th scope="row">
+                <code>{endpoint}</code>
               </th>
-              <th scope="col">errors</th>
-              <th scope="col" class="num" title="Since this view was opened, at most of the last 10 minutes">
-                p50
-              </th>
+              <td class="num">{count(requests(endpoint))}</td>
+              <td>
+                {errors.map((sample) => (
+                  <Fragment key={sample.labels.code}>
+                    <span class="error-count">
+                      <code>{sample.labels.code}</code> {count(sample.value)}
+                    </span>{" "}
+                  </Fragment>
+                ))}
+              </td>
+              <td class="num">{median === null ? "–" : milliseconds(median * 1000)}</td>
             </tr>
-          </thead>
-          <tbody>
-            {endpoints.map((endpoint) => {
-              const samples = (metrics.get("requests_total") ?? []).filter((sample) => sample.labels.endpoint === endpoint);
-              const errors = samples.filter((sample) => sample.labels.code !== "ok" && sample.value > 0);
-              const median = quantile(bucketIncrease(first, metrics, "request_seconds", { endpoint }), 0.5);
-              return (
-                <tr key={endpoint}>
-                  <th scope="row">
-                    <code>{endpoint}</code>
-                  </th>
-                  <td class="num">{count(requests(endpoint))}</td>
-                  <td>
-                    {errors.map((sample) => (
-                      <Fragment key={sample.labels.code}>
-                        <span class="error-count">
-                          <code>{sample.labels.code}</code> {count(sample.value)}
-                        </span>{" "}
-                      </Fragment>
-                    ))}
-                  </td>
-                  <td class="num">{median === null ? "–" : milliseconds(median * 1000)}</td>
-                </tr>
-              );
-            })}
-          </tbody>
-        </table>
-      </div>
+          );
+        })}
+      </Table>
     </section>
   );
 }
@@ -301,44 +268,23 @@ function Losses({ tenants }: { tenants: readonly TenantSavings[] }) {
   return (
     <section>
       <h2>Results of tools that later steps copied from</h2>
-      <div class="scroll">
-        <table>
-          <thead>
-            <tr>
-              <th scope="col">Tenant</th>
-              <th scope="col">Tool</th>
-              <th scope="col">Kind</th>
-              <th scope="col" class="num">
-                used
-              </th>
-              <th scope="col" class="num">
-                lost
-              </th>
-              <th scope="col" class="num" title="With 95 % confidence">
-                share
-              </th>
-              <th scope="col">Compression</th>
-            </tr>
-          </thead>
-          <tbody>
-            {rows.map((row) => (
-              <tr key={`${row.tenant} ${row.tool} ${row.kind}`} data-tool={row.tool}>
-                <td>{row.tenant}</td>
-                <th scope="row">
-                  <code>{row.tool}</code>
-                </th>
-                <td>{row.kind}</td>
-                <td class="num">{count(row.uses)}</td>
-                <td class="num">{count(row.uses_lost)}</td>
-                <td class="num">
-                  {percent(row.share_min)} to {percent(row.share_max)}
-                </td>
-                <td>{row.is_off ? "off: too much was lost" : "on"}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
+      <Table columns={["Tenant", "Tool", "Kind", { number: "used" }, { number: "lost" }, { number: "share", title: "With 95 % confidence" }, "Compression"]}>
+        {rows.map((row) => (
+          <tr key={`${row.tenant} ${row.tool} ${row.kind}`} data-tool={row.tool}>
+            <td>{row.tenant}</td>
+            <th scope="row">
+              <code>{row.tool}</code>
+            </th>
+            <td>{row.kind}</td>
+            <td class="num">{count(row.uses)}</td>
+            <td class="num">{count(row.uses_lost)}</td>
+            <td class="num">
+              {percent(row.share_min)} to {percent(row.share_max)}
+            </td>
+            <td>{row.is_off ? "off: too much was lost" : "on"}</td>
+          </tr>
+        ))}
+      </Table>
       <p class="small muted">Lost: the model copied something that had been left out, or in shadow mode would have been. What it uses without copying is not seen.</p>
     </section>
   );
@@ -355,36 +301,17 @@ function Keys({ metrics }: { metrics: Metrics }) {
   return (
     <section>
       <h2>Tenants and API keys</h2>
-      <div class="scroll">
-        <table>
-          <thead>
-            <tr>
-              <th scope="col">Tenant</th>
-              <th scope="col">Key</th>
-              <th scope="col" class="num">
-                requests
-              </th>
-              <th scope="col" class="num">
-                over its rate
-              </th>
-              <th scope="col" class="num">
-                model tokens
-              </th>
-            </tr>
-          </thead>
-          <tbody>
-            {rows.map(({ tenant, key }) => (
-              <tr key={key} data-tenant={tenant}>
-                <td>{tenant}</td>
-                <th scope="row">{key}</th>
-                <td class="num">{count(sum(metrics, "key_requests_total", { key }) ?? 0)}</td>
-                <td class="num">{count(sum(metrics, "key_requests_total", { key, code: "rate_limited" }) ?? 0)}</td>
-                <td class="num">{count(sum(metrics, "key_tokens_total", { key }) ?? 0)}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
+      <Table columns={["Tenant", "Key", { number: "requests" }, { number: "over its rate" }, { number: "model tokens" }]}>
+        {rows.map(({ tenant, key }) => (
+          <tr key={key} data-tenant={tenant}>
+            <td>{tenant}</td>
+            <th scope="row">{key}</th>
+            <td class="num">{count(sum(metrics, "key_requests_total", { key }) ?? 0)}</td>
+            <td class="num">{count(sum(metrics, "key_requests_total", { key, code: "rate_limited" }) ?? 0)}</td>
+            <td class="num">{count(sum(metrics, "key_tokens_total", { key }) ?? 0)}</td>
+          </tr>
+        ))}
+      </Table>
     </section>
   );
 }

@@ -83,7 +83,6 @@ impl Anchors {
         self.line
     }
 
-    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.pages.is_empty() && self.line.is_none()
     }

@@ -67,7 +67,6 @@ pub struct Sentence {
     pub tokens: TokenSpan,
 }
 
-/// The numbers of tokens in a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenCounts {
     /// All tokens, those of the title included.
@@ -199,7 +198,6 @@ impl Block {
         Ok(block)
     }
 
-    /// Returns the numbers of tokens in the block.
     pub fn token_counts(&self) -> TokenCounts {
         TokenCounts { tokens: self.tokens, title_tokens: self.title_tokens }
     }
@@ -209,7 +207,6 @@ impl Block {
         &self.bytes
     }
 
-    /// Returns the codec of the keys.
     pub fn codec(&self) -> Codec {
         self.codec
     }

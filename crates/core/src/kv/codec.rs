@@ -21,7 +21,6 @@ use thiserror::Error;
 
 use crate::domain::TokenSpan;
 
-/// The number of keys in a tile.
 pub const LANES: usize = 16;
 
 /// The largest magnitude of a quantized value.

@@ -27,7 +27,6 @@ pub struct BlockKey([u8; 32]);
 pub struct TenantTag([u8; TAG_BYTES]);
 
 impl TenantTag {
-    /// Returns the tag of a tenant.
     pub fn of(tenant: &Tenant) -> Self {
         let hash = blake3::derive_key(TENANT_CONTEXT, tenant.name().as_bytes());
         Self(hash[..TAG_BYTES].try_into().expect("a hash has 32 bytes"))
@@ -74,7 +73,6 @@ fn add(hasher: &mut Hasher, part: &[u8]) {
 }
 
 impl BlockKey {
-    /// Returns the key with these bytes.
     pub fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
@@ -84,7 +82,6 @@ impl BlockKey {
         self.0.ends_with(&tenant.0)
     }
 
-    /// Returns the bytes of the key.
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }

@@ -36,7 +36,6 @@ pub struct LocalSettings {
     pub dir: Option<PathBuf>,
 }
 
-/// A tier of this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TierName {
     Memory,
@@ -44,7 +43,6 @@ pub enum TierName {
 }
 
 impl TierName {
-    /// Returns the name of the tier in metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Memory => "memory",
@@ -80,11 +78,7 @@ pub enum LocalError {
         "cannot create {} (blocks.dir): {source}; create it for this user, name another, or set blocks.dir to \"\" for no disk tier",
         path.display()
     )]
-    Create {
-        path: PathBuf,
-        /// The operating system's error.
-        source: io::Error,
-    },
+    Create { path: PathBuf, source: io::Error },
     #[error(
         "cannot {action} {}: {source}; this user must be able to write in blocks.dir: change its owner, name another, or set it to \"\" for no disk tier",
         path.display()

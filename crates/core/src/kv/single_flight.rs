@@ -35,7 +35,6 @@ struct State {
     outcome: Option<Outcome>,
 }
 
-/// How a flight ended.
 #[derive(Debug, Clone)]
 pub enum Outcome {
     /// The leader has produced the block.
@@ -105,7 +104,6 @@ impl Flight {
 }
 
 impl Leader {
-    /// Returns the key of the block.
     pub fn key(&self) -> BlockKey {
         self.key
     }

@@ -19,7 +19,6 @@ pub struct KvStore {
     tiers: Arc<dyn Tiers>,
 }
 
-/// Where a block came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BlockOrigin {
     Memory,
@@ -150,7 +149,6 @@ pub struct PendingChunk {
 }
 
 impl KvStore {
-    /// Returns a store over `tiers`.
     pub fn new(tiers: Arc<dyn Tiers>) -> Self {
         Self { flights: Arc::default(), tiers }
     }
@@ -370,7 +368,6 @@ impl KvStore {
 }
 
 impl PendingChunk {
-    /// Returns the index of the chunk in the request.
     pub fn index(&self) -> usize {
         self.index
     }

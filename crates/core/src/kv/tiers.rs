@@ -39,7 +39,6 @@ impl AllTiers {
         Self { local, shared }
     }
 
-    /// The tiers of this machine.
     pub fn local(&self) -> &LocalTiers {
         &self.local
     }

@@ -39,7 +39,6 @@ impl DeviceInUse {
         Self { name: "cpu".to_owned(), gpu_unavailable_reason: None }
     }
 
-    /// Returns whether the device is the CPU.
     pub fn is_cpu(&self) -> bool {
         self.name == "cpu"
     }

@@ -147,7 +147,6 @@ impl LoadedModel {
         }
     }
 
-    /// Returns the model as a [`ModelRuntime`].
     pub fn runtime(&self) -> Arc<dyn ModelRuntime> {
         match self {
             Self::Late(late) => Arc::clone(late) as Arc<dyn ModelRuntime>,

@@ -68,7 +68,6 @@ impl LayerRotations {
         of(&self.global) + self.local.as_ref().map_or(0, of)
     }
 
-    /// Returns the rotation in `layer`.
     pub fn of_layer(&self, layer: usize) -> &Rotation {
         self.local.as_ref().filter(|_| self.is_local[layer]).unwrap_or(&self.global)
     }

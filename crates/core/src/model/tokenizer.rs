@@ -69,7 +69,7 @@ pub struct ModelTokenizer {
 enum Splits {
     /// Nowhere, as far as is known.
     Unknown,
-    /// Between two blanks.
+    /// A text can be divided between any two blanks.
     AtBlanks,
     /// Also at punctuation marks of ASCII.
     AtBlanksAndMarks,

@@ -81,7 +81,6 @@ pub fn measure_answerable(
 pub struct BestPassage {
     /// The mean of its recall and its precision.
     pub value: f32,
-    /// The index of its chunk.
     pub chunk: usize,
     /// Its byte range in the chunk's text.
     pub bytes: ByteRange,

@@ -105,7 +105,6 @@ pub struct Reader {
     tenant: Tenant,
     /// Shared by all tenants of the model.
     load: Arc<LoadEstimator>,
-    /// Bytes of one token in a block.
     token_bytes: usize,
     limits: RequestLimits,
     /// Memory for the blocks of all requests, and of all streams, shared by all tenants.
@@ -426,7 +425,6 @@ impl Reader {
         self.store.forget_tenant(TenantTag::of(&self.tenant))
     }
 
-    /// Returns the key of a chunk's block.
     pub fn key(&self, chunk: &Chunk) -> BlockKey {
         self.keys.key(chunk.title.as_deref(), &chunk.text)
     }

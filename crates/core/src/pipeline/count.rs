@@ -61,16 +61,13 @@ pub struct TextCosts(Cache<(TokenizerName, TextHash), usize>);
 /// The hash of a text, by which caches find what is known of it.
 pub type TextHash = [u8; 16];
 
-/// Returns the hash of a text.
 pub fn hash_of(text: &str) -> TextHash {
     *blake3::hash(text.as_bytes()).as_bytes().first_chunk().expect("a hash has 32 bytes")
 }
 
-/// The number of texts in the cache.
 const TEXTS_MAX: usize = 1 << 17;
 
 impl TextCosts {
-    /// Returns an empty cache.
     pub fn new() -> Self {
         Self(Cache::new(TEXTS_MAX))
     }

@@ -36,7 +36,6 @@ use crate::text::intent::{self, Wants};
 /// The share of the best unit's score from which another unit may take its place if only the other one fits.
 const IN_PLACE_OF_BEST_MIN: f32 = 0.5;
 
-/// What a context holds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decision {
     /// The text to send to the language model.

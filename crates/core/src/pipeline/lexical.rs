@@ -36,7 +36,7 @@ const SAMPLE_CHARS_MAX: usize = 200;
 pub struct LexicalRc {
     /// `[question_token]`: whether the model's logits of the token count.
     model_scores: Vec<bool>,
-    /// `[word, chunk]`.
+    /// `[word, chunk]`: the RC of each word.
     pub chunks: Array2<f32>,
     /// `[word, unit]`; empty if units are chunks.
     pub units: Array2<f32>,

@@ -27,13 +27,11 @@ const ORDER_DEVIATIONS_MIN: f64 = 3.0;
 /// The turns before a turn. They count most, and from far away: a discussion follows the turn that names its topic.
 const BEFORE: Side = Side { nearest: 0.5, decay: 0.95, distance_max: 24 };
 
-/// The turns after a turn.
 const AFTER: Side = Side { nearest: 0.35, decay: 0.7, distance_max: 8 };
 
 /// The turns before a turn within one chunk. A chunk that is a chat is shorter than a meeting, and changes its topic more often.
 const BEFORE_IN_CHAT: Side = AFTER;
 
-/// The neighbours of each chunk.
 #[derive(Debug, Clone, Default)]
 pub struct Neighbours {
     /// `[chunk]`: its neighbours, with how much they count. Empty if the chunks are no dialogue.

@@ -22,7 +22,6 @@ pub struct UnitText<'a> {
     pub may_fold: bool,
 }
 
-/// What is notable among the units of a text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Notable {
     /// `[unit]`: whether the unit must be seen.

@@ -88,11 +88,7 @@ pub enum Warning {
         max: usize,
     },
     /// The deadline left no time to read some chunks.
-    Unread {
-        chunks: usize,
-        /// The number of all chunks.
-        of: usize,
-    },
+    Unread { chunks: usize, of: usize },
 }
 
 /// What happened to one chunk of a request.

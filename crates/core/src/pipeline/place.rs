@@ -31,7 +31,6 @@ pub struct Place {
     pub headings: Vec<String>,
 }
 
-/// The places in one chunk.
 #[derive(Debug)]
 pub struct Places<'a> {
     text: &'a str,

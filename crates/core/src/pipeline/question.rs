@@ -53,7 +53,6 @@ pub struct View {
     pub question_position: i64,
 }
 
-/// A slice of a block in a view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockSlice {
     pub block: usize,
@@ -94,7 +93,6 @@ pub struct EncodeContext<'a> {
     pub heads: EncodedHeads,
 }
 
-/// The heads in which a question is encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EncodedHeads {
     /// The heads that RC is computed from ([`ModelInfo::readout`]).
@@ -295,7 +293,6 @@ impl QuestionViews {
         self.planes.len()
     }
 
-    /// Returns the number of tokens in the question.
     pub fn tokens(&self) -> usize {
         self.views.first().map_or(0, |(_, encoded)| encoded.vectors.len_of(Axis(1)))
     }

@@ -120,7 +120,6 @@ impl Repeats {
         (0..self.of.len()).filter(|&unit| self.is_repeat(unit))
     }
 
-    /// Returns whether a unit repeats another one.
     pub fn is_repeat(&self, unit: usize) -> bool {
         self.first(unit).is_some()
     }

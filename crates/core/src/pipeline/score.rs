@@ -34,13 +34,10 @@ pub enum Scoring {
     #[default]
     #[serde(rename = "peak/ranked+coverage")]
     RankedCoverage,
-    /// See [`mean`].
     #[serde(rename = "mean/self")]
     Mean,
-    /// See [`bound`].
     #[serde(rename = "bound/self")]
     Bound,
-    /// See [`probe`].
     #[serde(rename = "probe")]
     Probe,
 }
@@ -136,7 +133,6 @@ pub struct Scores {
     pub chunk_relevances: Vec<f32>,
     /// What `relevance` was measured on, which decides from which value on a chunk is related.
     pub measured: Measured,
-    /// Whether the scores of chunks are probabilities.
     pub are_probabilities: bool,
 }
 

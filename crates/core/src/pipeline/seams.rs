@@ -128,7 +128,7 @@ fn hash(key: &[u8; KEY_BYTES]) -> usize {
 
 /// Which chunks stand next to each other in their documents, as far as their ids tell.
 struct Places<'a> {
-    /// `[chunk]`
+    /// `[chunk]`: its place, if its id tells one.
     of: Vec<Option<Place<'a>>>,
     at: HashMap<(&'a str, u64), Vec<usize>>,
     chunks: &'a [Arc<Chunk>],
@@ -179,7 +179,7 @@ struct Finder<'a> {
     chunks: &'a [Arc<Chunk>],
     units: &'a [Unit],
     outlines: &'a Outlines,
-    /// `[chunk]`: its units.
+    /// `[chunk]`: the indices of its units.
     of_chunk: Vec<Range<usize>>,
 }
 

@@ -92,7 +92,6 @@ impl Outlines {
         &self.layouts
     }
 
-    /// Returns whether all chunks are prose.
     pub fn is_prose(&self) -> bool {
         !self.has_structure
     }
@@ -128,7 +127,6 @@ impl Outlines {
         self.piece(unit, chunk).is_some_and(|piece| piece.is_frame)
     }
 
-    /// Returns whether a unit is a row of a table.
     pub fn is_row(&self, unit: usize, chunk: usize) -> bool {
         self.piece(unit, chunk).is_some_and(|piece| piece.is_row)
     }
@@ -202,7 +200,6 @@ impl Weighter<LayoutKey, Arc<Layout>> for LayoutBytes {
 }
 
 impl Layouts {
-    /// Returns an empty cache.
     pub fn new() -> Self {
         Self(Cache::with_weighter(LAYOUTS, LAYOUT_BYTES_MAX, LayoutBytes))
     }

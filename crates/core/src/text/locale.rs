@@ -33,7 +33,7 @@ struct Locale {
     /// Whether months and weekdays are written with a capital, as other names are.
     has_capital_months: bool,
     words: HashMap<&'static str, Meaning>,
-    /// The commonest words.
+    /// The words that occur most often in texts of the language.
     common: HashSet<&'static str>,
     /// The numbers in words, where the library for them knows the language.
     spelled: Option<Language>,

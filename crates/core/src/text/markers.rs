@@ -59,7 +59,6 @@ fn links(text: &str) -> impl Iterator<Item = ByteRange> + '_ {
     })
 }
 
-/// Returns a text without its markers.
 pub fn without_markers(text: &str) -> String {
     let (mut out, mut at) = (String::with_capacity(text.len()), 0);
     for marker in markers(text).into_iter().filter(|marker| !marker.is_empty()) {

@@ -6,7 +6,7 @@ const CURRENCIES: [&str; 4] = ["$", "€", "£", "¥"];
 /// The numbers that are taken for years if they have no unit and no separator.
 pub(super) const YEARS: std::ops::RangeInclusive<f64> = 1000.0..=2100.0;
 
-/// What a number counts.
+/// What a number stands for: an amount of a unit, a date, a place in an order and so on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Measure {
     /// Units of a known kind, converted to this base unit.

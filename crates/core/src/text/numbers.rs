@@ -24,10 +24,9 @@ const AMBIGUOUS: [&str; 8] = ["one", "o", "first", "second", "hundred", "thousan
 /// The longest word of a number, `seventeenth`, in bytes.
 const NUMBER_WORD_BYTES_MAX: usize = 11;
 
-/// A number in words.
+/// A number that is written in words, such as `two hundred`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Spelled {
-    /// The index of its first word.
     pub start: usize,
     /// The index after its last word.
     pub end: usize,

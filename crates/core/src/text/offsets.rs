@@ -92,7 +92,6 @@ pub struct OffsetMap<'a> {
 }
 
 impl<'a> OffsetMap<'a> {
-    /// Returns the map of `text` for `unit`.
     pub fn new(text: &'a str, unit: OffsetUnit) -> Self {
         if unit == OffsetUnit::Byte || text.is_ascii() {
             return Self { text, unit, checkpoints: Vec::new(), len: text.len() };
@@ -110,7 +109,6 @@ impl<'a> OffsetMap<'a> {
         self.len
     }
 
-    /// Returns whether the text is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

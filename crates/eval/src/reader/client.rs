@@ -28,7 +28,6 @@ const RESPONSE_BYTES_MAX: u64 = 4 << 20;
 /// What a model is told to say if the context has no answer.
 const NO_ANSWER: &str = "no answer";
 
-/// A response of the server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Exchange {
     pub text: String,
@@ -67,7 +66,6 @@ impl Failure {
         matches!(self, Self::RateLimited(_) | Self::Unavailable(_) | Self::NotUnderstood(_))
     }
 
-    /// Returns its name in reports.
     pub fn name(&self) -> &'static str {
         match self {
             Self::TooLong => "too long for the model",

@@ -134,9 +134,9 @@ struct RowContexts<'a> {
     pipeline: &'a Pipeline,
     row: &'a ReaderRow,
     request: CompressRequest,
-    /// To keep sentences.
+    /// The row, prepared for contexts of sentences.
     sentences: Prepared,
-    /// To keep chunks.
+    /// The row, prepared for contexts of complete chunks.
     chunks: Prepared,
 }
 

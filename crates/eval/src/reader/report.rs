@@ -16,7 +16,7 @@ pub struct ReaderReport {
     pub data: String,
     pub model: String,
     pub judge: Option<String>,
-    /// Rows that were asked.
+    /// The number of rows that were asked.
     pub rows: usize,
     /// Rows that were left out because they have no reference answer.
     pub without_answers: usize,
@@ -29,7 +29,6 @@ pub struct ReaderReport {
 /// How well a reader answers with one arm. Means are over the rows with an answer.
 #[derive(Debug, Clone)]
 pub struct ArmReport {
-    /// Rows with an answer.
     pub answered: usize,
     /// Rows without an answer that could be scored, by reason.
     pub failures: BTreeMap<&'static str, usize>,
@@ -89,7 +88,6 @@ impl ReaderReport {
         self.arms[0].1.answered == 0
     }
 
-    /// Returns the report as a JSON object.
     pub fn json(&self) -> Value {
         let arms: Map<_, _> =
             self.arms.iter().map(|(arm, report)| (arm.to_string(), report.json())).collect();

@@ -26,7 +26,6 @@ struct PositionValues {
     biases: Vec<(Option<usize>, Value)>,
 }
 
-/// The rotary angles of each position.
 struct RotaryValues {
     /// The number of components of a head that rotate.
     dim: usize,

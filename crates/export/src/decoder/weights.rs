@@ -15,7 +15,7 @@ use crate::{
 /// A decoder's weights in the weights file.
 #[derive(Debug)]
 pub struct DecoderWeights {
-    /// `[vocab, d]`
+    /// `[vocab, d]`: a row for each token.
     pub(super) embedding: StoredTensor,
     /// `[context, d]`: learned position embeddings.
     pub(super) positions: Option<StoredTensor>,

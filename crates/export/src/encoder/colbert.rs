@@ -54,9 +54,9 @@ pub struct Colbert {
 pub struct Projection {
     /// The number of components of a projected vector.
     pub dim: usize,
-    /// `[dim, d]`
+    /// `[dim, d]`: from hidden states to keys.
     weight: Tensor,
-    /// `[dim]`
+    /// `[dim]`; none if the checkpoint has none.
     bias: Option<Tensor>,
 }
 

@@ -30,7 +30,6 @@ pub const ARCHITECTURES: [(&str, Family); 6] = [
 /// What the name of the label begins with that says that the first text supports the second.
 const SUPPORT_NAMES: [&str; 2] = ["entail", "support"];
 
-/// The labels of a cross-encoder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Labels {
     names: Vec<String>,
@@ -97,7 +96,6 @@ impl Labels {
         }
     }
 
-    /// Returns the number of labels.
     pub fn count(&self) -> usize {
         self.names.len()
     }

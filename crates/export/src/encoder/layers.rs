@@ -28,7 +28,6 @@ const MASK_BIAS_F16: f32 = -20_000.0;
 /// The smallest norm by which a readout vector is divided, as in `torch.nn.functional.normalize`.
 const NORM_MIN: f32 = 1e-12;
 
-/// What the graphs are built from.
 #[derive(Clone, Copy)]
 pub struct GraphParts<'a> {
     /// The encoder's weights in the weights file.
@@ -42,9 +41,9 @@ pub struct GraphParts<'a> {
 struct Shared {
     /// `[b, 1, 1, t]`: the bias of masked positions.
     mask: Option<Value>,
-    /// `[b, t]`
+    /// `[b, t]`: the ids of the tokens.
     ids: Value,
-    /// `[1]`: `t`.
+    /// `[1]`: `t`, the number of tokens of a window.
     tokens: Value,
     /// For each reach, the bias of fused attention, `[b or 1, heads or 1, t, t]` as f16; `None` if there is none.
     fused_bias: Vec<(Option<usize>, Option<Value>)>,

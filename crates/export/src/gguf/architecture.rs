@@ -51,7 +51,6 @@ struct Key {
     is_required: bool,
 }
 
-/// The supported architectures.
 pub static ARCHITECTURES: [Architecture; 4] = [
     Architecture {
         name: "llama",

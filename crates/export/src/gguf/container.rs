@@ -53,7 +53,6 @@ pub struct GgufFile {
     data_offset_bytes: u64,
 }
 
-/// A value of the metadata.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
     Unsigned(u64),
@@ -125,7 +124,6 @@ impl GgufFile {
         &self.path
     }
 
-    /// The value of a metadata key.
     pub fn value(&self, key: &str) -> Option<&Value> {
         self.metadata.get(key)
     }
@@ -213,7 +211,6 @@ impl Value {
 }
 
 impl Numbers {
-    /// The number of elements.
     pub fn count(&self) -> usize {
         self.bytes.len() / self.scalar.bytes()
     }

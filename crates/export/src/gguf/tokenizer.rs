@@ -235,7 +235,7 @@ fn sentence_piece(file: &GgufFile, order: MergeOrder) -> Result<Json, ExportErro
     }))
 }
 
-/// The id of each token.
+/// Returns the id of each token. Fails if two tokens are equal.
 fn vocabulary(file: &GgufFile, tokens: &[String]) -> Result<Map<String, Json>, ExportError> {
     let mut vocabulary = Map::new();
     for (id, token) in tokens.iter().enumerate() {
@@ -389,7 +389,7 @@ fn priorities(file: &GgufFile, order: MergeOrder, count: usize) -> Result<Vec<f6
     Ok(numbers.iter().map(score).collect())
 }
 
-/// All tokens, by id.
+/// Returns all tokens; the index of a token is its id.
 fn tokens(file: &GgufFile) -> Result<&[String], ExportError> {
     match file.value(TOKENS) {
         Some(Value::Texts(tokens)) => match tokens.iter().map(String::len).max() {

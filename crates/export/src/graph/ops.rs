@@ -51,7 +51,7 @@ impl GraphBuilder {
         self.node("QuantizeLinear", &[x, &one, &zero], vec![])
     }
 
-    /// The sum, broadcast.
+    /// The sum, with shapes that are broadcast.
     pub fn add(&mut self, a: &Value, b: &Value) -> Value {
         self.node("Add", &[a, b], vec![])
     }
@@ -185,12 +185,10 @@ impl GraphBuilder {
         self.node("Concat", parts, vec![int("axis", axis)])
     }
 
-    /// The cosine of each element.
     pub fn cos(&mut self, x: &Value) -> Value {
         self.node("Cos", &[x], vec![])
     }
 
-    /// The sine of each element.
     pub fn sin(&mut self, x: &Value) -> Value {
         self.node("Sin", &[x], vec![])
     }

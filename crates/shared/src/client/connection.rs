@@ -22,12 +22,10 @@ use super::SharedError;
 use super::outcome::Failure;
 use crate::settings::SharedSettings;
 
-/// The timeouts of one node.
 #[derive(Debug, Clone, Copy)]
 pub struct Timeouts {
     /// The timeout to connect, TLS handshake and login included.
     pub connect: Duration,
-    /// The timeout of the response to one command.
     pub response: Duration,
 }
 

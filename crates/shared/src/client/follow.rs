@@ -27,7 +27,6 @@ const READ_BLOCK: Duration = Duration::from_secs(2);
 /// The longest pause after a failure.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// What a follower reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     Entry(Entry),

@@ -48,7 +48,6 @@ pub struct EntryId {
     pub seq: u64,
 }
 
-/// An entry of a journal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     pub id: EntryId,
@@ -64,7 +63,6 @@ pub enum FieldChange<'a> {
     Put(&'a [u8], &'a [u8]),
     /// Sets the field (name, value) if it does not exist.
     Offer(&'a [u8], &'a [u8]),
-    /// Deletes the field with this name.
     Delete(&'a [u8]),
 }
 

@@ -119,7 +119,6 @@ pub fn count(op: &'static str, outcome: &'static str, count: usize) {
     }
 }
 
-/// Records how long a call took.
 pub fn record_seconds(op: &'static str, elapsed: Duration) {
     histogram!("shared_seconds", "op" => op).record(elapsed);
 }

@@ -66,7 +66,6 @@ impl QueueCapacity {
         acquired
     }
 
-    /// Whether at least half of the capacity is free.
     pub fn is_half_free(&self) -> bool {
         self.free.available_permits() >= self.bytes_max / 2
     }
@@ -75,7 +74,6 @@ impl QueueCapacity {
         outcome::set_queue_bytes(self.bytes_max - self.free.available_permits());
     }
 
-    /// Waits until the queue is empty.
     pub async fn drained(&self) {
         let _all = self.free.acquire_many(self.bytes_max as u32).await;
     }

@@ -9,7 +9,6 @@ use Sign::*;
 /// How much of a text is read, in bytes.
 const READ_BYTES: usize = 16 * 1024;
 
-/// The score of prose.
 const PROSE: f64 = 0.5;
 
 /// How a text of a kind looks. A kind can look in several ways.

@@ -93,7 +93,7 @@ struct Writer<'a, 'b> {
     text: &'a str,
     sentences: &'a Sentences<'b>,
     pieces: Pieces,
-    /// `[depth]`.
+    /// `[depth]`: who wrote the mail that is quoted so deep, and when.
     origins: Vec<Origin>,
     /// The depth and the last piece of the paragraph above.
     above: Option<(usize, usize)>,

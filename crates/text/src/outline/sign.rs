@@ -26,7 +26,7 @@ pub(super) enum Sign {
     Fault,
     /// The beginning of a turn, in a text whose turns go back and forth.
     Speaker,
-    /// The time of a cue.
+    /// The times of a cue of subtitles.
     Cue,
     /// A field of the head of a mail.
     Head,
@@ -59,11 +59,10 @@ pub(super) enum Sign {
     Item,
     /// Begins with an option, as `-a, --all`.
     Term,
-    /// Running text.
+    /// Running text, as in prose.
     Words,
 }
 
-/// The signs of one line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Signs(u32);
 

@@ -11,7 +11,6 @@ use crate::middleware::find::{Passage, Turn};
 use crate::middleware::json::Located;
 use crate::middleware::session::SESSION_ID_CHARS_MAX;
 
-/// The options of a conversation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
     /// Whether shortened texts name the hash under which the original is stored.

@@ -91,7 +91,6 @@ impl<V: Weighed> Bounded<V> {
         self.cache.remove_if(key, condition).map(|(_, value)| value)
     }
 
-    /// Returns the keys of a tenant.
     pub fn keys_of(&self, tenant: TenantTag) -> Vec<BlockKey> {
         self.cache.iter().map(|(key, _)| key).filter(|key| key.is_of(tenant)).collect()
     }

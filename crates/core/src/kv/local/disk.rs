@@ -123,7 +123,6 @@ impl Disk {
         }
     }
 
-    /// Returns the keys of a tenant's blocks.
     pub fn keys_of(&self, tenant: TenantTag) -> Vec<BlockKey> {
         self.shared.index.keys_of(tenant)
     }

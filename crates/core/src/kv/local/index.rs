@@ -29,7 +29,6 @@ pub struct Shared {
     pub pending_removals: Mutex<HashMap<BlockKey, usize>>,
 }
 
-/// The entry of a block in the index.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct IndexEntry {
     pub file: BlockFile,

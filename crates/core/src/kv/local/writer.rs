@@ -13,7 +13,6 @@ use super::directory::BlockFile;
 use super::index::{IndexEntry, Shared};
 use crate::kv::key::BlockKey;
 
-/// A command to the writer.
 pub enum Command {
     Write(BlockKey, Bytes),
     /// Marks the position of a removal in the queue: writes of the key that were queued before it must not
@@ -25,7 +24,6 @@ pub enum Command {
     Close(oneshot::Sender<()>),
 }
 
-/// The state of the writer thread.
 pub struct Writer {
     shared: Arc<Shared>,
     queued_bytes: Arc<AtomicU64>,

@@ -81,7 +81,6 @@ pub struct Rotary {
 pub struct ChosenHeads {
     /// (layer, head) of each chosen head, ascending.
     pub heads: Vec<(usize, usize)>,
-    /// The tokens of a question whose RC ranks chunks and sentences.
     #[serde(default, skip_serializing_if = "QuestionTokens::is_all")]
     pub question_tokens: QuestionTokens,
     /// The measure by which the heads were chosen.
@@ -110,7 +109,6 @@ pub enum QuestionTokens {
 }
 
 impl QuestionTokens {
-    /// Returns whether all tokens are used.
     pub fn is_all(&self) -> bool {
         *self == Self::All
     }
@@ -142,7 +140,6 @@ impl Decoder {
         self.chosen.as_ref().map_or_else(all, |chosen| chosen.heads.clone())
     }
 
-    /// Returns the tokens of a question whose RC ranks chunks and sentences.
     pub fn question_tokens(&self) -> QuestionTokens {
         self.chosen.as_ref().map_or(QuestionTokens::All, |chosen| chosen.question_tokens)
     }

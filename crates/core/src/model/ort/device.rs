@@ -56,7 +56,6 @@ impl Device {
         }
     }
 
-    /// Returns whether the device is the CPU.
     pub fn is_cpu(&self) -> bool {
         self.cuda.is_none()
     }

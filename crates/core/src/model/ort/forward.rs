@@ -33,7 +33,7 @@ pub struct ForwardGraph {
 /// The keys and values that the sequences of a forward pass follow, special tokens included. They are copied
 /// once and serve any number of passes.
 pub struct ForwardPast {
-    /// `[layer]`
+    /// `[layer]`: the keys and values of the past tokens.
     pub(super) layers: Vec<LayerPast>,
     /// The position of each past token, `[p]`.
     pub(super) positions: Vec<i64>,

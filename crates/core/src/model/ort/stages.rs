@@ -153,12 +153,10 @@ impl Stages {
         &self.allocator
     }
 
-    /// Returns whether all layers are one stage.
     pub fn are_one(&self) -> bool {
         self.stages.len() == 1
     }
 
-    /// Returns the layers of each stage.
     pub fn layers(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         self.stages.iter().map(|stage| stage.layers.clone()).collect::<Vec<_>>().into_iter()
     }

@@ -206,12 +206,10 @@ impl WeightedSession {
         device.host_allocator(&self.session)
     }
 
-    /// Returns the inputs of the graph.
     pub fn inputs(&self) -> &[Outlet] {
         self.session.inputs()
     }
 
-    /// Returns the outputs of the graph.
     pub fn outputs(&self) -> &[Outlet] {
         self.session.outputs()
     }
@@ -231,7 +229,6 @@ pub fn integer_inputs<'a>(
     inputs.iter().map(tensor).collect()
 }
 
-/// Returns the value with this name.
 pub fn value_named<'a>(name: &str, values: &'a [(&str, DynValue)]) -> Option<&'a DynValue> {
     values.iter().find(|(input, _)| *input == name).map(|(_, value)| value)
 }

@@ -97,7 +97,6 @@ impl<T: Send + 'static> Workers<T> {
         Ok(Self { queue, threads, helpers })
     }
 
-    /// Returns the number of threads.
     pub fn count(&self) -> usize {
         self.threads.len()
     }

@@ -23,7 +23,7 @@ pub struct Unigram {
     text: String,
     /// `[id + 1]`: where each piece begins in the text, and where the last one ends.
     starts: Vec<u32>,
-    /// `[id]`
+    /// `[id]`: the logarithm of the probability of each piece.
     scores: Vec<f64>,
     /// The ids in the order of the bytes of their pieces, without those of special tokens.
     sorted: Vec<u32>,

@@ -158,7 +158,6 @@ impl Candidates {
         self.duplicate_of[chunk] == chunk && !self.units_of_chunk[chunk].is_empty()
     }
 
-    /// Returns the number of chunks.
     pub fn len(&self) -> usize {
         self.chunks.len()
     }

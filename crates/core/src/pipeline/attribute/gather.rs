@@ -51,7 +51,6 @@ pub(super) struct Gathered {
 }
 
 impl Gathered {
-    /// Gathers the evidence on a part.
     pub fn gather(part: &Part, is_citable: bool) -> Self {
         let evidence = Evidence { is_citable, ..Evidence::default() };
         let mut gathered = Self { evidence, unsupported: Vec::new(), conflicts: Vec::new() };

@@ -26,7 +26,6 @@ const STEM_LETTERS: usize = 4;
 pub(super) struct Part<'a> {
     pub candidates: &'a Candidates,
     pub bytes: ByteRange,
-    /// The sentences that the part overlaps.
     pub sentences: &'a [SentenceScores],
     /// The words of the part; at least one.
     pub words: Vec<PartWord<'a>>,
@@ -103,7 +102,6 @@ impl<'a> Part<'a> {
         self.unit_words.iter().flatten().copied()
     }
 
-    /// Returns whether the unit of a word denies it.
     pub fn denies(&self, word: &UnitWord) -> bool {
         self.denied[word.unit].contains(&word.at)
     }

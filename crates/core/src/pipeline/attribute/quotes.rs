@@ -83,7 +83,6 @@ pub struct QuotedSpan {
 struct Run {
     /// The index of its first word in the quotation.
     start: usize,
-    /// The number of its words.
     len: usize,
     chunk: usize,
     /// The index of its first word in the chunk.

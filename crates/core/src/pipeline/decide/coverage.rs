@@ -26,7 +26,6 @@ const RELATIVE_MIN: f32 = 1e-3;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CoverageLimits {
-    /// The name of the scoring method.
     pub estimator: String,
     pub rows: usize,
     /// The SHA-256 of the file with the rows, in hexadecimal.

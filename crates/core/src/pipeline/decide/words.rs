@@ -39,7 +39,6 @@ pub fn weigh(reading: &Reading, chunks: &[Arc<Chunk>], unit: &Unit) -> Words {
 }
 
 impl Words {
-    /// Returns the number of words.
     pub fn count(&self) -> usize {
         self.words.len()
     }

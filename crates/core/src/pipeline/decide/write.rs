@@ -53,11 +53,9 @@ pub struct Writer<'a> {
     pub order: Vec<usize>,
     pub wants: Wants,
     pub repeats: Repeats,
-    /// How the context is written.
     pub style: Style,
 }
 
-/// A written context.
 pub struct Rendered {
     pub text: String,
     /// `[chunk]`: the kept spans of each chunk.

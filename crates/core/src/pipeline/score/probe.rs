@@ -26,7 +26,7 @@ const DEVIATION_MIN: f64 = 1e-9;
 /// all in each head. Over the segments of one kind, every row has mean 0 and variance 1, or is 0 if it is constant.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Features {
-    /// `[2 * heads, chunk]`.
+    /// `[2 * heads, chunk]`: the features of chunks.
     pub chunks: Array2<f32>,
     /// `[2 * heads, unit]`; empty if units are chunks.
     pub units: Array2<f32>,
@@ -37,7 +37,7 @@ pub struct Features {
 /// The probabilities that a probe gives to the segments of a request, from 0 to 1.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Probabilities {
-    /// `[chunk]`.
+    /// `[chunk]`: the probability of each chunk.
     pub chunks: Vec<f32>,
     /// `[unit]`; empty if units are chunks.
     pub units: Vec<f32>,

@@ -77,7 +77,6 @@ fn values_count(mut texts: &[u8]) -> u64 {
 }
 
 impl Writer {
-    /// Sets a key, or adds it.
     pub fn set(&mut self, key: &str, value: Vec<u8>) {
         self.remove(key);
         self.keys.push((key.to_owned(), value));
@@ -101,7 +100,6 @@ impl Writer {
         });
     }
 
-    /// The bytes of the file.
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = b"GGUF".to_vec();
         bytes.extend(self.version.to_le_bytes());

@@ -23,11 +23,10 @@ pub(in super::super) enum Format {
     /// `**Mia:** hi`, `**Mia**: hi`.
     Bold,
     Angle,
-    /// `Mia: hi`.
+    /// A name and a colon: `Mia: hi`.
     Named,
 }
 
-/// The beginning of a turn.
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) struct Head<'a> {
     pub speaker: &'a str,

@@ -23,7 +23,6 @@ pub(super) enum Role {
     Plain,
 }
 
-/// A line of a program.
 pub(super) struct Source<'a> {
     pub line: Line<'a>,
     pub indent: usize,

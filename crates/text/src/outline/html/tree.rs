@@ -72,7 +72,6 @@ impl<'a> Reader<'a> {
         self.run_has_text |= has_text;
     }
 
-    /// Ends the run that is open.
     fn flush(&mut self) {
         if let Some((start, end)) = self.run.take() {
             let has_text = std::mem::take(&mut self.run_has_text);

@@ -7,7 +7,6 @@ use crate::line::{Line, fence, heading_level};
 /// How many lines front matter can have.
 const FRONT_MATTER_LINES: usize = 60;
 
-/// What consecutive lines are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Block {
     Blank,

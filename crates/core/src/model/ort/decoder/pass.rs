@@ -22,7 +22,6 @@ pub struct TokenPass<'a> {
     pub shape: &'a DecoderShape,
     /// The keys and values of the special tokens, `[plane, prefix_token, head_dim]`.
     pub prefix: ArrayView3<'a, f32>,
-    /// The ids of the tokens.
     pub ids: &'a [u32],
     /// The position of each token, ascending.
     pub positions: Vec<i64>,
@@ -34,7 +33,6 @@ pub struct TokenPass<'a> {
 
 /// Consecutive tokens that go through the stages together.
 struct Tile {
-    /// The range of the tokens in the pass.
     tokens: Range<usize>,
     staged: StagedTokens,
 }

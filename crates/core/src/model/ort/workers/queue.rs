@@ -67,7 +67,6 @@ struct QueueState<T> {
     closed: bool,
 }
 
-/// A window to be read.
 pub struct Job<T> {
     pub window: Box<[u32]>,
     pub flow: Flow,
@@ -78,7 +77,6 @@ pub struct Job<T> {
 }
 
 impl<T> Queue<T> {
-    /// Creates an empty queue.
     pub fn new(batching: Batching) -> Self {
         let state = QueueState { jobs: Vec::new(), scheduler: FairScheduler::default(), closed: false };
         Self { state: Mutex::new(state), changed: Condvar::new(), batching }
