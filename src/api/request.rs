@@ -8,6 +8,7 @@ use std::sync::Arc;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, MapAccess, Visitor, value::MapAccessDeserializer};
 use serde::{Deserialize, Deserializer};
+use serde_json::Number;
 use serde_json::value::RawValue;
 use thresher_core::domain::{
     Budget, Chunk, CompressRequest, Format, Granularity, Kind, Omissions, OnError, Order, TokenizerName,
@@ -22,7 +23,7 @@ use super::kv::{Include, KvBody, KvWanted};
 use super::limits::{Body, BodyLimits, ListLimit};
 use super::place::{self, PageBody};
 use super::schema::require_one;
-use super::wire::{Object, Word, choice, or_default};
+use super::wire::{Object, TextOrInteger, Word, choice, or_default, text_or_integer};
 use crate::error::{ApiError, ErrorCode};
 
 /// Body of `POST /v1/compress`.
@@ -123,8 +124,9 @@ pub(super) struct ChunkBody(pub(super) ChunkFields);
 #[schemars(rename = "ChunkObject")]
 /// A chunk: its text, and optionally an id, a title, metadata and its place in the document.
 pub(super) struct ChunkFields {
-    /// The id of the chunk, unique within the request. Default: its index.
-    #[serde(default)]
+    /// The id of the chunk, unique within the request. Default: its index. An integer is taken as the string of its digits.
+    #[serde(default, deserialize_with = "text_or_integer")]
+    #[schemars(with = "Option<TextOrInteger>")]
     pub(super) id: Option<String>,
     /// The title, which the model reads before the text.
     #[serde(default)]
@@ -146,6 +148,10 @@ pub(super) struct ChunkFields {
     #[serde(default)]
     #[schemars(range(min = 1))]
     pub(super) line: Option<u32>,
+    /// What the retriever made of the chunk. It is not used: scores of two questions have different scales.
+    #[serde(default, rename = "score")]
+    #[schemars(with = "Option<f64>")]
+    pub(super) _score: Option<Number>,
 }
 
 /// Parses a request body. The entries of its lists are counted while they are parsed, so that a list over its limit needs no more memory
@@ -444,6 +450,26 @@ impl<'de> Visitor<'de> for ChunkVisitor {
 mod tests {
 
     use super::*;
+
+    #[test]
+    fn a_chunk_is_taken_as_a_vector_database_returns_it() {
+        let read = |json: &str| serde_json::from_str::<ChunkFields>(json).map(|fields| fields.id);
+        for (json, id) in [
+            (r#"{"id": 17, "score": 0.83, "text": "a"}"#, Some("17")),
+            (r#"{"id": -1, "score": null, "text": "a"}"#, Some("-1")),
+            (r#"{"id": "17", "text": "a"}"#, Some("17")),
+            (r#"{"id": null, "text": "a"}"#, None),
+        ] {
+            assert_eq!(read(json).expect(json).as_deref(), id, "{json}");
+        }
+        for json in [
+            r#"{"id": 1.5, "text": "a"}"#,
+            r#"{"id": true, "text": "a"}"#,
+            r#"{"score": "high", "text": "a"}"#,
+        ] {
+            assert!(read(json).is_err(), "{json}");
+        }
+    }
 
     #[test]
     fn a_chunk_without_an_id_takes_none_that_another_has() {

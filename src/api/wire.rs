@@ -3,7 +3,8 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use serde::de::{IntoDeserializer, MapAccess, Visitor, value::MapAccessDeserializer};
+use schemars::JsonSchema;
+use serde::de::{self, IntoDeserializer, MapAccess, Visitor, value::MapAccessDeserializer};
 use serde::{Deserialize, Deserializer};
 use thresher_core::plain::Shortened;
 
@@ -19,6 +20,47 @@ pub(super) fn choice<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
     from: D,
 ) -> Result<T, D::Error> {
     Option::<Word<T>>::deserialize(from).map(|word| word.map(|Word(word)| word).unwrap_or_default())
+}
+
+/// A string or an integer, as a schema describes it.
+#[derive(JsonSchema)]
+#[schemars(inline)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "only its schema is used")]
+pub(super) enum TextOrInteger {
+    Text(String),
+    Integer(i64),
+}
+
+/// Reads a string, the digits of an integer, or null as none.
+pub(super) fn text_or_integer<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    from.deserialize_any(TextVisitor)
+}
+
+struct TextVisitor;
+
+impl Visitor<'_> for TextVisitor {
+    type Value = Option<String>;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a string or an integer")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(Some(text.to_owned()))
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Self::Value, E> {
+        Ok(Some(number.to_string()))
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<Self::Value, E> {
+        Ok(Some(number.to_string()))
+    }
+
+    fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
 }
 
 /// One of several words. It is read as a string first: for any other type, `serde_json` would report invalid JSON.

@@ -269,16 +269,19 @@ const FILES: [(&str, &str); 13] = files!["en" "de" "fr" "es" "it" "pt" "nl" "da"
 /// The most characters of the beginning of a word: a word of a megabyte is looked up no longer than others.
 const STEM_CHARS_MAX: usize = 24;
 
+#[derive(Default)]
 struct Lexicon {
     /// The words of the files by their class.
     of_class: HashMap<Class, Vec<&'static str>>,
     words: HashMap<(Class, &'static str), Langs>,
     /// Beginnings of words, in classes that have stems.
     stems: HashMap<(Class, &'static str), Langs>,
+    /// The expressions of several words by the first one: the others.
+    expressions: HashMap<(Class, &'static str), Vec<&'static str>>,
 }
 
 static LEXICON: LazyLock<Lexicon> = LazyLock::new(|| {
-    let mut lexicon = Lexicon { of_class: HashMap::new(), words: HashMap::new(), stems: HashMap::new() };
+    let mut lexicon = Lexicon::default();
     for (number, (lang, file)) in FILES.into_iter().enumerate() {
         let lang_bit = Langs(1 << number);
         for word in stop_words::lookup(lang).unwrap_or_default() {
@@ -288,6 +291,9 @@ static LEXICON: LazyLock<Lexicon> = LazyLock::new(|| {
             let class = CLASSES.iter().find(|(_, name)| *name == class);
             let class = class.expect("the test of the files has checked the names").0;
             lexicon.of_class.entry(class).or_default().push(word);
+            if let Some((first, rest)) = word.split_once('_') {
+                lexicon.expressions.entry((class, first)).or_default().push(rest);
+            }
             lexicon.add(class, word, lang_bit);
             if class == Class::Function {
                 lexicon.add(Class::Stop, word, lang_bit);
@@ -358,12 +364,14 @@ pub fn is_phrase(class: Class, text: &str) -> bool {
     has(class, &text.split_whitespace().collect::<Vec<_>>().join("_"))
 }
 
-/// Returns of how many words, in lower case, the expression of a class consists with which `words` begin; `None` if they begin with none.
-pub fn expression<'a>(class: Class, words: impl Iterator<Item = &'a str> + Clone) -> Option<usize> {
-    let expressions = LEXICON.of_class.get(&class)?.iter().filter(|word| word.contains('_'));
-    expressions.map(|expression| expression.split('_')).find_map(|expected| {
-        let count = expected.clone().count();
-        expected.eq(words.clone().take(count)).then_some(count)
+/// Returns of how many words, in lower case, the expression of several words consists with which `words` begin; `None` if they begin with
+/// none of the class.
+pub fn expression<'a>(class: Class, mut words: impl Iterator<Item = &'a str> + Clone) -> Option<usize> {
+    let expressions = LEXICON.expressions.get(&(class, words.next()?))?;
+    expressions.iter().find_map(|rest| {
+        let rest = rest.split('_');
+        let count = rest.clone().count();
+        rest.eq(words.clone().take(count)).then_some(count + 1)
     })
 }
 
