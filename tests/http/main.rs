@@ -9,6 +9,7 @@ mod conversations;
 mod bounds;
 mod fairness;
 mod gateways;
+mod highlight;
 mod keys;
 mod kv;
 mod middleware;

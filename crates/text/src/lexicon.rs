@@ -46,6 +46,8 @@ classes! {
     Banner "banner",
     /// Stands before a number whose full stop makes it an ordinal, as in `am 3. Oktober`.
     BeforeOrdinal "before-ordinal",
+    /// Says that a number after it is an end of what is meant, as `up` in `up to 30 days`.
+    Bound "bound",
     /// Stands before the number of a table or a figure.
     Caption "caption",
     /// Continues a statement of a program with another part, as `else`.
@@ -60,6 +62,8 @@ classes! {
     Contents "contents",
     /// Says that something is not so, or not always.
     Denies "denies",
+    /// Names a text that a new edition replaces, as `policy`.
+    Edition "edition",
     /// Stands before the reason for which a program ended.
     Ends "ends",
     /// Begins an exception to what was said before.
