@@ -73,14 +73,16 @@ impl HighlightBody {
             (Some(inputs), ..) if !inputs.is_empty() => (inputs, true),
             (_, Some(question), Some(context)) => (vec![HighlightInput { question, context }], false),
             _ => {
-                let message = "missing field `inputs`: send the documents in it, or one in `question` and `context`";
+                let message =
+                    "missing field `inputs`: send the documents in it, or one in `question` and `context`";
                 return Err(ApiError::with_param(ErrorCode::MissingField, message, "inputs"));
             }
         };
         let mut documents = Vec::with_capacity(inputs.len());
         for (index, HighlightInput { question, context }) in inputs.into_iter().enumerate() {
             if question.trim().is_empty() {
-                let param = if is_batch { format!("inputs[{index}].question") } else { "question".to_owned() };
+                let param =
+                    if is_batch { format!("inputs[{index}].question") } else { "question".to_owned() };
                 let message = format!("{param} is empty; send a question");
                 return Err(ApiError::with_param(ErrorCode::FieldEmpty, message, param));
             }

@@ -405,7 +405,8 @@ impl CompressAnswer {
             chunks.push(ChunkAnswer::new(chunk, outcome, text));
         }
         let statement = |unit: &Unit| {
-            let (chunk, Range { start, end }) = (&request.chunks[unit.chunk], sources[unit.chunk].range(unit.bytes));
+            let (chunk, Range { start, end }) =
+                (&request.chunks[unit.chunk], sources[unit.chunk].range(unit.bytes));
             StatementAnswer {
                 chunk: chunk.id.clone(),
                 index: unit.chunk,

@@ -14,9 +14,9 @@ use self::schemas::{ANY, BODY, CHANGE, ErrorFormat, Schemas, WORK, errors, in_js
 use super::registry::{DELETE, PAGE_COUNT_DEFAULT, PAGE_COUNT_MAX};
 use crate::api::{
     AttributeAnswer, AttributeBody, ChangesAnswer, CompressAnswer, CompressBody, DeleteBody, HealthAnswer,
-    HighlightAnswer, HighlightBody,
-    MessagesAnswer, MessagesBody, MiddlewareBody, ModelsAnswer, OriginalAnswer, PageAnswer, ProgressAnswer,
-    RegisterBody, RegisteredAnswer, RerankBody, Reranked, SearchAnswer, SearchBody, TeiRerankBody, TeiResult,
+    HighlightAnswer, HighlightBody, MessagesAnswer, MessagesBody, MiddlewareBody, ModelsAnswer,
+    OriginalAnswer, PageAnswer, ProgressAnswer, RegisterBody, RegisteredAnswer, RerankBody, Reranked,
+    SearchAnswer, SearchBody, TeiRerankBody, TeiResult,
 };
 use crate::savings::report::SavingsReport;
 

@@ -46,14 +46,22 @@ async fn requests_without_a_document_or_a_question_are_refused() {
     };
     check("nothing", json!({}), "422 missing_field inputs", "`context`").await;
     check("no document", json!({"inputs": [], "question": QUESTION}), "422 missing_field inputs", "").await;
-    let blank = json!({"inputs": [{"question": QUESTION, "context": "a"}, {"question": " ", "context": "a"}]});
+    let blank =
+        json!({"inputs": [{"question": QUESTION, "context": "a"}, {"question": " ", "context": "a"}]});
     check("a blank question", blank, "422 field_empty inputs[1].question", "send a question").await;
     let one_blank = json!({"question": "", "context": "The tide is at noon."});
     check("a blank question of one document", one_blank, "422 field_empty question", "").await;
     let long = "a ".repeat(800);
-    let inputs = json!({"inputs": [{"question": QUESTION, "context": "a"}, {"question": QUESTION, "context": long}]});
+    let inputs =
+        json!({"inputs": [{"question": QUESTION, "context": "a"}, {"question": QUESTION, "context": long}]});
     check("a long document", inputs, "413 too_long inputs[1].context", "").await;
     let many = json!({"inputs": vec![json!({"question": QUESTION, "context": "a"}); 9]});
     check("many documents", many, "422 too_many inputs", "").await;
-    check("no string", json!({"inputs": [{"question": 1, "context": "a"}]}), "422 wrong_type inputs[0].question", "").await;
+    check(
+        "no string",
+        json!({"inputs": [{"question": 1, "context": "a"}]}),
+        "422 wrong_type inputs[0].question",
+        "",
+    )
+    .await;
 }

@@ -23,6 +23,7 @@ mod registry;
 mod request_id;
 mod rerank;
 mod savings;
+mod source_conflicts;
 #[path = "../support/mod.rs"]
 mod support;
 mod tenants;

@@ -215,7 +215,8 @@ impl AttributeAnswer {
         };
         let chunks = ChunkOffsets::new(&request.chunks, options.offsets);
         let statement = |unit: &Unit| {
-            let (chunk, Range { start, end }) = (&request.chunks[unit.chunk], chunks.range(unit.chunk, unit.bytes));
+            let (chunk, Range { start, end }) =
+                (&request.chunks[unit.chunk], chunks.range(unit.chunk, unit.bytes));
             StatementAnswer {
                 chunk: chunk.id.clone(),
                 index: context.index(unit.chunk),

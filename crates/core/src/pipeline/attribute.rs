@@ -84,8 +84,7 @@ impl Pipeline {
         let candidates = self.candidates(request, &mut clock, cancel)?;
         let parts = clock.stage("answer", || self.parts(&candidates, request, cancel))?;
         let quotes = clock.stage("quotes", || self::quotes::all(&candidates, request, cancel))?;
-        let conflicts =
-            clock.stage("conflicts", || self.conflicts_of_cited(&candidates, &parts, cancel))?;
+        let conflicts = clock.stage("conflicts", || self.conflicts_of_cited(&candidates, &parts, cancel))?;
         let (block_sources, timings) = (candidates.block_sources(), clock.finish());
         Ok(Attributed { parts, quotes, conflicts, block_sources, timings })
     }
