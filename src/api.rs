@@ -7,6 +7,7 @@ mod chunks;
 mod conversation;
 mod fields;
 mod guard;
+mod highlight;
 mod history;
 mod kv;
 mod limits;
@@ -16,6 +17,7 @@ mod rerank;
 mod response;
 mod schema;
 mod search;
+mod source_conflict;
 mod wire;
 
 pub use attribute::dialects::{ChunkNumbers, CitationContext, anthropic, openai};
@@ -29,6 +31,7 @@ pub use conversation::{
     MessagesAnswer, MessagesBody, MiddlewareBody, MiddlewareOptions, OriginalAnswer, RelevantAnswer,
     RetrieveBody, SessionAnswer,
 };
+pub use highlight::{HighlightAnswer, HighlightBody, HighlightRequest};
 pub use kv::{Include, KvAnswer, KvPolicy, KvWanted};
 pub use limits::{Body, BodyLimits, ListLimit};
 pub use request::{CompressBody, ServeOptions, parse, parse_field};

@@ -8,6 +8,7 @@ mod connections;
 mod deletion;
 mod error;
 mod health;
+mod highlight;
 mod keys;
 mod kv;
 #[cfg(feature = "mcp")]
@@ -80,6 +81,7 @@ fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
         ("/v1/rerank", post(rerank::v1)),
         ("/v2/rerank", post(rerank::v2)),
         ("/rerank", tei_rerank()),
+        ("/v1/highlight", post(highlight::handle)),
         ("/v1/retrieve/{hash}", get(originals::retrieve)),
         ("/headroom/v1/compress", post(compress::conversation::handle)),
         ("/headroom/v1/retrieve/{hash}", get(originals::retrieve)),

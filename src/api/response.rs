@@ -16,6 +16,7 @@ use thresher_core::pipeline::decide::coverage::Shortfall;
 use thresher_core::pipeline::explain::Explanation;
 use thresher_core::pipeline::place::Places;
 use thresher_core::pipeline::score::Scoring;
+use thresher_core::pipeline::units::Unit;
 use thresher_core::pipeline::{
     BlockOrigins, ChunkOutcome, Compressed, Pipeline, Relevance, Usage, Warning, kv_export,
 };
@@ -25,6 +26,7 @@ use thresher_core::text::outline::Layout;
 
 use super::kv::KvAnswer;
 use super::place::PlaceAnswer;
+use super::source_conflict::{SourceConflictAnswer, StatementAnswer};
 use crate::error::ApiError;
 
 /// Answer of `POST /v1/compress`.
@@ -40,6 +42,9 @@ pub struct CompressAnswer {
     marker_tag: Option<String>,
     /// One citation for each piece of the context.
     citations: Vec<CitationAnswer>,
+    /// Sentences in the context that contradict each other; left out if none do.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    source_conflicts: Vec<SourceConflictAnswer>,
     /// Whether any chunk is related to the question; null where it was not measured.
     related: Option<bool>,
     /// The highest relevance of a chunk; null where it was not measured.
@@ -399,6 +404,19 @@ impl CompressAnswer {
             };
             chunks.push(ChunkAnswer::new(chunk, outcome, text));
         }
+        let statement = |unit: &Unit| {
+            let (chunk, Range { start, end }) =
+                (&request.chunks[unit.chunk], sources[unit.chunk].range(unit.bytes));
+            StatementAnswer {
+                chunk: chunk.id.clone(),
+                index: unit.chunk,
+                start,
+                end,
+                text: unit.bytes.slice(&chunk.text).to_owned(),
+                place: places_of(chunk, pipeline, &compressed).at(unit.bytes).into(),
+            }
+        };
+        let source_conflicts = SourceConflictAnswer::all(&compressed.conflicts, statement);
         let answerable = compressed.answerable.map(|found| AnswerableAnswer {
             probability: found.probability,
             answerable: found.answerable,
@@ -426,6 +444,7 @@ impl CompressAnswer {
             id: None,
             context,
             citations,
+            source_conflicts,
             related: compressed.relevance.map(|relevance| relevance.related),
             relevance: chunks.iter().filter_map(|chunk: &ChunkAnswer| chunk.relevance).reduce(f32::max),
             answerable,
@@ -447,6 +466,11 @@ impl CompressAnswer {
     pub fn prefiltered(mut self, prefiltered: &Prefiltered) -> Self {
         for chunk in &mut self.chunks {
             chunk.index = prefiltered.indexes[chunk.index];
+        }
+        for conflict in &mut self.source_conflicts {
+            for statement in [&mut conflict.a, &mut conflict.b] {
+                statement.index = prefiltered.indexes[statement.index];
+            }
         }
         self.prefilter = Some(PrefilterAnswer { from: prefiltered.from, to: prefiltered.indexes.len() });
         self

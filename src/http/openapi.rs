@@ -14,8 +14,9 @@ use self::schemas::{ANY, BODY, CHANGE, ErrorFormat, Schemas, WORK, errors, in_js
 use super::registry::{DELETE, PAGE_COUNT_DEFAULT, PAGE_COUNT_MAX};
 use crate::api::{
     AttributeAnswer, AttributeBody, ChangesAnswer, CompressAnswer, CompressBody, DeleteBody, HealthAnswer,
-    MessagesAnswer, MessagesBody, MiddlewareBody, ModelsAnswer, OriginalAnswer, PageAnswer, ProgressAnswer,
-    RegisterBody, RegisteredAnswer, RerankBody, Reranked, SearchAnswer, SearchBody, TeiRerankBody, TeiResult,
+    HighlightAnswer, HighlightBody, MessagesAnswer, MessagesBody, MiddlewareBody, ModelsAnswer,
+    OriginalAnswer, PageAnswer, ProgressAnswer, RegisterBody, RegisteredAnswer, RerankBody, Reranked,
+    SearchAnswer, SearchBody, TeiRerankBody, TeiResult,
 };
 use crate::savings::report::SavingsReport;
 
@@ -382,6 +383,20 @@ fn rerank(schemas: &mut Schemas) -> Vec<Entry> {
         operation["responses"]["200"]["headers"] = headers.clone();
         all.push((path.to_owned(), "post", operation));
     }
+    let (body, answer) = (schemas.request::<HighlightBody>(), schemas.response::<HighlightAnswer>());
+    let highlight = Operation::new(
+        "rerank",
+        "highlight",
+        "Find the sentences of documents that answer a question, in the format of OpenSearch's semantic highlighter.",
+    );
+    all.push(
+        highlight
+            .body(in_json(body))
+            .examples(&[("inputs", include_str!("../../docs/examples/highlight.json"))])
+            .response("The sentences of each document.", in_json(answer))
+            .errors(errors(schemas, ErrorFormat::Native, &[ANY, BODY, WORK]))
+            .at("/v1/highlight", "post"),
+    );
     all
 }
 

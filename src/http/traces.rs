@@ -109,7 +109,7 @@ impl ServerSpan {
 /// A retrieval: what is chosen for a question, and from where.
 #[derive(Debug, Clone, Copy)]
 pub struct Retrieval {
-    /// `compress`, `rerank`, `score`, `search` or `attribute`.
+    /// `compress`, `rerank`, `score`, `highlight`, `search` or `attribute`.
     pub operation: &'static str,
     /// Whether the chunks are registered ones; otherwise they are in the request.
     pub is_from_registry: bool,

@@ -117,6 +117,7 @@ async fn every_path_refuses_a_missing_unknown_or_revoked_key() {
         ("POST", "/v1/rerank"),
         ("POST", "/v2/rerank"),
         ("POST", "/rerank"),
+        ("POST", "/v1/highlight"),
         ("GET", "/v1/models"),
         ("GET", "/v1/retrieve/a"),
         ("POST", "/headroom/v1/compress"),

@@ -9,6 +9,7 @@ mod conversations;
 mod bounds;
 mod fairness;
 mod gateways;
+mod highlight;
 mod keys;
 mod kv;
 mod middleware;
@@ -22,6 +23,7 @@ mod registry;
 mod request_id;
 mod rerank;
 mod savings;
+mod source_conflicts;
 #[path = "../support/mod.rs"]
 mod support;
 mod tenants;

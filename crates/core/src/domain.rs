@@ -177,7 +177,8 @@ pub struct Chunk {
     pub text: String,
     /// What the text is; found out from the text by default.
     pub kind: Kind,
-    /// JSON that is returned with the chunk exactly as the caller wrote it. The pipeline does not read it.
+    /// JSON that is returned with the chunk exactly as the caller wrote it. Of this, the pipeline reads only the
+    /// field `date`, to tell which of two chunks that disagree is newer.
     pub metadata: Option<String>,
     /// Where the text stands in its document. Only citations name it.
     pub anchors: Anchors,

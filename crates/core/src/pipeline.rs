@@ -46,6 +46,7 @@ pub mod repeats;
 pub mod scan;
 pub mod score;
 pub mod seams;
+pub mod source_conflicts;
 pub mod tokenize;
 pub mod units;
 pub mod validate;
@@ -486,6 +487,7 @@ impl Pipeline {
                 relevances.as_deref(),
             ),
             context: decision.context,
+            conflicts: decision.conflicts,
             marker_tag: decision.marker_tag,
             usage: Some(decision.usage),
             relevance,
@@ -868,12 +870,20 @@ impl Pipeline {
     ) -> Result<Decision, PipelineError> {
         let counter = TokenCounter::new(request.tokenizer, &self.tokenizer);
         let own = self.own_coverage_limits();
+        // Two results of a tool are two measurements.
+        let conflicts = if request.granularity == Granularity::Sentence && !request.keeps_notable {
+            let layout_of = |chunk: usize| Arc::clone(&reading.outlines.layouts()[chunk]);
+            source_conflicts::find(&request.chunks, &reading.units, &layout_of, cancel)?
+        } else {
+            Vec::new()
+        };
         let context = DecideContext {
             counter: &counter,
             text_costs: &self.text_costs,
             limits: own.unwrap_or_else(|| Calibration::usual_coverage()),
             is_calibrated: own.is_some(),
             relevance,
+            conflicts: &conflicts,
             cancel,
         };
         decide::decide(request, reading, scores, &context)

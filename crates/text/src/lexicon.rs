@@ -56,6 +56,8 @@ classes! {
     BeforeOrdinal "before-ordinal",
     /// Stands before two numbers that are the ends of a range.
     Between "between",
+    /// Says that a number after it is an end of what is meant, as `up` in `up to 30 days`.
+    Bound "bound",
     /// Stands before the number of a table or a figure.
     Caption "caption",
     /// Continues a statement of a program with another part, as `else`.
@@ -78,6 +80,8 @@ classes! {
     Denies "denies",
     /// Says how certain the writer of an answer is.
     Doubts "doubts",
+    /// Names a text that a new edition replaces, as `policy`.
+    Edition "edition",
     /// Stands before the reason for which a program ended.
     Ends "ends",
     /// Begins an exception to what was said before.

@@ -12,12 +12,14 @@ use thresher_core::pipeline::attribute::{
     Attributed, Conflict, ConflictKind, ESTIMATOR, Method, PartOutcome, QuoteOutcome, QuoteVerdict,
     QuotedSpan, Source, UnsupportedKind, UnsupportedSpan, Verdict,
 };
+use thresher_core::pipeline::units::Unit;
 use thresher_core::text::offsets::OffsetUnit;
 
 use super::AttributeOptions;
 use super::dialects::{self, ChunkNumbers, ChunkOffsets, CitationContext, CitationFormat};
 use crate::api::place::PlaceAnswer;
 use crate::api::response::{Offsets, Range, TimingMs};
+use crate::api::source_conflict::{SourceConflictAnswer, StatementAnswer};
 use crate::receipt::Receipt;
 
 /// Answer of `POST /v1/attribute`.
@@ -27,6 +29,9 @@ pub struct AttributeAnswer {
     parts: Vec<PartAnswer>,
     /// What stands between quotation marks, of at least three words, in the order of the answer; with format `json`, the values of as many.
     quotes: Vec<QuoteAnswer>,
+    /// Cited sentences that a sentence of another chunk contradicts; left out if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    source_conflicts: Vec<SourceConflictAnswer>,
     /// The attribution in the format that the request names.
     #[serde(skip_serializing_if = "Option::is_none")]
     formatted: Option<Value>,
@@ -208,9 +213,23 @@ impl AttributeAnswer {
             CitationFormat::Markers => Some(dialects::markers(&context, &attributed.parts)),
             CitationFormat::Native => None,
         };
+        let chunks = ChunkOffsets::new(&request.chunks, options.offsets);
+        let statement = |unit: &Unit| {
+            let (chunk, Range { start, end }) =
+                (&request.chunks[unit.chunk], chunks.range(unit.chunk, unit.bytes));
+            StatementAnswer {
+                chunk: chunk.id.clone(),
+                index: context.index(unit.chunk),
+                start,
+                end,
+                text: unit.bytes.slice(&chunk.text).to_owned(),
+                place: context.place(unit.chunk, unit.bytes).into(),
+            }
+        };
         Self {
             parts,
             quotes: QuoteAnswer::all(&context, &attributed.quotes, options.offsets),
+            source_conflicts: SourceConflictAnswer::all(&attributed.conflicts, statement),
             formatted,
             rc: RcAnswer {
                 estimator: ESTIMATOR,

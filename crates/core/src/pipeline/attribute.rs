@@ -22,6 +22,7 @@ mod trace;
 mod verdict;
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::slice;
 use std::sync::Arc;
 
@@ -37,6 +38,7 @@ pub use self::verdict::{Method, Verdict};
 use super::blocks::Blocks;
 use super::cancel::Cancel;
 use super::clock::{Clock, Timings};
+use super::source_conflicts::{self, CONFLICTS_MAX, SourceConflict};
 use super::validate::{self, InvalidRequest};
 use super::{Pipeline, PipelineError};
 use crate::domain::{AttributeRequest, ByteRange, Parts, Value};
@@ -56,6 +58,8 @@ pub struct Attributed {
     pub parts: Vec<PartOutcome>,
     /// The quotations in the answer of at least three words, in its order.
     pub quotes: Vec<QuoteOutcome>,
+    /// The conflicts between a cited sentence and a sentence of another chunk.
+    pub conflicts: Vec<SourceConflict>,
     pub block_sources: store::BlockOrigins,
     pub timings: Timings,
 }
@@ -80,7 +84,32 @@ impl Pipeline {
         let candidates = self.candidates(request, &mut clock, cancel)?;
         let parts = clock.stage("answer", || self.parts(&candidates, request, cancel))?;
         let quotes = clock.stage("quotes", || self::quotes::all(&candidates, request, cancel))?;
-        Ok(Attributed { parts, quotes, block_sources: candidates.block_sources(), timings: clock.finish() })
+        let conflicts = clock.stage("conflicts", || self.conflicts_of_cited(&candidates, &parts, cancel))?;
+        let (block_sources, timings) = (candidates.block_sources(), clock.finish());
+        Ok(Attributed { parts, quotes, conflicts, block_sources, timings })
+    }
+
+    /// Returns the conflicts between a cited sentence and a sentence of another chunk, which need not be cited: the answer may have chosen
+    /// between them.
+    fn conflicts_of_cited(
+        &self,
+        candidates: &Candidates,
+        parts: &[PartOutcome],
+        cancel: &Cancel,
+    ) -> Result<Vec<SourceConflict>, PipelineError> {
+        let cited = parts.iter().flat_map(|part| &part.sources).filter(|source| source.cited);
+        let cited: HashSet<(usize, usize)> =
+            cited.map(|source| (source.chunk, source.sentence.start)).collect();
+        if cited.is_empty() {
+            return Ok(Vec::new());
+        }
+        let layout_of = |chunk: usize| self.layouts.of_chunk(&candidates.chunks[chunk]);
+        let mut found = source_conflicts::find(&candidates.chunks, &candidates.units, &layout_of, cancel)?;
+        found.retain(|conflict| {
+            conflict.units.iter().any(|unit| cited.contains(&(unit.chunk, unit.bytes.start)))
+        });
+        found.truncate(CONFLICTS_MAX);
+        Ok(found)
     }
 
     /// Attributes the parts of an answer whose chunks have been read with [`Self::candidates`].

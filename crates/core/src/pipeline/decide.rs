@@ -27,6 +27,7 @@ use super::count::{TextCosts, TokenCounter};
 use super::notable::Notable;
 use super::repeats::Repeats;
 use super::score::Scores;
+use super::source_conflicts::SourceConflict;
 use super::units::Unit;
 use super::validate::{InvalidRequest, Minimum};
 use super::{PipelineError, Reading, Relevance, Usage};
@@ -55,6 +56,8 @@ pub struct Decision {
     pub groups_cut: Vec<usize>,
     /// The chunk of the best unit if the budget holds only some words of it.
     pub unit_cut: Option<usize>,
+    /// The kept units that disagree.
+    pub conflicts: Vec<SourceConflict>,
     /// The promised coverage, if the upper limit of the budget ends the context before it is reached.
     pub coverage_cut: Option<f64>,
 }
@@ -72,6 +75,8 @@ pub struct DecideContext<'a> {
     pub is_calibrated: bool,
     /// Whether any chunk is related to the question; `None` if the model does not tell.
     pub relevance: Option<Relevance>,
+    /// The units that disagree.
+    pub conflicts: &'a [SourceConflict],
     pub cancel: &'a Cancel,
 }
 
@@ -116,7 +121,12 @@ pub fn decide(
             writer.repeats.fold(&notable.folded, &required);
         }
     }
-    let unit_scores = writer.scores_of_firsts();
+    let mut unit_scores = writer.scores_of_firsts();
+    // A reader of a sentence needs the one that contradicts it.
+    for SourceConflict { indices: [a, b], .. } in context.conflicts {
+        let better = unit_scores[*a].max(unit_scores[*b]);
+        (unit_scores[*a], unit_scores[*b]) = (better, better);
+    }
     let costs = writer.unit_costs()?;
     let frame_costs = writer.frame_costs()?;
     let frame_costs_of_first = writer.frame_costs_of_first(&frame_costs)?;
@@ -371,6 +381,7 @@ mod tests {
             limits: &limits,
             is_calibrated: true,
             relevance: Some(Relevance { value: 0.1, related: false, least: 0.5 }),
+            conflicts: &[],
             cancel: &cancel,
         };
         let found = match decide(&request, &reading, &scores, &context) {

@@ -9,6 +9,7 @@ use super::assemble::{self, MarkerTag};
 use super::clock::Timings;
 use super::decide::coverage::Shortfall;
 use super::explain::Explanation;
+use super::source_conflicts::SourceConflict;
 use crate::domain::{ByteRange, Chunk, CompressRequest, KeptSpan, Kind, Lang};
 use crate::kv::store::BlockOrigins;
 
@@ -44,6 +45,8 @@ pub struct Compressed {
     pub sources: Option<BlockOrigins>,
     pub timings: Timings,
     pub warnings: Vec<Warning>,
+    /// The sentences in the context that disagree.
+    pub conflicts: Vec<SourceConflict>,
     /// RC per token, if the request asked for it with `explain`. `None` if a probe gave the scores.
     pub explanation: Option<Explanation>,
 }
@@ -211,6 +214,7 @@ pub fn passthrough(request: &CompressRequest, total: Duration) -> Compressed {
         sources: None,
         timings: Timings { total, ..Timings::default() },
         warnings: Vec::new(),
+        conflicts: Vec::new(),
         explanation: None,
     }
 }

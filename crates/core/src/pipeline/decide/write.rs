@@ -15,6 +15,7 @@ use crate::pipeline::assemble::{self, Style};
 use crate::pipeline::notable::{self, Notable, UnitText};
 use crate::pipeline::repeats::{self, Repeats};
 use crate::pipeline::score::Scores;
+use crate::pipeline::source_conflicts::{CONFLICTS_MAX, SourceConflict};
 use crate::pipeline::units::Unit;
 use crate::pipeline::{PipelineError, Reading, Usage};
 use crate::text::intent::Wants;
@@ -538,6 +539,8 @@ impl Writer<'_> {
         let usage = Usage { tokens_in, tokens_out: rendered.tokens };
         let repeats = self.repeated_spans(&rendered.spans);
         let rows_left_out = self.rows_left_out(&rendered.spans);
+        let is_kept = |conflict: &&SourceConflict| conflict.units.iter().all(|unit| rendered.keeps(unit));
+        let conflicts = self.context.conflicts.iter().filter(is_kept).take(CONFLICTS_MAX).copied().collect();
         let mut groups_cut = self.groups_cut(&rendered);
         // A budget can be too small for the best unit, and large enough for others.
         if let Some(best) = best.map(|best| &self.units[best])
@@ -556,6 +559,7 @@ impl Writer<'_> {
             rows_left_out,
             groups_cut,
             unit_cut,
+            conflicts,
             coverage_cut,
         }
     }
