@@ -31,7 +31,7 @@ GENERATORS     := models/.cache/generators
 TYPES          := models/.cache/types
 KV_EXPORT      := models/.cache/kv_export
 AUDIT          := models/.cache/audit
-HEADROOM       := target/headroom
+PEERS          := target/peers
 FUZZ_SECONDS   ?= 6
 
 # Not exported to every command: `make provision` would take the variable for a runtime that the user provides.
@@ -127,10 +127,10 @@ kv-engines: provision recent-python ## load exported keys and values into vLLM a
 	  $(STAGE) "exported keys and values in vLLM and llama.cpp" "2 minutes" \
 	  "$(KV_ENGINES)/bin/python" -m unittest discover -p '*_test.py' -s tests/kv_engines
 
-agents: provision ## replay recorded sessions of agents through the daemon, and through Headroom beside; needs target/debug/thresher
-	$(call fetched,tests/agents/requirements.txt,$(HEADROOM))
+agents: provision ## replay recorded sessions of agents through the daemon, and through other libraries beside; needs target/debug/thresher
+	$(call fetched,tests/agents/requirements.txt,$(PEERS))
 	@$(WITH_RUNTIME) scripts/model.sh "$(MODEL_SOURCE)" "$(MODEL_DIR)" $(DEBUG)
-	@$(WITH_RUNTIME) $(BYTECODE) $(STAGE) "sessions of agents" "1 minute" $(PYTHON) tests/agents/replay.py $(DEBUG) --headroom $(HEADROOM)
+	@$(WITH_RUNTIME) $(BYTECODE) $(STAGE) "sessions of agents" "2 minutes" $(PYTHON) tests/agents/replay.py $(DEBUG) --peers $(PEERS)
 
 # The tests start daemons with the binary that `cargo test` builds.
 web: provision cargo ## test the page at /: types, units, and end to end in Chromium; needs Node.js 20 and installs Chromium

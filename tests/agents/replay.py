@@ -1,6 +1,6 @@
 """Replays recorded sessions of agents through the daemon and measures what is left of the results of tools.
 
-usage: replay.py [BINARY] [--headroom FOLDER] [--session NAME] [--json FILE] [--show ID]
+usage: replay.py [BINARY] [--peers FOLDER] [--session NAME] [--json FILE] [--show ID]
 
 Each session is sent request by request to a stub upstream, as Chat Completions and as Messages; the stub records the body of each request and
 answers with the turn of the model that was recorded. All results of tools may be compressed (`tools = ["*"]`, `compress = "always"`), without a
@@ -8,7 +8,7 @@ limit of time. The tables say by kind of result how many tokens (o200k_base) wer
 and how many places mislead: a piece whose correction is missing, lines that became neighbours without a mark, a line that lost a part or its
 indentation. A recorded session lists the needed pieces; they were written before anything was compressed.
 
-The daemon needs THRESHER_RUNTIME_LIB. With --headroom, Headroom of that folder compresses the same conversations. What Headroom leaves out, a model
+The daemon needs THRESHER_RUNTIME_LIB. With --peers, the libraries of that folder compress the same conversations. What Headroom and distil-llm leave out, a model
 can retrieve by a tool; Thresher can do so if the request has that tool, which these have not. The tables count what is sent, for both.
 """
 
@@ -276,7 +276,7 @@ def start_daemon(binary: str, upstream: Upstream) -> Any:
     )
 
 
-# ---- Headroom ----
+# ---- peers ----
 
 
 def conversations(session: Json) -> list[list[Json]]:
@@ -288,13 +288,20 @@ def conversations(session: Json) -> list[list[Json]]:
     return found
 
 
-def replay_headroom(sessions: list[Json], folder: str) -> list[Replay] | str:
-    """What Headroom would have sent, or why it did not work."""
+# The peers of `peer_side.py`, and what the report calls them.
+PEERS = {
+    "headroom": "Headroom (default pipeline)", "headroom-densify": "Headroom (densify, its mode without loss)", "distil": "distil-llm (default)",
+    "distil-verbatim": "distil-llm (verbatim)", "llmslim": "llmslim (0.7 of the tokens of results)",
+}
+
+
+def replay_peer(peer: str, sessions: list[Json], folder: str) -> list[Replay] | str:
+    """What a peer would have sent, or why it did not work."""
     lists = [conversations(session) for session in sessions]
     home = ROOT / "target/agents/home"
     home.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
-        [sys.executable, str(HERE / "headroom_side.py")], input=json.dumps([messages for one in lists for messages in one]), capture_output=True, text=True,
+        [sys.executable, str(HERE / "peer_side.py"), peer], input=json.dumps([messages for one in lists for messages in one]), capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(Path(folder).resolve()), "HOME": str(home)}, timeout=TIMEOUT_S, check=False,
     )
     if done.returncode:
@@ -339,7 +346,7 @@ def show(id: str, file: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("binary", nargs="?", default=str(ROOT / "target/debug/thresher"), help="the daemon (default: target/debug/thresher)")
-    parser.add_argument("--headroom", metavar="FOLDER", help="folder of the installed package headroom-ai, which compresses the same conversations")
+    parser.add_argument("--peers", metavar="FOLDER", help="folder of the packages of requirements.txt, which compress the same conversations")
     parser.add_argument("--model-dir", help="directory of the exported model (default: the daemon's)")
     parser.add_argument("--session", metavar="NAME", help="replay this session only")
     parser.add_argument("--json", metavar="FILE", type=Path, default=ROWS, help="where all rows are written (default: target/agents/rows.json)")
@@ -375,14 +382,14 @@ def main() -> None:
             print(f"{name}: {sum(one.identical for one in replays)} of {sum(one.earlier for one in replays)} messages of earlier turns are byte-identical in the next request")
         reasons = [reason for one in chat for reason in one.reasons]
         print("x-thresher / reason of Chat Completions: " + ", ".join(f"{reason} {reasons.count(reason)}" for reason in sorted(set(reasons))))
-        if arguments.headroom:
-            other = replay_headroom(sessions, arguments.headroom)
+        for peer, name in PEERS.items() if arguments.peers else ():
+            other = replay_peer(peer, sessions, arguments.peers)
             if isinstance(other, str):
-                print(f"\nHeadroom did not work: {other}")
-            else:
-                written["headroom"] = rows_of(sessions, [one.first for one in other], tokens)
-                print(f"\nHeadroom (default pipeline, without its model of prose), each result as it is first sent\n\n{table(written['headroom'])}\n")
-                print(f"Headroom: {sum(one.identical for one in other)} of {sum(one.earlier for one in other)} messages of earlier turns are byte-identical in the next request")
+                print(f"\n{name} did not work: {other}")
+                continue
+            written[peer] = rows_of(sessions, [one.first for one in other], tokens)
+            print(f"\n{name}, without a model, each result as it is first sent\n\n{table(written[peer])}\n")
+            print(f"{name}: {sum(one.identical for one in other)} of {sum(one.earlier for one in other)} messages of earlier turns are byte-identical in the next request")
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps({name: [dataclasses.asdict(row) for row in rows] for name, rows in written.items()}, indent=1, ensure_ascii=False) + "\n")
     finally:
