@@ -28,12 +28,12 @@ async fn each_document_has_its_own_sentences() {
     let daemon = daemon(Some(scripted()), 2, 2).await;
     let input = |context: &str| json!({"question": QUESTION, "context": context});
     let near = "🌊 Gulls are loud. 🌊 The tide is at noon. Nets are dry.";
-    let far = "Gulls are loud. Nets are dry.";
-    let found = highlights(&daemon, &json!({"inputs": [input(near), input(far), input("")]})).await;
+    let unrelated = json!({"question": "zzz?", "context": near});
+    let found = highlights(&daemon, &json!({"inputs": [input(near), unrelated, input("")]})).await;
     assert_eq!(texts(near, &found[0]), ["🌊 The tide is at noon."], "{found}");
     assert_eq!((&found[1], &found[2]), (&json!([]), &json!([])), "nothing answers the question");
-    let turned = highlights(&daemon, &json!({"inputs": [input(far), input(near)]})).await;
-    assert_eq!(turned, json!([found[1], found[0]]), "other documents of the request have no influence");
+    let others = highlights(&daemon, &json!({"inputs": [input("The tide."), input(near)]})).await;
+    assert_eq!(others[1], found[0], "other documents of the request have no influence");
     let alone = json!({"question": QUESTION, "context": near, "inputs": null, "model": "any"});
     assert_eq!(highlights(&daemon, &alone).await, found[0], "the format before inputs");
 }
@@ -44,8 +44,8 @@ async fn requests_without_a_document_or_a_question_are_refused() {
     let check = async |name: &str, body: Value, error: &str, message: &str| {
         check_error(name, &post(daemon.http, "/v1/highlight", body.to_string()).await, error, message);
     };
-    check("nothing", json!({}), "422 missing_field inputs", "`context`").await;
-    check("no document", json!({"inputs": [], "question": QUESTION}), "422 missing_field inputs", "").await;
+    check("nothing", json!({}), "400 missing_field inputs", "`context`").await;
+    check("no document", json!({"inputs": [], "question": QUESTION}), "400 missing_field inputs", "").await;
     let blank =
         json!({"inputs": [{"question": QUESTION, "context": "a"}, {"question": " ", "context": "a"}]});
     check("a blank question", blank, "422 field_empty inputs[1].question", "send a question").await;
@@ -54,13 +54,13 @@ async fn requests_without_a_document_or_a_question_are_refused() {
     let long = "a ".repeat(800);
     let inputs =
         json!({"inputs": [{"question": QUESTION, "context": "a"}, {"question": QUESTION, "context": long}]});
-    check("a long document", inputs, "413 too_long inputs[1].context", "").await;
+    check("a long document", inputs, "422 too_long inputs[1].context", "").await;
     let many = json!({"inputs": vec![json!({"question": QUESTION, "context": "a"}); 9]});
     check("many documents", many, "422 too_many inputs", "").await;
     check(
         "no string",
         json!({"inputs": [{"question": 1, "context": "a"}]}),
-        "422 wrong_type inputs[0].question",
+        "400 wrong_type inputs[0].question",
         "",
     )
     .await;

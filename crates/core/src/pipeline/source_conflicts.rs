@@ -31,7 +31,7 @@ use crate::text::{self, Writing};
 pub const CONFLICTS_MAX: usize = 20;
 
 /// The most pairs of sentences that are compared for one request, and the most sentences with one word that each is compared with.
-const PAIRS_MAX: usize = 20_000;
+const PAIRS_MAX: usize = 5_000;
 const POSTINGS_MAX: usize = 16;
 
 /// The least share of the longer words of two sentences that they have in common before they are read closely.

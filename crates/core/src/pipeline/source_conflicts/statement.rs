@@ -185,7 +185,7 @@ impl Value {
 
     /// Returns in what two values differ if they answer the same question and cannot both be true.
     fn difference(&self, other: &Self) -> Option<DifferenceKind> {
-        let (one, two) = in_one_unit(self.amount, other.amount);
+        let (one, two) = (self.amount, other.amount);
         let is_alike = one.measure == two.measure
             && (self.limit, self.is_bound) == (other.limit, other.is_bound)
             && !self.is_subject
@@ -203,17 +203,6 @@ impl Value {
             }
         })
     }
-}
-
-/// Returns two amounts; if one is in months and the other in days, both as ranges of seconds.
-fn in_one_unit(one: Amount, two: Amount) -> (Amount, Amount) {
-    const DAY: f64 = 86_400.0;
-    let as_seconds = |amount: Amount, other: Amount| {
-        let is_month = (amount.measure, other.measure) == (Measure::Unit("month"), Measure::Unit("s"));
-        let seconds = Amount { low: amount.low * 28.0 * DAY, high: amount.high * 31.0 * DAY, ..other };
-        if is_month { seconds } else { amount }
-    };
-    (as_seconds(one, two), as_seconds(two, one))
 }
 
 /// Returns in what two statements with the same words differ; `None` if they have different words, agree, or differ in several ways.
