@@ -57,7 +57,7 @@ BYTECODE    := PYTHONPYCACHEPREFIX="$(CURDIR)/target/pycache"
 # The source files of this repository, without what is built or fetched.
 OURS := find . \( -path ./target -o -name node_modules -o -path ./models/.cache -o -name .venv -o -name .git \) -prune -o -type f
 
-.PHONY: help provision build model install docs operate deploy nightly demo decoder serve test client kv-engines agents lint audit fuzz bench soak hostile web typescript types screenshots eval results clean distclean \
+.PHONY: help provision build model install docs operate deploy nightly demo decoder serve test client kv-engines agents lint audit fuzz bench soak cancellation hostile web typescript types screenshots eval results clean distclean \
   python recent-python cargo gpu redis packages sdk frameworks litellm traces contract generators type-tools kv_export audit-tools
 
 help: ## list the targets
@@ -167,7 +167,7 @@ deploy: operate ## try every way to install and run: packages, image, Kubernetes
 
 # Kept apart from .ci/run, which every change waits for.
 nightly: SOAK_SECONDS := 3600
-nightly: test fuzz soak deploy kv-engines ## run what takes too long for every change; needs root on Debian
+nightly: test cancellation fuzz soak deploy kv-engines ## run what takes too long for every change; needs root on Debian
 
 screenshots: model ## write pictures of every view of the page to target/screenshots, and the one that the book shows to docs/images
 	@$(WITH_RUNTIME) scripts/web.sh $(RELEASE) $(MODEL_DIR) models/facts "$(CURDIR)/target/screenshots"
@@ -200,6 +200,9 @@ soak: provision cargo ## send requests of every kind for a minute and check memo
 	  $(CARGO) test $(CARGOFLAGS) --test lab -- --ignored soak overload
 	@$(WITH_RUNTIME) THRESHER_SOAK_SECONDS=$(SOAK_SECONDS) $(STAGE) "soak: tenants, conversations, restarts, a full disk" "$(SOAK_SECONDS) seconds and two minutes" \
 	  $(CARGO) test $(CARGOFLAGS) --test hostile -- --ignored --nocapture soak
+
+cancellation: provision cargo ## check that work stops soon after its caller has gone, and takes time in proportion to the text; needs Linux
+	@$(WITH_RUNTIME) $(STAGE) "cancellation" "10 minutes" $(CARGO) test $(CARGOFLAGS) --test libraries -- --ignored --nocapture cancellation
 
 hostile: model ## attack a daemon with default settings for a quarter of an hour; ROWS=kill runs only the attacks whose names contain it
 	$(WITH_RUNTIME) $(CARGO) test --release -p thresher-lab $(CARGOFLAGS) --test hostile -- --ignored --nocapture --test-threads 1 $(ROWS)
