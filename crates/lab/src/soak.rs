@@ -88,7 +88,7 @@ pub fn run(subject: &Subject, settings: Settings, progress: Progress) -> anyhow:
     rss::reset_peak();
     let base = rss::current()
         .context("cannot read resident memory: /proc/self/status is missing or has another format")?;
-    let count = generator.chunks().len();
+    let count = generator.chunks().count();
     let started = Instant::now();
     let shared = Arc::new(Shared {
         caller: client.caller(),
