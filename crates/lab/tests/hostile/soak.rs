@@ -46,10 +46,10 @@ const RECOVERY_TIME: Duration = Duration::from_secs(20);
 /// Size of the disk, in bytes. What the daemon stores in an hour takes less.
 const DISK_BYTES: u64 = 2 << 30;
 
-/// Time after the last restart in which caches fill, so that resident memory may grow.
-const WARM_UP: Duration = Duration::from_secs(600);
+/// Time after the last restart in which the store of recent compressions fills, so that resident memory may grow.
+const WARM_UP: Duration = Duration::from_secs(1_200);
 
-/// Largest slope of resident memory after [`WARM_UP`], in MB an hour.
+/// Largest growth of resident memory after [`WARM_UP`] that may be certain, in MB an hour: a slope less two standard errors.
 const SLOPE_MAX: f64 = 1.0;
 
 /// The slope of fewer minutes than this says nothing.
@@ -104,8 +104,6 @@ struct Shared {
 struct Results {
     tally: Tally,
     turns: usize,
-    /// Bytes of the bodies of answered requests, which the daemon keeps as recent compressions for an hour.
-    text_bytes: usize,
     /// Requests without a response while the daemon restarted.
     interrupted: usize,
     /// Requests that were refused or late because the machine was busy.
@@ -231,7 +229,6 @@ pub async fn soak(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
             shared.phase().is_disk_full = false;
         }
         daemon = restart_daemon(&sandbox, daemon, &shared).await?;
-        watch.text_bytes_before = shared.results().text_bytes;
     }
     let settled = watch.minutes.len() + WARM_UP.as_secs() as usize / 60;
     watch.watch(&daemon, part * (PARTS - RESTARTS)).await?;
@@ -264,15 +261,12 @@ async fn restart_daemon(
     Ok(daemon)
 }
 
-fn findings(results: &Results, watch: &Watch<'_>, slope: Option<f64>) -> Vec<Finding> {
+fn findings(results: &Results, watch: &Watch<'_>, slope: Option<(f64, f64)>) -> Vec<Finding> {
     let Results { tally, turns, interrupted, refused_by_disk, chunks_checked, .. } = results;
-    let aim = format!(
-        "resident memory without cached blocks and recent texts: slope of the lowest value of each minute from {} min \
-         after the last restart on, MB an hour",
-        WARM_UP.as_secs() / 60
-    );
+    let aim = "growth of resident memory without cached blocks, less two standard errors, MB an hour";
     let slope = match slope {
-        Some(slope) => Finding::at_most(aim, slope, SLOPE_MAX),
+        Some((slope, error)) => Finding::at_most(aim, slope - 2.0 * error, SLOPE_MAX)
+            .note(format!("{slope:.2} with a standard error of {error:.2}")),
         None => Finding::skipped(aim, "the run is too short: set THRESHER_SOAK_SECONDS=3600"),
     };
     let note = format!("{interrupted} interrupted by restarts, {refused_by_disk} refused by the full disk");
@@ -316,14 +310,12 @@ impl Shared {
     }
 }
 
-/// Samples of resident memory, without what the daemon caches.
+/// Samples of resident memory.
 struct Watch<'a> {
     shared: &'a Shared,
     started: Instant,
-    /// Lowest resident memory of each minute, in MB, without cached blocks and texts of recent compressions.
+    /// Lowest resident memory of each minute, in MB, without cached blocks.
     minutes: Vec<f64>,
-    /// [`Results::text_bytes`] when the daemon started.
-    text_bytes_before: usize,
     peak_mb: f64,
     most_mb: f64,
     killed: bool,
@@ -332,15 +324,7 @@ struct Watch<'a> {
 impl<'a> Watch<'a> {
     fn new(setup: &Setup, shared: &'a Shared) -> Self {
         let most_mb = (setup.defaults.memory_bytes_max + SLACK_BYTES) as f64 / 1e6;
-        Self {
-            shared,
-            started: Instant::now(),
-            minutes: Vec::new(),
-            text_bytes_before: 0,
-            peak_mb: 0.0,
-            most_mb,
-            killed: false,
-        }
+        Self { shared, started: Instant::now(), minutes: Vec::new(), peak_mb: 0.0, most_mb, killed: false }
     }
 
     /// Samples memory every second for this time, and prints a line each minute.
@@ -357,12 +341,10 @@ impl<'a> Watch<'a> {
             }
             let cpu_seconds = daemon.cpu_seconds()? - cpu_seconds;
             let blocks_mb = cached_block_bytes(daemon).await? / 1e6;
-            let Results { tally, turns, chunks_checked, chunks_lost, text_bytes, .. } =
-                &*self.shared.results();
-            let texts_mb = (text_bytes - self.text_bytes_before) as f64 / 1e6;
-            self.minutes.push(lowest - blocks_mb - texts_mb);
+            let Results { tally, turns, chunks_checked, chunks_lost, .. } = &*self.shared.results();
+            self.minutes.push(lowest - blocks_mb);
             println!(
-                "{} s: {lowest:.1} MB, of these {blocks_mb:.1} MB of blocks and {texts_mb:.1} MB of texts; \
+                "{} s: {lowest:.1} MB, of these {blocks_mb:.1} MB of blocks; \
                  {cpu_seconds:.1} s of CPU; {tally}; {turns} turns; {chunks_lost} of {chunks_checked} chunks lost",
                 self.started.elapsed().as_secs()
             );
@@ -382,8 +364,9 @@ async fn cached_block_bytes(daemon: &DaemonProcess) -> anyhow::Result<f64> {
     line.and_then(|value| value.trim().parse().ok()).context("/metrics has no kv_bytes of memory")
 }
 
-/// Returns the slope of values that are one minute apart, by least squares; `None` for too few of them.
-fn slope_per_hour(minutes: &[f64]) -> Option<f64> {
+/// Returns the slope of values that are one minute apart, by least squares, and its standard error; `None` for too few of
+/// them.
+fn slope_per_hour(minutes: &[f64]) -> Option<(f64, f64)> {
     if minutes.len() < SLOPE_MINUTES_MIN {
         return None;
     }
@@ -395,7 +378,13 @@ fn slope_per_hour(minutes: &[f64]) -> Option<f64> {
         products += time * (mb - mean);
         squares += time * time;
     }
-    Some(60.0 * products / squares)
+    let slope = products / squares;
+    let mut residuals = 0.0;
+    for (minute, mb) in minutes.iter().enumerate() {
+        residuals += (mb - mean - slope * (minute as f64 - mean_time)).powi(2);
+    }
+    let error = (residuals / (minutes.len() - 2) as f64 / squares).sqrt();
+    Some((60.0 * slope, 60.0 * error))
 }
 
 impl Client {
@@ -488,11 +477,7 @@ impl Client {
             return;
         }
         let outcome = response.map(|response| Some((response.status.as_u16(), response.body)));
-        let mut results = self.shared.results();
-        if matches!(outcome, Ok(Some((200, _)))) && request.chunks > 0 {
-            results.text_bytes += request.body.len();
-        }
-        results.tally.count(request, outcome);
+        self.shared.results().tally.count(request, outcome);
     }
 
     /// Takes the next turn of the conversation: a question, and the result of a tool.
@@ -582,8 +567,9 @@ mod tests {
     #[test]
     fn slope_of_values_by_minute() {
         let line: Vec<f64> = (0..30).map(|minute| 200.0 + f64::from(minute) / 60.0).collect();
-        assert!(slope_per_hour(&line).is_some_and(|slope| (slope - 1.0).abs() < 1e-9));
-        assert_eq!(slope_per_hour(&[1.0; 30]), Some(0.0));
+        let (slope, error) = slope_per_hour(&line).expect("enough minutes");
+        assert!((slope - 1.0).abs() < 1e-9 && error < 1e-9);
+        assert_eq!(slope_per_hour(&[1.0; 30]), Some((0.0, 0.0)));
         assert_eq!(slope_per_hour(&[1.0; 10]), None);
     }
 }
