@@ -4,6 +4,7 @@
 #   BENCHFLAGS               arguments for `thresher-lab`, such as "warm --chunks 1000"
 #   PREFIX, DESTDIR          where `make install` puts files: in DESTDIR/PREFIX (default: /usr/local)
 #   FUZZ_SECONDS             seconds for each fuzz target (default: 6)
+#   SOAK_SECONDS             seconds of the long run of `make soak` (default: 60; with 3600, it also measures whether memory grows)
 #   THRESHER_ADVISORIES      "skip": do not check advisories about crates; "require": fail if they cannot be fetched
 #   THRESHER_RUNTIME_LIB     the path of your own libonnxruntime, in place of the one that is fetched
 #   THRESHER_MODEL_SOURCE    your own Hugging Face directory, in place of the model that is fetched
@@ -33,6 +34,7 @@ KV_EXPORT      := models/.cache/kv_export
 AUDIT          := models/.cache/audit
 PEERS          := target/peers
 FUZZ_SECONDS   ?= 6
+SOAK_SECONDS   ?= 60
 
 # Not exported to every command: `make provision` would take the variable for a runtime that the user provides.
 # Settings of this user or machine do not enter: an empty THRESHER_CONFIG means none.
@@ -55,7 +57,7 @@ BYTECODE    := PYTHONPYCACHEPREFIX="$(CURDIR)/target/pycache"
 # The source files of this repository, without what is built or fetched.
 OURS := find . \( -path ./target -o -name node_modules -o -path ./models/.cache -o -name .venv -o -name .git \) -prune -o -type f
 
-.PHONY: help provision build model install docs operate deploy nightly demo decoder serve test client kv-engines agents lint audit fuzz bench soak hostile web typescript types screenshots eval results clean distclean \
+.PHONY: help provision build model install docs operate deploy nightly demo decoder serve test client kv-engines agents lint audit fuzz bench soak cancellation hostile web typescript types screenshots eval results clean distclean \
   python recent-python cargo gpu redis packages sdk frameworks litellm traces contract generators type-tools kv_export audit-tools
 
 help: ## list the targets
@@ -164,7 +166,8 @@ deploy: operate ## try every way to install and run: packages, image, Kubernetes
 	@$(WITH_RUNTIME) CARGO="$(CARGO)" PYTHON="$(PYTHON)" $(STAGE) "packages in clean roots" "4 minutes" scripts/install.sh dev
 
 # Kept apart from .ci/run, which every change waits for.
-nightly: test fuzz soak deploy kv-engines ## run what takes too long for every change; needs root on Debian
+nightly: SOAK_SECONDS := 3600
+nightly: test cancellation fuzz soak deploy kv-engines ## run what takes too long for every change; needs root on Debian
 
 screenshots: model ## write pictures of every view of the page to target/screenshots, and the one that the book shows to docs/images
 	@$(WITH_RUNTIME) scripts/web.sh $(RELEASE) $(MODEL_DIR) models/facts "$(CURDIR)/target/screenshots"
@@ -189,12 +192,17 @@ bench: model ## run the criterion benches, and measure warm requests (or what BE
 	$(WITH_RUNTIME) $(CARGO) run --release -p thresher-lab $(CARGOFLAGS) -- $(or $(BENCHFLAGS),warm)
 
 # The binary is built as `make test` builds it, so that one build serves both.
-soak: provision cargo ## send requests of every kind for a minute and check memory and losses; then short overload runs
-	@$(STAGE) "soak: build" "8 minutes after a fresh clone" $(CARGO) test $(CARGOFLAGS) --no-run --test daemon --test lab
+soak: provision cargo ## send requests of every kind for a minute and check memory and losses; then use a daemon over restarts and a full disk for SOAK_SECONDS
+	@$(STAGE) "soak: build" "8 minutes after a fresh clone" $(CARGO) test $(CARGOFLAGS) --no-run --test daemon --test lab --test hostile
 	@$(WITH_RUNTIME) scripts/model.sh "$(MODEL_SOURCE)" "$(MODEL_DIR)" $(DEBUG)
 	@$(WITH_RUNTIME) $(STAGE) "soak: requests of every kind" "80 seconds" scripts/soak.sh 60 $(DEBUG)-lab
 	@$(WITH_RUNTIME) $(STAGE) "soak: tests of soak and overload runs" "20 seconds" \
 	  $(CARGO) test $(CARGOFLAGS) --test lab -- --ignored soak overload
+	@$(WITH_RUNTIME) THRESHER_SOAK_SECONDS=$(SOAK_SECONDS) $(STAGE) "soak: tenants, conversations, restarts, a full disk" "$(SOAK_SECONDS) seconds and two minutes" \
+	  $(CARGO) test $(CARGOFLAGS) --test hostile -- --ignored --nocapture soak
+
+cancellation: provision cargo ## check that work stops soon after its caller has gone, and takes time in proportion to the text; needs Linux
+	@$(WITH_RUNTIME) $(STAGE) "cancellation" "10 minutes" $(CARGO) test $(CARGOFLAGS) --test libraries -- --ignored --nocapture cancellation
 
 hostile: model ## attack a daemon with default settings for a quarter of an hour; ROWS=kill runs only the attacks whose names contain it
 	$(WITH_RUNTIME) $(CARGO) test --release -p thresher-lab $(CARGOFLAGS) --test hostile -- --ignored --nocapture --test-threads 1 $(ROWS)

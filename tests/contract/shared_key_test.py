@@ -1,8 +1,8 @@
-"""Requests that are sent with a key that all tenants share, as servers in Python read them: Starlette and Werkzeug.
+"""Requests that are sent with a key that all tenants share, as servers in Python and Go read them: Starlette, Werkzeug and net/http.
 
 The rows of tests/fixtures/shared_key.jsonl name the status of each request. What is forwarded has the model of the row's upstream for every
 parser, and names nothing that the provider stores. clients/typescript/test/shared_key.test.ts does the same with parsers of Node.js.
-`make test` puts the packages into PYTHONPATH.
+`make test` puts the packages into PYTHONPATH. Without Go, its parser is skipped.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import http.client
 import http.server
 import io
 import json
+import shutil
+import subprocess
 import tempfile
 import threading
 import unittest
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,9 @@ import werkzeug.wrappers
 from daemon import ROOT, Daemon
 
 ROWS = [json.loads(line) for line in (ROOT / "tests/fixtures/shared_key.jsonl").read_text().splitlines()]
+
+
+Parser = Callable[[str, list[tuple[str, str]], bytes], list[tuple[str, Any]]]
 
 
 class Upstream(http.server.ThreadingHTTPServer):
@@ -87,6 +92,21 @@ def plain_json(_: str, headers: list[tuple[str, str]], body: bytes) -> list[tupl
     return list(json.loads(body).items()) if "json" in dict(headers)["content-type"] else [("model", "gpt-x")]
 
 
+class Go:
+    """The program net_http.go, built in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.program = folder / "net_http"
+        subprocess.run(["go", "build", "-o", self.program, ROOT / "tests/contract/net_http.go"], check=True, timeout=300)
+
+    def read(self, path: str, headers: list[tuple[str, str]], body: bytes) -> list[tuple[str, Any]]:
+        lines = [f"POST {path} HTTP/1.1", "host: upstream", f"content-length: {len(body)}"]
+        lines += [f"{name}: {value}" for name, value in headers if name.lower() not in {"host", "content-length"}]
+        request = "\r\n".join([*lines, "", ""]).encode() + body
+        read = subprocess.run([self.program], input=request, capture_output=True, check=True, timeout=60)
+        return [(name, value) for name, value in json.loads(read.stdout)]
+
+
 class SharedKeyTest(unittest.TestCase):
     """One daemon in front of an upstream that serves `gpt-*` with the operator's key."""
 
@@ -123,16 +143,24 @@ class SharedKeyTest(unittest.TestCase):
         self.assertEqual(len(self.upstream.requests), int(row["status"] == 200))
         return iter(self.upstream.requests)
 
-    def test_every_parser_reads_the_same_model(self) -> None:
+    def check_models(self, parsers: list[Parser]) -> None:
+        """Sends every row; what is forwarded has one model for every parser."""
         for row in ROWS:
             with self.subTest(row["name"]):
                 for path, headers, body in self.forwarded(row):
                     self.assertIn(("authorization", "Bearer sk-operator"), headers)
                     self.assertEqual([name for name, _ in headers].count("content-type"), 1)
-                    for parser in [read_with_starlette, read_with_werkzeug, plain_json]:
+                    for parser in parsers:
                         fields = parser(path, headers, body)
                         models = [value for name, value in fields if "model" in name.lower()]
-                        self.assertEqual(models, ["gpt-x"], f"{parser.__name__}: {body!r}")
+                        self.assertEqual(models, ["gpt-x"], f"{parser.__qualname__}: {body!r}")
+
+    def test_every_parser_reads_the_same_model(self) -> None:
+        self.check_models([read_with_starlette, read_with_werkzeug, plain_json])
+
+    @unittest.skipUnless(shutil.which("go"), "Go is not installed (apt-get install golang-go)")
+    def test_go_reads_the_same_model(self) -> None:
+        self.check_models([Go(Path(self.folder.name)).read])
 
     def test_the_rows_mislead_these_parsers_if_they_are_sent_as_they_are(self) -> None:
         misled = set()

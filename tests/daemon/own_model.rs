@@ -148,4 +148,16 @@ fn a_model_of_a_hub_is_installed_calibrated_and_used() {
         "{}",
         refused.err
     );
+    // Reading one of these would never end.
+    for (tool, arguments) in [("mkfifo", &[][..]), ("ln", &["-s", "/dev/zero"])] {
+        fs::remove_file(&calibration).expect("the calibration before");
+        let made = std::process::Command::new(tool).args(arguments).arg(&calibration).status();
+        assert!(made.expect("a tool of the system").success());
+        let refused = run(&["compress"], &request);
+        assert!(
+            refused.code != Some(0) && refused.err.contains("not a regular file"),
+            "{tool}: {}",
+            refused.err
+        );
+    }
 }

@@ -224,6 +224,7 @@ fn a_busy_server_is_asked_again() {
     let ran = ask(folder.path(), &rows()[..1], &server, &["--arms", "none", "--parallel", "1"]);
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     assert_eq!((server.arrived(), report(folder.path())["arms"]["all"]["failures"].clone()), (4, json!({})));
+    assert_eq!(ran.err.matches("the next try is in 1 s").count(), 2, "{}", ran.err);
 }
 
 #[test]

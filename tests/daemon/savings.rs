@@ -190,6 +190,7 @@ async fn a_daemon_in_shadow_mode_counts_the_sources_that_it_would_have_kept() {
             .env("THRESHER__MIDDLEWARE__PROMPT_TOKENS_MIN", "0")
             .env("THRESHER__MIDDLEWARE__DEADLINE_MS", "60000")
             .env("THRESHER__SAVINGS__PRICES", PRICES)
+            .env("THRESHER__TELEMETRY__LOG", "trace")
             .stderr(Stdio::piped())
             .stdout(Stdio::null())
             .spawn()
@@ -201,7 +202,7 @@ async fn a_daemon_in_shadow_mode_counts_the_sources_that_it_would_have_kept() {
         .filter_map(|line| serde_json::from_str::<Value>(&line).ok())
         .find(|event| event["message"] == "listening")
         .expect("the daemon logs its addresses");
-    std::thread::spawn(move || lines.for_each(drop));
+    let log = std::thread::spawn(move || lines.collect::<Vec<String>>());
     let address = |name: &str| -> SocketAddr {
         listening[name].as_str().and_then(|text| text.parse().ok()).expect("an address")
     };
@@ -223,4 +224,11 @@ async fn a_daemon_in_shadow_mode_counts_the_sources_that_it_would_have_kept() {
     assert_eq!(found["totals"]["requests"], 0);
     let metrics = get(admin, "/metrics").await.body;
     assert!(metrics.contains("savings_requests_total{tenant=\"\",model=\"gpt-*\""), "{metrics}");
+    // Even the trace log has no text of requests, and no characters of it line by line.
+    drop(daemon);
+    let log = log.join().expect("the log ends with the daemon");
+    assert!(log.iter().any(|line| line.contains("\"TRACE\"")), "{} lines", log.len());
+    for line in log {
+        assert!(!line.contains("penicillin") && !line.contains("tokenizers"), "{line}");
+    }
 }

@@ -362,6 +362,12 @@ async fn deleted_chunks_and_tenants_leave_nothing_behind() {
     assert_eq!(cached(&answer), 0, "its block is gone: {}", answer["blocks"]);
     // Deleting a tenant: only on this machine, which the tests are on.
     let delete = async |name: &str| ask_with(keyed.daemon.admin, ("DELETE", name), &[], "").await;
+    for header in
+        ["forwarded: for=203.0.113.1", "via: 1.1 proxy", "X-Forwarded-For: ::1", "x-real-ip: 203.0.113.1"]
+    {
+        let sent = ask_with(keyed.daemon.admin, ("DELETE", "/admin/tenants/b"), &[header], "").await;
+        assert_eq!(sent.status, 403, "{header}");
+    }
     let deleted = delete("/admin/tenants/b").await.json();
     assert_eq!((&deleted["tenant"], &deleted["chunks"]), (&json!("b"), &json!(1)), "{deleted}");
     assert!(deleted["blocks"].as_u64().is_some_and(|blocks| blocks >= 2), "{deleted}");

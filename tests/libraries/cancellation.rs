@@ -1,22 +1,30 @@
 //! Work stops soon after its caller has gone, and grows with the length of the texts and no faster. Both are measured in processor time of one
 //! thread, on which everything runs here, so that a busy machine changes little.
 //!
-//! `cargo test --test libraries cancellation -- --ignored --nocapture` runs the tests; `THRESHER_TEST_TEXT` names one of the texts.
+//! `make cancellation` runs the tests; `THRESHER_TEST_TEXT` names one of the texts.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use thresher_core::domain::{AttributeRequest, Budget, Chunk, CompressRequest, Kind};
+use thresher_core::domain::{AttributeRequest, Budget, ByteRange, Chunk, CompressRequest, Kind, Parts};
 use thresher_core::kv::store::KvStore;
 use thresher_core::model::scripted::ScriptedModel;
+use thresher_core::model::tokenizer::ModelTokenizer;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::validate::RequestLimits;
 use thresher_core::pipeline::{Pipeline, Settings};
 
 const TEXT_BYTES: usize = 1 << 20;
 
+/// The longest answer that a request may have.
+const ANSWER_BYTES: usize = 256 << 10;
+
 /// Work may go on for 50 ms after its caller has gone. Without optimisation it takes several times as long.
 const GAP_MAX: Duration = Duration::from_millis(if cfg!(debug_assertions) { 400 } else { 50 });
+
+/// Processor time after which the caller of long work has gone.
+const WORK_MAX: Duration = Duration::from_secs(20);
 
 /// How much longer a text of twice the bytes may take.
 const DOUBLED_MAX: f64 = 2.8;
@@ -25,9 +33,10 @@ const DOUBLED_MAX: f64 = 2.8;
 const DOUBLED_BYTES: usize = 32 << 10;
 
 fn pipeline() -> Pipeline {
-    // Equal words are one token, so that a megabyte has fewer tokens than the limit.
-    let words = ["Who", "Yes", "It", "was", "so", "valve", "built", "tide", "moon", "----------"];
-    let (model, tokenizer) = (ScriptedModel::new(512), ScriptedModel::tokenizer(&words));
+    let model = ScriptedModel::new(512);
+    // As the tokenizer of the default model, it reads long texts in pieces.
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/tiny/bert-gelu/tokenizer.json");
+    let tokenizer = ModelTokenizer::from_file(&file).expect("a tokenizer");
     let limits = RequestLimits {
         chunk_tokens_max: 2 * TEXT_BYTES,
         chunk_bytes_max: 2 * TEXT_BYTES,
@@ -52,24 +61,26 @@ fn on_one_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a thread").install(work)
 }
 
-/// Returns the longest time that `work` takes between two looks at its [`Cancel`], and the place where it ended.
+/// Returns the longest time that `work` takes between two looks at its [`Cancel`], and the place where it ended. After [`WORK_MAX`] its caller has
+/// gone.
 fn longest_gap(work: impl FnOnce(&Cancel) + Send) -> (Duration, String) {
     on_one_thread(|| {
+        let until = thread_time() + WORK_MAX;
         let last = Arc::new(Mutex::new((Instant::now(), thread_time(), Duration::ZERO, String::new())));
         let look = {
             let last = Arc::clone(&last);
             move || {
                 let mut last = last.lock().expect("no panic");
-                if last.0.elapsed() > GAP_MAX / 4 {
+                // Reading the time of a thread takes some microseconds, so it is read once a millisecond at most.
+                if last.0.elapsed() > Duration::from_millis(1) {
                     let now = thread_time();
                     let gap = now - last.1;
                     if gap > last.2 {
                         (last.2, last.3) = (gap, std::backtrace::Backtrace::force_capture().to_string());
                     }
-                    last.1 = now;
+                    (last.0, last.1) = (Instant::now(), now);
                 }
-                last.0 = Instant::now();
-                true
+                last.1 < until
             }
         };
         let cancel = Cancel::default().while_wanted(Arc::new(look.clone()));
@@ -113,11 +124,11 @@ fn request(kind: Kind, text: String, ratio: f64) -> CompressRequest {
 }
 
 /// Fails with every text for which the work goes on for too long.
-fn check_gaps(work: impl Fn(&Pipeline, Kind, String, &Cancel) + Sync) {
+fn check_gaps(texts: &[(&str, Kind, &str)], work: impl Fn(&Pipeline, Kind, String, &Cancel) + Sync) {
     let pipeline = pipeline();
     let only = std::env::var("THRESHER_TEST_TEXT").ok();
     let mut late = Vec::new();
-    for (name, kind, repeated) in TEXTS {
+    for &(name, kind, repeated) in texts {
         if only.as_ref().is_some_and(|only| only != name) {
             continue;
         }
@@ -134,7 +145,7 @@ fn check_gaps(work: impl Fn(&Pipeline, Kind, String, &Cancel) + Sync) {
 #[test]
 #[ignore = "takes half a minute: run as the head of this file says"]
 fn compression_stops() {
-    check_gaps(|pipeline, kind, text, cancel| {
+    check_gaps(&TEXTS, |pipeline, kind, text, cancel| {
         let _ = pipeline.compress(&request(kind, text, 0.3), cancel);
     });
 }
@@ -142,11 +153,37 @@ fn compression_stops() {
 #[test]
 #[ignore = "takes half a minute: run as the head of this file says"]
 fn attribution_stops() {
-    check_gaps(|pipeline, kind, text, cancel| {
+    check_gaps(&TEXTS, |pipeline, kind, text, cancel| {
         let answer = "The valve was built in 1987. It was so. Yes.".to_owned();
         let chunk = Chunk { kind, ..Chunk::new("a", text) };
         let _ = pipeline.attribute(&AttributeRequest::new(answer, vec![chunk]), cancel);
     });
+}
+
+#[test]
+#[ignore = "takes minutes: run as the head of this file says"]
+fn attribution_of_a_long_answer_stops() {
+    // With one short span, little is scored, and the time is that of the rest.
+    let span = Parts::Spans(vec![ByteRange::new(0, 8)]);
+    let cases = [
+        ("The tide rises twice a day. It was built in 1987. ", Parts::Sentences),
+        ("1\n", Parts::Sentences),
+        ("tide and moon, ", Parts::Words),
+        ("She said \"the tide rises twice a day at the coast\". ", span.clone()),
+        ("\"The tide\" ", span.clone()),
+        ("the tide rises twice a day ", span),
+    ];
+    for (repeated, parts) in cases {
+        // The last answer is one long quotation.
+        let answer = format!("\"{}\"", text(repeated, ANSWER_BYTES - 2));
+        eprintln!("{repeated:?}, {parts:?}");
+        // Prose, lines of a letter, one word.
+        check_gaps(&[TEXTS[0], TEXTS[3], TEXTS[6]], |pipeline, kind, text, cancel| {
+            let chunk = Chunk { kind, ..Chunk::new("a", text) };
+            let request = AttributeRequest::new(answer.clone(), vec![chunk]);
+            let _ = pipeline.attribute(&AttributeRequest { parts: parts.clone(), ..request }, cancel);
+        });
+    }
 }
 
 /// Texts that are twice as long take about twice as long, for every budget.

@@ -162,7 +162,7 @@ pub fn observe_answers(
 
 /// Returns the sentences that a span of an answer overlaps, as one range of bytes.
 fn sentences_of(answer: &str, span: ByteRange) -> ByteRange {
-    let sentences = text::arrived(answer).into_iter();
+    let sentences = text::arrived(answer);
     let overlapped = sentences.filter(|sentence| sentence.start < span.end && span.start < sentence.end);
     overlapped.reduce(|first, last| ByteRange::new(first.start, last.end)).unwrap_or(span)
 }

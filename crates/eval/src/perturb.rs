@@ -180,7 +180,7 @@ fn other_answer(rows: &[AttributionRow], row: usize, rng: &mut SplitMix64) -> Op
     const TRIES: usize = 20;
     for _ in 0..TRIES {
         let other = rng.below(rows.len());
-        let sentences = text::arrived(&rows[other].answer);
+        let sentences: Vec<ByteRange> = text::arrived(&rows[other].answer).collect();
         if other == row || sentences.is_empty() {
             continue;
         }

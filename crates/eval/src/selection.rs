@@ -154,7 +154,7 @@ impl Samples {
         pipeline: &Pipeline,
     ) -> Result<()> {
         let started = Instant::now();
-        let candidates = Candidates::new(&request.chunks, reading.blocks.clone(), None);
+        let candidates = Candidates::new(&request.chunks, reading.blocks.clone(), None, &Cancel::default())?;
         let whole_query = ByteRange::new(0, row.query.len());
         let found = judged::attribute_span(pipeline, &candidates, &row.query, whole_query, row.chunks.len())?;
         let mut ranked: Vec<usize> = found.sources.iter().map(|source| source.chunk).collect();

@@ -4,10 +4,10 @@
 //! The test makes no demand on times. It fails if resident memory exceeds the configured limits by more than
 //! a fixed slack, or if a request does not get the response that it should.
 
-mod requests;
+pub mod requests;
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
+use std::fmt::{self, Write};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -88,7 +88,7 @@ pub fn run(subject: &Subject, settings: Settings, progress: Progress) -> anyhow:
     rss::reset_peak();
     let base = rss::current()
         .context("cannot read resident memory: /proc/self/status is missing or has another format")?;
-    let count = generator.chunks().len();
+    let count = generator.chunks().count();
     let started = Instant::now();
     let shared = Arc::new(Shared {
         caller: client.caller(),
@@ -185,7 +185,7 @@ const SAMPLES_MAX: usize = 120;
 
 /// Counts of how requests ended.
 #[derive(Debug, Default)]
-struct Tally {
+pub struct Tally {
     answered: usize,
     left: usize,
     late: usize,
@@ -228,8 +228,8 @@ struct Code {
 }
 
 impl Tally {
-    /// Counts the outcome of `request`.
-    fn count(&mut self, request: &SoakRequest, outcome: anyhow::Result<Option<(u16, Bytes)>>) {
+    /// Counts the outcome of `request`: status and body, or `None` if the client disconnected on purpose.
+    pub fn count(&mut self, request: &SoakRequest, outcome: anyhow::Result<Option<(u16, Bytes)>>) {
         let (status, body) = match outcome {
             Ok(Some(response)) => response,
             Ok(None) => {
@@ -265,12 +265,27 @@ impl Tally {
         }
     }
 
-    fn fail(&mut self, reason: String) {
+    /// Counts a request that should have ended otherwise, by how it ended.
+    pub fn fail(&mut self, reason: String) {
         *self.failed.entry(reason).or_default() += 1;
     }
 
-    fn failures(&self) -> usize {
+    /// Returns the number of requests that should have ended otherwise.
+    pub fn failures(&self) -> usize {
         self.failed.values().sum()
+    }
+
+    /// Returns the number of requests that were answered.
+    pub fn answered(&self) -> usize {
+        self.answered
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { answered, left, late, passed_through, refused, failed, .. } = self;
+        write!(out, "{answered} answered, {refused} refused, {left} left, {late} late, ")?;
+        write!(out, "{passed_through} passed through, failed {failed:?}")
     }
 }
 

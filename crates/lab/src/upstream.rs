@@ -82,6 +82,14 @@ impl Upstream {
         setting_of(self.address)
     }
 
+    /// Returns an entry of `middleware.upstreams` that names this server for one model.
+    pub fn setting_with_model(&self, model: &str) -> toml::Value {
+        let mut upstream = toml::Table::new();
+        upstream.insert("url".to_owned(), format!("http://{}", self.address).into());
+        upstream.insert("models".to_owned(), vec![model.to_owned()].into());
+        upstream.into()
+    }
+
     /// As [`Self::setting`], but for one model only, with a key of the operator that is in `key_file`.
     pub fn setting_with_key(&self, model: &str, key_file: &str) -> toml::Value {
         let mut upstream = toml::Table::new();

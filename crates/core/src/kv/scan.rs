@@ -114,7 +114,7 @@ impl QuantizedHead {
 
 /// Returns the peak (largest logit) of every segment, `[head, question_token, segment]`, with the segments in
 /// the order of the parts. The peak of a segment without tokens is `f32::MIN`. `should_continue` is called
-/// before each part; if it returns false, the scan stops and returns `None`.
+/// after each row of logits; if it returns false, the scan stops and returns `None`.
 ///
 /// # Panics
 /// When a block does not have the planes, dimensions or tokens of its question, or questions differ in heads
@@ -127,7 +127,8 @@ pub fn peaks(parts: &[Part], should_continue: &(dyn Fn() -> bool + Sync)) -> Opt
         let mut scratch = Scratch::default();
         let mut first = 0;
         for Part { look, segments } in *parts {
-            if !should_continue() {
+            let mut goes_on = should_continue();
+            if !goes_on {
                 return None;
             }
             let TokenSpan { start, end } = look.tokens;
@@ -139,7 +140,12 @@ pub fn peaks(parts: &[Part], should_continue: &(dyn Fn() -> bool + Sync)) -> Opt
                 out.iter_mut().zip(*segments).for_each(|(out, segment)| {
                     *out = kernel::peak(&row[scanned(segment.start)..scanned(segment.end)]);
                 });
+                goes_on = should_continue();
+                goes_on
             });
+            if !goes_on {
+                return None;
+            }
             first += segments.len();
         }
         Some(out)
@@ -149,12 +155,12 @@ pub fn peaks(parts: &[Part], should_continue: &(dyn Fn() -> bool + Sync)) -> Opt
     Some(concatenated(&found, shape.0, shape.1))
 }
 
-/// Calls `take(head, query, row)` for every row of logits, one per head and question token.
+/// Calls `take(head, query, row)` for every row of logits, one per head and question token, until it returns false.
 ///
 /// # Panics
 /// When question and block differ in dimensions, the block does not have a plane of the question or a token to
 /// scan, or this processor does not support the kernel.
-fn rows(kernel: Kernel, look: Look, scratch: &mut Scratch, take: impl FnMut(usize, usize, &[f32])) {
+fn rows(kernel: Kernel, look: Look, scratch: &mut Scratch, take: impl FnMut(usize, usize, &[f32]) -> bool) {
     let (planes, tokens, dim) = look.block.shape();
     assert_eq!(dim, look.question.exact.dim().2, "dimensions of block and question");
     assert!(look.question.planes.iter().all(|&plane| plane < planes), "the block has {planes} planes");
@@ -190,6 +196,7 @@ pub fn logits_by(kernel: Kernel, looks: &[Look]) -> Array3<f32> {
         rows(kernel, *look, &mut Scratch::default(), |head, query, row| {
             let mut out = out.slice_mut(s![head, query, ..]);
             out.iter_mut().zip(row).for_each(|(out, &logit)| *out = logit);
+            true
         });
         out
     };
@@ -243,16 +250,19 @@ fn concatenated(found: &[Array3<f32>], heads: usize, queries: usize) -> Array3<f
 }
 
 /// Computes the rows of logits for codecs without quantization, in single precision, and calls
-/// `take(head, query, row)` for each.
-fn exact_rows(Look { question, block, tokens }: Look, mut take: impl FnMut(usize, usize, &[f32])) {
+/// `take(head, query, row)` for each until it returns false.
+fn exact_rows(Look { question, block, tokens }: Look, mut take: impl FnMut(usize, usize, &[f32]) -> bool) {
     let mut keys = Array2::zeros((tokens.len(), question.exact.len_of(Axis(2))));
     for (head, (question, &plane)) in question.exact.outer_iter().zip(&question.planes).enumerate() {
         block.read_plane(plane, tokens, keys.as_slice_mut().expect("a new array is contiguous"));
         let logits = question.dot(&keys.t());
         for (query, row) in logits.outer_iter().enumerate() {
-            match row.as_slice() {
+            let goes_on = match row.as_slice() {
                 Some(row) => take(head, query, row),
                 None => take(head, query, &row.to_vec()),
+            };
+            if !goes_on {
+                return;
             }
         }
     }

@@ -165,8 +165,19 @@ impl ModelTokenizer {
     /// # Errors
     /// Returns [`ModelError::Tokenize`] if the tokenizer refuses the text.
     pub fn encode(&self, text: &str) -> Result<Tokens, ModelError> {
+        self.encode_while(text, || true)
+    }
+
+    /// As [`Self::encode`], for a long text: it asks `go_on` before each piece.
+    ///
+    /// # Errors
+    /// Also returns [`ModelError::Cancelled`] if `go_on` returned false.
+    pub fn encode_while(&self, text: &str, go_on: impl Fn() -> bool) -> Result<Tokens, ModelError> {
         let mut all = Tokens::default();
         for piece in self.pieces(text) {
+            if !go_on() {
+                return Err(ModelError::Cancelled);
+            }
             let found = tokens(&self.inner, piece.slice(text))?;
             all.ids.extend(found.ids);
             let offset =

@@ -123,8 +123,10 @@ impl Pipeline {
         cancel: &Cancel,
     ) -> Result<Vec<PartOutcome>, PipelineError> {
         let groups = match &request.parts {
-            Parts::Values(values) => values.iter().map(SentenceGroup::of_value).collect(),
-            parts => SentenceGroup::of_answer(&request.answer, parts),
+            Parts::Values(values) => {
+                values.iter().map(|value| SentenceGroup::of_value(value, cancel)).collect::<Result<_, _>>()?
+            }
+            parts => SentenceGroup::of_answer(&request.answer, parts, cancel)?,
         };
         let attribute = |group: &SentenceGroup| self.attribute_group(candidates, group, request, cancel);
         let parts: Vec<Vec<PartOutcome>> = match self.model.info().decoder {
@@ -202,9 +204,8 @@ impl Pipeline {
         clock: &mut Clock,
         cancel: &Cancel,
     ) -> Result<Candidates, PipelineError> {
-        cancel.check()?;
-        Ok(clock
-            .stage("terms", || Candidates::new(&request.chunks, Arc::new(blocks), request.seen.as_deref())))
+        let seen = request.seen.as_deref();
+        clock.stage("terms", || Candidates::new(&request.chunks, Arc::new(blocks), seen, cancel))
     }
 
     /// As [`Self::candidates`], for a stream, which may keep them for minutes.
@@ -239,7 +240,7 @@ impl Pipeline {
         let lang = text::sentence_lang(sentence).map(|found| found.lang).or(candidates.lang);
         let sentence = AnswerSentence { text: sentence, start: bytes.start, tokens, cuts, lang };
         let mut scores = sentence_scores::score(candidates, sentence, &*self.model, &self.settings, cancel)?;
-        scores.traces = trace::terms(candidates, &scores);
+        scores.traces = trace::terms(candidates, &scores, cancel)?;
         Ok(scores)
     }
 
@@ -303,8 +304,8 @@ struct SentenceGroup<'a> {
 impl<'a> SentenceGroup<'a> {
     /// Groups the sentences of an answer: spans that share a sentence are in one group. Without spans, each
     /// sentence is a group.
-    fn of_answer(answer: &'a str, parts: &Parts) -> Vec<Self> {
-        let sentences = text::arrived(answer);
+    fn of_answer(answer: &'a str, parts: &Parts, cancel: &Cancel) -> Result<Vec<Self>, PipelineError> {
+        let sentences = sentences_of(answer, cancel)?;
         let group = |sentences: &[ByteRange], parts: Option<&[ByteRange]>| Self {
             text: Cow::Borrowed(answer),
             sentences: sentences.to_vec(),
@@ -313,7 +314,7 @@ impl<'a> SentenceGroup<'a> {
             value: None,
         };
         let Parts::Spans(spans) = parts else {
-            return sentences.iter().map(|sentence| group(slice::from_ref(sentence), None)).collect();
+            return Ok(sentences.iter().map(|sentence| group(slice::from_ref(sentence), None)).collect());
         };
         let (mut groups, mut from) = (Vec::new(), 0);
         while from < spans.len() {
@@ -327,21 +328,21 @@ impl<'a> SentenceGroup<'a> {
             groups.push(group(&sentences[first..after], Some(&spans[from..to])));
             from = to;
         }
-        groups
+        Ok(groups)
     }
 
     /// Returns the group of one JSON value. The model reads `name: ` before the value; the value is the part.
-    fn of_value(value: &'a Value) -> Self {
+    fn of_value(value: &'a Value, cancel: &Cancel) -> Result<Self, PipelineError> {
         let name = &value.key[..value.key.floor_char_boundary(NAME_BYTES_MAX)];
         let prefix = if name.is_empty() { String::new() } else { format!("{name}: ") };
         let text = prefix.clone() + &value.text;
-        Self {
-            sentences: text::arrived(&text),
+        Ok(Self {
+            sentences: sentences_of(&text, cancel)?,
             cuts: vec![prefix.len()],
             parts: Some(vec![ByteRange::new(prefix.len(), text.len())]),
             text: Cow::Owned(text),
             value: Some(value),
-        }
+        })
     }
 
     /// Changes the byte offset in an error from the group's text to the answer.
@@ -375,6 +376,15 @@ impl<'a> SentenceGroup<'a> {
         }
         part
     }
+}
+
+fn sentences_of(answer: &str, cancel: &Cancel) -> Result<Vec<ByteRange>, PipelineError> {
+    let mut found = Vec::new();
+    for sentence in text::arrived(answer) {
+        cancel.check()?;
+        found.push(sentence);
+    }
+    Ok(found)
 }
 
 /// Returns the parts of scored sentences: their words, or the sentences themselves.

@@ -504,7 +504,7 @@ impl Reader {
         let tokenized = |chunk: &PendingChunk| -> Result<_, PipelineError> {
             cancel.check()?;
             self.limits.check_tokens(total.load(Ordering::Relaxed), self.token_bytes)?;
-            let tokenized = tokenize::chunk(&chunks[chunk.index()], &self.tokenizer)?;
+            let tokenized = tokenize::chunk(&chunks[chunk.index()], &self.tokenizer, cancel)?;
             self.limits.check_chunk_tokens(chunk.index(), tokenized.ids.len())?;
             total.fetch_add(tokenized.ids.len(), Ordering::Relaxed);
             Ok(tokenized)
@@ -740,7 +740,7 @@ mod tests {
                 for title in [None, Some("A title".to_owned())] {
                     let text = format!("{text} {text}");
                     let chunk = Chunk { title, ..Chunk::new(String::new(), text) };
-                    let tokenized = tokenize::chunk(&chunk, &tokenizer).expect("tokens");
+                    let tokenized = tokenize::chunk(&chunk, &tokenizer, &Cancel::default()).expect("tokens");
                     let keys = Array3::from_elem((1, tokenized.ids.len(), 4), 0.5);
                     let block = Block::encode(tokenized.block_parts(keys.view()), Codec::Int8);
                     let name = paths.get(n);

@@ -205,7 +205,7 @@ impl Pipeline {
     ) -> Result<KvExport, PipelineError> {
         let info = self.model.info();
         let decoder = check_model(info)?;
-        let tokenized = chunks.iter().map(|chunk| tokenize::chunk(chunk, &self.tokenizer));
+        let tokenized = chunks.iter().map(|chunk| tokenize::chunk(chunk, &self.tokenizer, cancel));
         let tokenized = tokenized.collect::<Result<Vec<_>, _>>()?;
         cancel.check()?;
         // Too many tokens are refused before the model reads any.

@@ -4,6 +4,7 @@
 use ndarray::ArrayView3;
 
 use super::PipelineError;
+use super::cancel::Cancel;
 use super::validate::{InvalidRequest, RequestLimits};
 use crate::domain::{ByteRange, Chunk, Lang, TokenSpan};
 pub use crate::kv::block::tokens_under;
@@ -188,17 +189,24 @@ pub fn text_of(chunk: &Chunk) -> String {
 /// Returns the tokens and sentences of a chunk.
 ///
 /// # Errors
-/// Returns [`PipelineError::Model`] if the tokenizer fails.
-pub fn chunk(chunk: &Chunk, tokenizer: &ModelTokenizer) -> Result<TokenizedChunk, PipelineError> {
+/// Returns [`PipelineError::Model`] if the tokenizer fails, and the error of `cancel` if it stops the work.
+pub fn chunk(
+    chunk: &Chunk,
+    tokenizer: &ModelTokenizer,
+    cancel: &Cancel,
+) -> Result<TokenizedChunk, PipelineError> {
     let lead = lead_of(chunk);
     let mut ids = if lead.is_empty() { Vec::new() } else { tokenizer.encode(&lead)?.ids };
     let title_tokens = ids.len();
     let joined = text::joined_words(&chunk.text);
-    let mut text = tokenizer.encode(&joined.text)?;
+    let encoded = tokenizer.encode_while(&joined.text, || cancel.go_on());
+    let mut text = encoded.map_err(|error| cancel.or(error))?;
     text.offsets.iter_mut().for_each(|offset| *offset = joined.original(*offset));
     ids.extend(text.ids);
+    cancel.check()?;
     let sentence = |bytes| Sentence { bytes, tokens: tokens_under(&text.offsets, title_tokens, bytes) };
     let sentences = text::sentences(&chunk.text).into_iter().map(sentence).collect();
+    cancel.check()?;
     Ok(TokenizedChunk {
         ids,
         title_tokens,

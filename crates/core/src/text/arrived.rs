@@ -14,22 +14,29 @@ const LOOKAHEAD_BYTES: usize = 48;
 /// at most 32 bytes (a step) and 48 bytes (the lookahead) behind it are considered. Unlike
 /// [`sentences`](super::sentences), it therefore never joins two lines because of how wide later lines are, and
 /// it cuts a code block at its lines. These are the sentences of [`Relayed`](super::Relayed), except where that
-/// looks less far.
+/// looks less far. Each is found when it is asked for.
 ///
 /// ```
 /// use thresher_core::text::arrived;
 ///
 /// let text = "The tide rises at noon. It falls by evening.";
-/// assert_eq!(arrived(text)[0].slice(text), "The tide rises at noon.");
+/// let first = arrived(text).next().expect("two sentences");
+/// assert_eq!(first.slice(text), "The tide rises at noon.");
 /// ```
-pub fn arrived(text: &str) -> Vec<ByteRange> {
-    let (mut found, mut at) = (Vec::new(), 0);
-    while let Some(sentence) = first_from(text, at) {
-        at = sentence.end;
-        found.push(sentence);
-    }
-    found.extend(sentences(&text[at..]).into_iter().map(|sentence| sentence.shifted(at)));
-    found
+pub fn arrived(text: &str) -> impl Iterator<Item = ByteRange> {
+    let mut at = 0;
+    // The sentences of the end of the text, where the last ones are not certain.
+    let mut last: Option<std::vec::IntoIter<ByteRange>> = None;
+    std::iter::from_fn(move || {
+        if last.is_none() {
+            if let Some(sentence) = first_from(text, at) {
+                at = sentence.end;
+                return Some(sentence);
+            }
+            last = Some(sentences(&text[at..]).into_iter());
+        }
+        last.as_mut()?.next().map(|sentence| sentence.shifted(at))
+    })
 }
 
 /// Returns the first sentence after `from`; `None`: the text may end before it is certain.
@@ -70,13 +77,13 @@ mod tests {
         let text = "Dr. Smith paid $3.5 million for it. He was born in 1998, in St. Louis. Was he? \"Yes,\" he said. It was \
                     the first of many houses that he bought, sold and forgot about.\n\n- One thing.\n- Another one, longer than \
                     the first by far.\n\n| a | b |\n|---|---|\n| 1 | 2 |\n";
-        assert_eq!(arrived(text), sentences(text));
+        assert_eq!(arrived(text).collect::<Vec<_>>(), sentences(text));
     }
 
     #[test]
     fn an_endless_grapheme_cluster_takes_little_time() {
         let text = format!("a{}", "\u{301}".repeat(100_000));
-        assert_eq!(arrived(&text).len(), 1);
+        assert_eq!(arrived(&text).count(), 1);
     }
 
     proptest! {

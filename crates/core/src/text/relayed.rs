@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn prose_gives_the_same_sentences_as_a_whole_text() {
-        let expect: Vec<&str> = arrived(PROSE).into_iter().map(|sentence| sentence.slice(PROSE)).collect();
+        let expect: Vec<&str> = arrived(PROSE).map(|sentence| sentence.slice(PROSE)).collect();
         for parts in [chars(PROSE), PROSE.split_inclusive(' ').collect(), vec![PROSE]] {
             let (text, ends, exact) = relayed(parts);
             assert_eq!((&*text, &ends), (PROSE, &expect.iter().map(|&end| end.to_owned()).collect()));

@@ -102,7 +102,7 @@ impl RequestGenerator {
             let drawn = rng.usize(..=99);
             if drawn < REGISTER {
                 let first = self.chunks.draw(rng);
-                let end = (first + rng.usize(1..=REGISTER_MAX)).min(self.chunks.len());
+                let end = (first + rng.usize(1..=REGISTER_MAX)).min(self.chunks.count());
                 return SoakRequest {
                     expectation,
                     path: "/v1/chunks",
@@ -231,7 +231,7 @@ impl ChunkPool {
     }
 
     /// Returns the number of chunks.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.0.len()
     }
 
@@ -321,11 +321,11 @@ mod tests {
     fn a_few_chunks_are_drawn_often_and_most_at_least_once() {
         let chunks = ChunkPool::for_disk(16 << 20);
         let mut rng = seeded(1, "test");
-        let mut times = vec![0; chunks.len()];
-        (0..100 * chunks.len()).for_each(|_| times[chunks.draw(&mut rng)] += 1);
+        let mut times = vec![0; chunks.count()];
+        (0..100 * chunks.count()).for_each(|_| times[chunks.draw(&mut rng)] += 1);
         let frequent: usize = times[..10].iter().sum();
-        assert!(frequent * 4 > 100 * chunks.len(), "the first ten: {frequent} times");
+        assert!(frequent * 4 > 100 * chunks.count(), "the first ten: {frequent} times");
         let never = times.iter().filter(|&&times| times == 0).count();
-        assert!(never * 10 < chunks.len(), "{never} of {} never", chunks.len());
+        assert!(never * 10 < chunks.count(), "{never} of {} never", chunks.count());
     }
 }

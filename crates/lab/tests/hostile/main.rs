@@ -16,6 +16,7 @@ mod process;
 mod memory;
 mod middleware;
 mod origins;
+mod soak;
 mod storage;
 mod tenants;
 mod clients;
@@ -66,6 +67,7 @@ attacks! {
     bad_block, "bytes of the block files of a stopped daemon are changed, then the daemon is started and gets a request with explain", storage::bad_block;
     retry_after, "120 clients with new chunks at once, each sending again when Retry-After says so", tenants::retry_after;
     tls_stall, "300 TLS handshakes that are never finished", connections::tls_stall;
+    soak, "tenants that use a daemon with requests of every kind and long conversations, over restarts and a full disk, for a minute or THRESHER_SOAK_SECONDS", soak::soak;
     kill, "kill -9 while chunks are registered and conversations compressed, twice", storage::kill;
 }
 

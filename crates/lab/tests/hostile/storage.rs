@@ -56,17 +56,30 @@ const DIRECTORY_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
 /// A tmpfs file system, unmounted when dropped.
-struct Mount(PathBuf);
+pub struct Mount(PathBuf);
 
 impl Mount {
     /// Mounts a file system; returns `None` if this user may not mount.
-    fn new(at: &Path, bytes: u64) -> Option<Self> {
+    pub fn new(at: &Path, bytes: u64) -> Option<Self> {
         fs::create_dir_all(at).ok()?;
         let options = format!("size={bytes}");
         let mut mount = Command::new("mount");
         mount.args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(at);
         let mounted = mount.output().is_ok_and(|output| output.status.success());
         mounted.then(|| Self(at.to_owned()))
+    }
+
+    /// Fills the file system with one file, and returns its path.
+    pub fn fill(&self) -> anyhow::Result<PathBuf> {
+        let ballast = self.0.join("ballast");
+        let mut file = fs::File::create(&ballast)?;
+        let mut bytes = vec![0; 1 << 20];
+        while !bytes.is_empty() {
+            if file.write_all(&bytes).is_err() {
+                bytes.truncate(bytes.len() / 2);
+            }
+        }
+        Ok(ballast)
     }
 }
 
@@ -139,7 +152,7 @@ pub async fn deletion(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
 pub async fn full_disk(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let sandbox = setup.sandbox()?;
     let originals = sandbox.path().join(DATA).join("originals");
-    let Some(_mount) = Mount::new(&originals, DISK_BYTES) else {
+    let Some(disk) = Mount::new(&originals, DISK_BYTES) else {
         return Ok(vec![Finding::skipped("a full disk", "this user may not mount a file system (tmpfs)")]);
     };
     let daemon = sandbox.start().await?;
@@ -147,14 +160,18 @@ pub async fn full_disk(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let mut rng = seeded(0, "hostile disk");
     let first = compress_conversation(&caller, &mut rng).await?;
     ensure!(first.status == StatusCode::OK, "a conversation was answered with {}", first.status);
-    let ballast = originals.join("ballast");
-    fill(&ballast)?;
+    let ballast = disk.fill()?;
     let mut while_full = Vec::new();
     for _ in 0..CONVERSATIONS {
         while_full.push(compress_conversation(&caller, &mut rng).await?.status.as_u16());
     }
-    let alive = Finding::is_true("the daemon runs while the disk is full", daemon.is_alive())
-        .note(format!("answered {while_full:?}"));
+    let answered = while_full.iter().filter(|status| **status == 200).count();
+    let alive = Finding::at_least(
+        "conversations answered while the disk is full",
+        answered as f64,
+        CONVERSATIONS as f64,
+    )
+    .note(format!("answered {while_full:?}"));
     fs::remove_file(&ballast)?;
     let until = Instant::now() + RECOVERY_TIME_MAX;
     let (mut answered, mut tries, mut last) = (0, 0, String::new());
@@ -175,18 +192,6 @@ pub async fn full_disk(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let recovered = Finding::at_least(aim, answered as f64, CONVERSATIONS as f64)
         .note(format!("after {tries} requests; the last one: {last}"));
     Ok(vec![alive, recovered])
-}
-
-/// Fills the file system with one file.
-fn fill(ballast: &Path) -> anyhow::Result<()> {
-    let mut file = fs::File::create(ballast)?;
-    let mut bytes = vec![0; 1 << 20];
-    while !bytes.is_empty() {
-        if file.write_all(&bytes).is_err() {
-            bytes.truncate(bytes.len() / 2);
-        }
-    }
-    Ok(())
 }
 
 /// Compresses a conversation with a new tool result.

@@ -67,7 +67,7 @@ pub(super) fn tiles_of(tokens: TokenSpan) -> Range<usize> {
     tokens.start / LANES..tokens.end.div_ceil(LANES).max(tokens.start / LANES)
 }
 
-/// Computes the rows of logits from the dot products that `tile_sums` returns for each tile. The key values
+/// Computes the rows of logits, until `take` returns false, from the dot products that `tile_sums` returns for each tile. The key values
 /// in these products are too large by `offset`, which is corrected here. The function is inlined into a
 /// function for each instruction set.
 #[inline(always)]
@@ -75,7 +75,7 @@ pub(super) fn quantized_rows(
     Look { question, block, tokens }: Look,
     scratch: &mut Scratch,
     offset: i32,
-    mut take: impl FnMut(usize, usize, &[f32]),
+    mut take: impl FnMut(usize, usize, &[f32]) -> bool,
     tile_sums: impl Fn(&[u8], &[[i32; QUERIES]]) -> Sums,
 ) {
     let (_, _, dim) = block.shape();
@@ -103,7 +103,9 @@ pub(super) fn quantized_rows(
                 }
             }
             for j in 0..queries {
-                take(head, first + j, &scratch.rows[j * padded + before..][..tokens.len()]);
+                if !take(head, first + j, &scratch.rows[j * padded + before..][..tokens.len()]) {
+                    return;
+                }
             }
         }
     }

@@ -20,7 +20,7 @@ pub(super) fn rows(
     kernel: Kernel,
     look: Look,
     scratch: &mut Scratch,
-    take: impl FnMut(usize, usize, &[f32]),
+    take: impl FnMut(usize, usize, &[f32]) -> bool,
 ) {
     assert!(kernel.is_available(), "this processor does not support {kernel:?}");
     // SAFETY: the assertion above has checked that the processor has the features that each function is
@@ -35,7 +35,7 @@ pub(super) fn rows(
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-fn int8_avx512(look: Look, s: &mut Scratch, take: impl FnMut(usize, usize, &[f32])) {
+fn int8_avx512(look: Look, s: &mut Scratch, take: impl FnMut(usize, usize, &[f32]) -> bool) {
     quantized_rows(look, s, look.block.codec().offset(), take, |keys, packed| {
         let mut sums = [_mm512_setzero_si512(); QUERIES];
         for (keys, queries) in keys.as_chunks::<STEP>().0.iter().zip(packed) {
@@ -52,7 +52,7 @@ fn int8_avx512(look: Look, s: &mut Scratch, take: impl FnMut(usize, usize, &[f32
 /// removed from the keys, and their sign is moved to the question, so that the largest sum is 127 · 127 · 2,
 /// which fits 16 bits.
 #[target_feature(enable = "avx2")]
-fn int8_avx2(look: Look, s: &mut Scratch, take: impl FnMut(usize, usize, &[f32])) {
+fn int8_avx2(look: Look, s: &mut Scratch, take: impl FnMut(usize, usize, &[f32]) -> bool) {
     let (offset, ones) = (_mm256_set1_epi8(-128), _mm256_set1_epi16(1));
     quantized_rows(look, s, 0, take, |keys, packed| {
         let mut sums = [[_mm256_setzero_si256(); 2]; QUERIES];

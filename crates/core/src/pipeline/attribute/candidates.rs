@@ -10,7 +10,9 @@ use rayon::prelude::*;
 use crate::domain::{ByteRange, Chunk, Lang, TokenSpan};
 use crate::kv::block::Block;
 use crate::kv::store;
+use crate::pipeline::PipelineError;
 use crate::pipeline::blocks::Blocks;
+use crate::pipeline::cancel::Cancel;
 use crate::pipeline::repeats::Repeats;
 use crate::pipeline::tokenize::tokens_under;
 use crate::pipeline::units::{Unit, UnitSpan};
@@ -63,9 +65,18 @@ pub struct Candidates {
 impl Candidates {
     /// Indexes `chunks`, whose blocks are `blocks`. `seen` `[chunk]` are the ranges of each chunk's text that
     /// the author of the answer saw; only these can be cited. `None` means all text.
-    pub fn new(chunks: &[Arc<Chunk>], blocks: Arc<Blocks>, seen: Option<&[Vec<ByteRange>]>) -> Self {
+    ///
+    /// # Errors
+    /// Returns the error of `cancel` if it stops the work.
+    pub fn new(
+        chunks: &[Arc<Chunk>],
+        blocks: Arc<Blocks>,
+        seen: Option<&[Vec<ByteRange>]>,
+        cancel: &Cancel,
+    ) -> Result<Self, PipelineError> {
         let (mut units, mut units_of_chunk) = (Vec::new(), Vec::with_capacity(chunks.len()));
         for (index, block) in blocks.blocks.iter().enumerate() {
+            cancel.check()?;
             let first_unit = units.len();
             let (first_token, title_tokens) = (blocks.spans[index].start, block.title_tokens());
             let mut push = |bytes: ByteRange, tokens: TokenSpan| {
@@ -104,8 +115,11 @@ impl Candidates {
         let mut recognised = langs.iter().flatten();
         let first = recognised.next().copied();
         let lang = first.filter(|first| recognised.all(|other| other == first));
-        let terms: Vec<Vec<Term>> =
-            units.par_iter().with_min_len(64).map(|unit| terms_of(unit, chunks, &langs)).collect();
+        let terms = units.par_iter().with_min_len(64).map(|unit| {
+            cancel.check()?;
+            Ok(terms_of(unit, chunks, &langs))
+        });
+        let terms = terms.collect::<Result<Vec<Vec<Term>>, PipelineError>>()?;
         let mut candidates = Self {
             chunks: chunks.to_vec(),
             blocks,
@@ -123,13 +137,14 @@ impl Candidates {
             layouts: chunks.iter().map(|_| OnceLock::new()).collect(),
             repeats: OnceLock::new(),
         };
-        candidates.index(terms);
-        candidates
+        candidates.index(terms, cancel)?;
+        Ok(candidates)
     }
 
     /// Builds the vocabulary and the index from `[unit]`, the terms of each unit.
-    fn index(&mut self, terms: Vec<Vec<Term>>) {
+    fn index(&mut self, terms: Vec<Vec<Term>>, cancel: &Cancel) -> Result<(), PipelineError> {
         for terms in terms {
+            cancel.check()?;
             let mut ids = Vec::with_capacity(terms.len());
             for term in terms {
                 let others: Vec<String> = term.other_names().collect();
@@ -151,6 +166,7 @@ impl Candidates {
         for chunk in distinct {
             self.chunk_terms[chunk].iter().for_each(|&term| self.chunk_frequency[term as usize] += 1);
         }
+        Ok(())
     }
 
     /// Returns whether a chunk has visible text and no duplicate before it.
@@ -277,10 +293,13 @@ impl Candidates {
     }
 
     /// Returns the candidates as if one chunk had not been sent. All text of the other chunks can be cited.
-    pub fn without(&self, chunk: usize) -> Self {
+    ///
+    /// # Errors
+    /// Fails as [`Self::new`] does.
+    pub fn without(&self, chunk: usize, cancel: &Cancel) -> Result<Self, PipelineError> {
         let mut chunks = self.chunks.clone();
         chunks.remove(chunk);
-        Self::new(&chunks, Arc::new(self.blocks.without(chunk)), None)
+        Self::new(&chunks, Arc::new(self.blocks.without(chunk)), None, cancel)
     }
 
     /// Returns how many blocks of the chunks came from each source.

@@ -210,8 +210,8 @@ impl<'a> Passages<'a> {
         for (chunk, words) in
             words.iter_mut().enumerate().filter(|(at, _)| candidates.duplicate_of[*at] == *at)
         {
-            cancel.check()?;
             for unit in candidates.sentences(chunk) {
+                cancel.check()?;
                 let start = candidates.units[unit].bytes.start;
                 let id = |term: &Term| candidates.term(&term.folded).expect("a term of a unit");
                 words.extend(candidates.words(unit).iter().map(|term| (id(term), term.bytes.shifted(start))));

@@ -176,15 +176,16 @@ pub(super) fn score(
     let with_word_bonus = |mut rc: Array2<f32>, has_term: &dyn Fn(usize, Option<u32>) -> bool| {
         let bonus = mean_of_row_maxima(&rc);
         for (token, mut row) in rc.outer_iter_mut().enumerate() {
+            cancel.check()?;
             let Some(id) = term_of_token[token].and_then(|term| terms[term].id) else { continue };
             for (segment, rc) in row.iter_mut().enumerate() {
                 *rc += if has_term(segment, Some(id)) { bonus * token_weights[token] } else { 0.0 };
             }
         }
-        rc
+        Ok::<_, PipelineError>(rc)
     };
-    let chunk_evidence = with_word_bonus(chunks, &|chunk, term| candidates.chunk_has(chunk, term));
-    let unit_evidence = with_word_bonus(units, &|unit, term| candidates.unit_has(unit, term));
+    let chunk_evidence = with_word_bonus(chunks, &|chunk, term| candidates.chunk_has(chunk, term))?;
+    let unit_evidence = with_word_bonus(units, &|unit, term| candidates.unit_has(unit, term))?;
     Ok(SentenceScores {
         bytes: ByteRange::new(start, start + text.len()),
         tokens: reading.tokens.offsets.iter().map(|token| token.shifted(start)).collect(),
@@ -228,6 +229,7 @@ fn token_rc(
     let tokens = reading.question.tokens();
     for heads in reading.head_groups(candidates.segments()) {
         let mut unit_peaks = scan::peaks(reading, heads.clone(), cancel)?.units;
+        cancel.check()?;
         if let Some(floor) = cosine_floor {
             similarity_means.add(unit_peaks.mapv(|cosine| Calibration::similarity(cosine, floor)));
         }
@@ -235,13 +237,15 @@ fn token_rc(
         // The peak of a chunk is the largest peak of its units, so text outside the units does not count.
         let mut chunk_peaks = Array3::from_elem((heads.len(), tokens, candidates.chunks.len()), rc::EMPTY);
         for (index, unit) in candidates.units.iter().enumerate() {
+            cancel.check()?;
             let unit_peaks = unit_peaks.index_axis(Axis(2), index);
             let mut chunk_peaks = chunk_peaks.index_axis_mut(Axis(2), unit.chunk);
             chunk_peaks.zip_mut_with(&unit_peaks, |best, &peak| *best = best.max(peak));
         }
         let self_logits = || reading.question.self_logits(heads.clone());
-        chunk_means.add(rc_of_peaks(&chunk_peaks, self_logits));
-        unit_means.add(rc_of_peaks(&unit_peaks, self_logits));
+        chunk_means.add(rc_of_peaks(&chunk_peaks, self_logits, cancel)?);
+        unit_means.add(rc_of_peaks(&unit_peaks, self_logits, cancel)?);
+        cancel.check()?;
     }
     // Without a token there are no heads to average, and the mean has no columns.
     let or_zeros = |found: Array2<f32>, segments: usize| {

@@ -6,6 +6,8 @@ use ndarray::{Array1, Array2, Axis, Zip, s};
 
 use super::candidates::Candidates;
 use super::sentence_scores::{SentenceScores, Trace, best};
+use crate::pipeline::PipelineError;
+use crate::pipeline::cancel::Cancel;
 
 /// The weight of a token's neighbour relative to the token itself. The weight at distance d is its d-th
 /// power.
@@ -26,16 +28,24 @@ const PARAPHRASE_RANGE: [f32; 2] = [0.4, 0.75];
 const PARAPHRASE_EVIDENCE_MAX: f32 = 0.9;
 
 /// Returns `[term]`, the trace of each word of a sentence; empty if there are no chunks.
-pub(super) fn terms(candidates: &Candidates, scores: &SentenceScores) -> Vec<Trace> {
+///
+/// # Errors
+/// Returns the error of `cancel` if it stops the work.
+pub(super) fn terms(
+    candidates: &Candidates,
+    scores: &SentenceScores,
+    cancel: &Cancel,
+) -> Result<Vec<Trace>, PipelineError> {
     if candidates.chunks.is_empty() {
-        return Vec::new();
+        return Ok(Vec::new());
     }
-    let chunks = neighbourhood_mean(&scores.chunk_evidence, &scores.token_weights);
-    let units = neighbourhood_mean(&scores.unit_evidence, &scores.token_weights);
-    let similarities =
-        scores.similarity.as_ref().map(|similarity| neighbourhood_mean(similarity, &scores.token_weights));
+    let mean = |values: &Array2<f32>| neighbourhood_mean(values, &scores.token_weights, cancel);
+    let chunks = mean(&scores.chunk_evidence)?;
+    let units = mean(&scores.unit_evidence)?;
+    let similarities = scores.similarity.as_ref().map(mean).transpose()?;
     let mut traces: Vec<Trace> = Vec::with_capacity(scores.terms.len());
     for term in &scores.terms {
+        cancel.check()?;
         let sum = |of: &Array2<f32>, column: usize| of.slice(s![term.tokens.range(), column]).sum();
         let chunk = best(0..candidates.len(), |chunk| sum(&chunks, chunk)).unwrap_or(0);
         let unit = best(candidates.sentences(chunk), |unit| sum(&units, unit));
@@ -72,7 +82,7 @@ pub(super) fn terms(candidates: &Candidates, scores: &SentenceScores) -> Vec<Tra
             traces[at].evidence = traces[at - 1].evidence;
         }
     }
-    traces
+    Ok(traces)
 }
 
 /// Returns the position of a value in a range: 0 at its start and below, 1 at its end and above.
@@ -83,13 +93,18 @@ fn position_in(value: f32, [from, to]: [f32; 2]) -> f32 {
 /// Returns for each token j the weighted mean of `values` `[token, segment]` over all tokens k of the
 /// sentence, in the same shape: Σ_k w_jk · values_k / Σ_k w_jk with w_jk = weights_k · [`NEIGHBOUR_DECAY`]^|j
 /// − k|. Two passes, one in each direction, compute it in linear time.
-fn neighbourhood_mean(values: &Array2<f32>, weights: &[f32]) -> Array2<f32> {
+fn neighbourhood_mean(
+    values: &Array2<f32>,
+    weights: &[f32],
+    cancel: &Cancel,
+) -> Result<Array2<f32>, PipelineError> {
     let (tokens, segments) = values.dim();
     let mut out = Array2::<f32>::zeros((tokens, segments));
     let mut weight_sums = vec![0.0; tokens];
     for forward in [true, false] {
         let (mut sum, mut weight_sum) = (Array1::<f32>::zeros(segments), 0.0);
         for step in 0..tokens {
+            cancel.check()?;
             let token = if forward { step } else { tokens - 1 - step };
             let row = values.index_axis(Axis(0), token);
             if !forward {
@@ -112,7 +127,7 @@ fn neighbourhood_mean(values: &Array2<f32>, weights: &[f32]) -> Array2<f32> {
     for (mut row, weight_sum) in out.outer_iter_mut().zip(weight_sums) {
         row /= weight_sum.max(f32::MIN_POSITIVE);
     }
-    out
+    Ok(out)
 }
 
 #[cfg(test)]
@@ -123,7 +138,7 @@ mod tests {
     fn neighbourhood_mean_equals_its_definition() {
         let values = Array2::from_shape_fn((7, 3), |(j, i)| ((j * 5 + i * 3) % 7) as f32);
         let weights: Vec<f32> = (0..7).map(|j| 0.1 + (j % 3) as f32).collect();
-        let found = neighbourhood_mean(&values, &weights);
+        let found = neighbourhood_mean(&values, &weights, &Cancel::default()).expect("no deadline");
         for j in 0..7 {
             for i in 0..3 {
                 let w = |k: usize| weights[k] * NEIGHBOUR_DECAY.powi(k.abs_diff(j) as i32);

@@ -122,7 +122,7 @@ impl Candidates<'_> {
             let is_best = best <= 0.0 || leading.contains(&unit);
             let relative = if is_best { 1.0 } else { self.scores[unit] / best };
             effort = effort.max(coverage::effort(before, all, relative));
-            let units = self.group(unit, self.rows_together, &|unit| taken[unit]);
+            let units = self.group(unit, self.rows_together, &|unit| taken[unit])?;
             for &unit in &units {
                 taken[unit] = true;
                 before += tokens(&unit);
@@ -174,7 +174,7 @@ impl Candidates<'_> {
                 if own_frame + self.costs[unit] > tokens_left {
                     continue;
                 }
-                let mut group = self.group(unit, rows_together, &|unit| taken[unit]);
+                let mut group = self.group(unit, rows_together, &|unit| taken[unit])?;
                 looks_left = looks_left.saturating_sub(group.len());
                 // The best unit without a part of its group is better than a worse one with all of it.
                 if self.group_cost(&group, &has_frame) > tokens_left
@@ -231,7 +231,15 @@ impl Candidates<'_> {
 
     /// Returns a unit after all units that it requires and that are not `taken` yet, in the order of the text. With
     /// `rows_together`, the group of a row has all rows of its chunk.
-    fn group(&self, unit: usize, rows_together: bool, taken: &dyn Fn(usize) -> bool) -> Vec<usize> {
+    ///
+    /// # Errors
+    /// Returns the error of `cancel` if it stops the work.
+    fn group(
+        &self,
+        unit: usize,
+        rows_together: bool,
+        taken: &dyn Fn(usize) -> bool,
+    ) -> Result<Vec<usize>, PipelineError> {
         let chunk = self.units[unit].chunk;
         let mut group = BTreeSet::from([unit]);
         if rows_together && self.outlines.is_row(unit, chunk) {
@@ -241,12 +249,15 @@ impl Candidates<'_> {
         // A heading brings its first sentence.
         group.extend(self.outlines.introduced_by(unit, chunk).filter(|&other| !taken(other)));
         let mut open: Vec<usize> = group.iter().copied().collect();
+        let mut step = 0;
         while let Some(next) = open.pop() {
+            step += 1;
+            self.look(step)?;
             let required =
                 self.outlines.required_by(next, self.units[next].chunk).filter(|&other| !taken(other));
             open.extend(required.filter(|&other| group.insert(other)));
         }
-        group.into_iter().collect()
+        Ok(group.into_iter().collect())
     }
 
     /// Returns a unit with as many others of its group as fit into a number of tokens: first the one that it introduces, those above

@@ -52,13 +52,13 @@ fn ranked_rc(reading: &Reading, cancel: &Cancel) -> Result<RankedRc, PipelineErr
         let mut peaks = scan::peaks(reading, heads.clone(), cancel)?;
         let own_peaks = own_chunk_peaks(reading, &peaks.chunks, &peaks.units);
         context.add_to(&mut peaks.units);
-        let rc_of = |peaks: &Array3<f32>| rc_of_peaks(peaks, || reading.question.self_logits(heads.clone()));
-        chunks.add(rc_of(own_peaks.as_ref().unwrap_or(&peaks.chunks)));
+        let self_logits = || reading.question.self_logits(heads.clone());
+        chunks.add(rc_of_peaks(own_peaks.as_ref().unwrap_or(&peaks.chunks), self_logits, cancel)?);
         if reading.granularity != Granularity::Chunk {
-            units.add(rc_of(&peaks.units));
+            units.add(rc_of_peaks(&peaks.units, self_logits, cancel)?);
         }
         if reading.granularity == Granularity::Word {
-            sentences.add(rc_of(&peaks.sentences));
+            sentences.add(rc_of_peaks(&peaks.sentences, self_logits, cancel)?);
         }
         chunk_peaks.add(peaks.chunks);
     }
@@ -254,19 +254,47 @@ fn with_turns(mut own: Vec<f32>, reading: &Reading) -> Vec<f32> {
 /// Returns the RC of each segment's peak with ranked rivals, `[head, question_token, segment]`. A single
 /// segment has no rivals and is compared with the question's own keys instead.
 pub fn rc_of_segments(logits: &RawLogits, segments: &[TokenSpan]) -> Array3<f32> {
-    rc_of_peaks(&rc::peaks(logits.cross.view(), segments).value, || logits.self_logits.clone())
+    let peaks = rc::peaks(logits.cross.view(), segments).value;
+    if has_rivals(&peaks) {
+        rc::ranked_rivals(peaks.view())
+    } else {
+        rc::peaks_against_self(peaks.view(), logits.self_logits.view())
+    }
 }
+
+/// The peaks that are ranked between two looks at a `Cancel`, which takes about 10 ms on one thread.
+const PEAKS_RANKED_AT_ONCE: usize = 1 << 18;
 
 /// Returns the RC of peaks `[head, question_token, segment]` with ranked rivals, in the same shape. If only
 /// one segment has tokens, it has no rivals and is compared with the question's own keys instead.
 /// `self_logits` returns the logits over these, `[head, question_token, question_token]`; it is called only
 /// in that case.
-pub fn rc_of_peaks(peaks: &Array3<f32>, self_logits: impl FnOnce() -> Array3<f32>) -> Array3<f32> {
-    if has_rivals(peaks) {
-        rc::ranked_rivals(peaks.view())
-    } else {
-        rc::peaks_against_self(peaks.view(), self_logits().view())
+///
+/// # Errors
+/// Returns the error of `cancel` if it stops the work.
+pub fn rc_of_peaks(
+    peaks: &Array3<f32>,
+    self_logits: impl FnOnce() -> Array3<f32>,
+    cancel: &Cancel,
+) -> Result<Array3<f32>, PipelineError> {
+    cancel.check()?;
+    if !has_rivals(peaks) {
+        return Ok(rc::peaks_against_self(peaks.view(), self_logits().view()));
     }
+    if peaks.len() <= PEAKS_RANKED_AT_ONCE {
+        return Ok(rc::ranked_rivals(peaks.view()));
+    }
+    let mut found = Array3::zeros(peaks.dim());
+    // Each thread has a row, even if rows are long.
+    let rows = (PEAKS_RANKED_AT_ONCE / peaks.len_of(Axis(2))).max(rayon::current_num_threads());
+    for (mut found, peaks) in found.axis_iter_mut(Axis(0)).zip(peaks.axis_iter(Axis(0))) {
+        let parts = found.axis_chunks_iter_mut(Axis(0), rows).zip(peaks.axis_chunks_iter(Axis(0), rows));
+        for (mut found, peaks) in parts {
+            cancel.check()?;
+            found.assign(&rc::ranked_rivals(peaks.insert_axis(Axis(0))).index_axis(Axis(0), 0));
+        }
+    }
+    Ok(found)
 }
 
 /// Returns whether more than one segment has a token. An empty segment is empty for all heads and question
