@@ -66,8 +66,8 @@ export interface components {
         Chunk: string | components["schemas"]["ChunkObject"];
         /** @description A chunk: its text, and optionally an id, a title, metadata and its place in the document. */
         ChunkObject: {
-            /** @description The id of the chunk, unique within the request. Default: its index. */
-            id?: string | null;
+            /** @description The id of the chunk, unique within the request. Default: its index. An integer is taken as the string of its digits. */
+            id?: (string | number) | null;
             /** @description The title, which the model reads before the text. */
             title?: string | null;
             /** @description The text, of which parts may be kept or cited. */
@@ -80,6 +80,11 @@ export interface components {
             pages?: components["schemas"]["PageStart"][] | null;
             /** @description The number of the first line of the text in its file, from 1. Citations name the line. */
             line?: number | null;
+            /**
+             * Format: double
+             * @description What the retriever made of the chunk. It is not used: scores of two questions have different scales.
+             */
+            score?: number | null;
         };
         /**
          * @description What a text is, which decides how it is divided into units.
@@ -358,6 +363,22 @@ export interface components {
             /** @description Whether each result has its text. Default: false. */
             return_text?: boolean | null;
         };
+        /** @description Body of `POST /v1/highlight`. */
+        HighlightBody: {
+            /** @description The documents, each with its question. Null or empty: the request has one document, in `question` and `context`. */
+            inputs?: components["schemas"]["HighlightInput"][] | null;
+            /** @description The question, if there are no `inputs`. */
+            question?: string | null;
+            /** @description The text of the document, if there are no `inputs`. */
+            context?: string | null;
+        };
+        /** @description A document to highlight. */
+        HighlightInput: {
+            /** @description The question; not blank. */
+            question: string;
+            /** @description The text of the document. */
+            context: string;
+        };
         /** @description The field `thresher` of a request that passes through the middleware. */
         MiddlewareBody: {
             /** @description Whether to compress; default: as the settings say. */
@@ -394,6 +415,8 @@ export interface components {
             marker_tag?: string;
             /** @description One citation for each piece of the context. */
             citations: components["schemas"]["Citation"][];
+            /** @description Sentences in the context that contradict each other; left out if none do. */
+            source_conflicts?: components["schemas"]["SourceConflict"][];
             /** @description Whether any chunk is related to the question; null where it was not measured. */
             related: boolean | null;
             /**
@@ -454,6 +477,44 @@ export interface components {
             start: number;
             end: number;
         };
+        /** @description Two sentences of different chunks that say the same of the same thing, with another value. */
+        SourceConflict: {
+            a: components["schemas"]["Statement"];
+            b: components["schemas"]["Statement"];
+            /** @description In what they differ. */
+            kind: components["schemas"]["DifferenceKind"];
+            /** @description Which of the two is newer, by what their chunks say; left out if that is unknown. */
+            newer?: components["schemas"]["ConflictSide"];
+        };
+        /** @description A sentence of a chunk that another one contradicts. */
+        Statement: {
+            /** @description The id of the chunk. */
+            chunk: string;
+            /** @description The index of the chunk in the request. */
+            index: number;
+            /** @description Where the sentence begins in the text of the chunk. */
+            start: number;
+            /** @description Where it ends. */
+            end: number;
+            /** @description The sentence. */
+            text: string;
+            /** @description The page on which the passage begins; left out if it is unknown. */
+            page?: number;
+            /** @description The line of the file on which the passage begins, from 1; left out if it is unknown. */
+            line?: number;
+            /** @description The headings that the passage stands under, the outermost first; left out if there are none. */
+            heading?: string[];
+        };
+        /**
+         * @description In what two sentences differ.
+         * @enum {string}
+         */
+        DifferenceKind: "number" | "date" | "version" | "negation";
+        /**
+         * @description A side of a conflict.
+         * @enum {string}
+         */
+        ConflictSide: "a" | "b";
         /** @description Whether the chunks answer the question. */
         Answerable: {
             /**
@@ -657,6 +718,8 @@ export interface components {
             parts: components["schemas"]["Part"][];
             /** @description What stands between quotation marks, of at least three words, in the order of the answer; with format `json`, the values of as many. */
             quotes: components["schemas"]["Quote"][];
+            /** @description Cited sentences that a sentence of another chunk contradicts; left out if there are none. */
+            source_conflicts?: components["schemas"]["SourceConflict"][];
             /** @description The attribution in the format that the request names. */
             formatted?: unknown;
             /** @description The model, and the statistic by which it scored. */
@@ -1269,6 +1332,12 @@ export interface components {
             code: components["schemas"]["ErrorCode"];
             param: string | null;
         };
+        /** @description Answer of `POST /v1/highlight`. */
+        HighlightAnswer: {
+            highlights: components["schemas"]["Highlights"];
+        };
+        /** @description Ranges of a document's text in UTF-16 code units, ascending and without overlap. Empty: nothing in it answers the question. */
+        Highlights: components["schemas"]["Range"][] | components["schemas"]["Range"][][];
         /** @description The error shape of OpenAI's APIs. */
         OpenaiError: {
             error: components["schemas"]["OpenaiErrorBody"];

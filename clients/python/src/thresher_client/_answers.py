@@ -51,6 +51,14 @@ ConflictKind: TypeAlias = Literal["number", "negation", "meaning"]
 """Why a sentence excludes what a part says."""
 
 
+ConflictSide: TypeAlias = Literal["a", "b"]
+"""A side of a conflict."""
+
+
+DifferenceKind: TypeAlias = Literal["number", "date", "version", "negation"]
+"""In what two sentences differ."""
+
+
 ErrorCode: TypeAlias = Literal["body_broken", "body_timeout", "body_too_large", "budget_impossible", "cancelled", "change_log_unavailable", "chunk_unknown", "content_type_unsupported", "deadline_exceeded", "draining", "duplicate", "duplicate_field", "field_empty", "fields_conflict", "id_unknown", "internal", "invalid_json", "invalid_value", "key_missing", "key_revoked", "key_unknown", "method_not_allowed", "missing_field", "model_failed", "model_mismatch", "model_unknown", "not_found", "not_ready", "origin_not_allowed", "out_of_range", "overloaded", "rate_limited", "registry_full", "storage_failed", "storage_full", "too_long", "too_many", "unavailable", "unknown_field", "unknown_value", "upstream_failed", "upstream_loop", "upstream_silent", "wrong_type"]
 """What went wrong, for programs. Codes are stable: a code is never renamed, and never moves to another status."""
 
@@ -300,6 +308,28 @@ class SearchResult(Extensible):
     """The pages on which the text stands, with offsets in code points; left out if there are none."""
     line: int | None = None
     """The number of the first line of the text in its file; left out if it is unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement(Extensible):
+    """A sentence of a chunk that another one contradicts."""
+
+    chunk: str
+    """The id of the chunk."""
+    index: int
+    """The index of the chunk in the request."""
+    start: int
+    """Where the sentence begins in the text of the chunk."""
+    end: int
+    """Where it ends."""
+    text: str
+    """The sentence."""
+    page: int | None = None
+    """The page on which the passage begins; left out if it is unknown."""
+    line: int | None = None
+    """The line of the file on which the passage begins, from 1; left out if it is unknown."""
+    heading: tuple[str, ...] = ()
+    """The headings that the passage stands under, the outermost first; left out if there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -582,6 +612,18 @@ class Source(Extensible):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SourceConflict(Extensible):
+    """Two sentences of different chunks that say the same of the same thing, with another value."""
+
+    a: Statement
+    b: Statement
+    kind: DifferenceKind
+    """In what they differ."""
+    newer: ConflictSide | None = None
+    """Which of the two is newer, by what their chunks say; left out if that is unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Compression(Extensible):
     """Answer of `POST /v1/compress`."""
 
@@ -615,6 +657,8 @@ class Compression(Extensible):
     The tag in the markers of the context, as in `[1:TAG]` and `<document-TAG>`: a text looks like a marker without one. Left out if there
     is none.
     """
+    source_conflicts: tuple[SourceConflict, ...] = ()
+    """Sentences in the context that contradict each other; left out if none do."""
     warnings: tuple[CompressionWarning, ...] = ()
     """What the caller should know about the context; left out if there is nothing."""
     explain: Any = None
@@ -662,6 +706,8 @@ class Attribution(Extensible):
     blocks: Mapping[str, int]
     """How many blocks (cached keys of chunks) came from which tier of the cache."""
     timing_ms: TimingMs
+    source_conflicts: tuple[SourceConflict, ...] = ()
+    """Cited sentences that a sentence of another chunk contradicts; left out if there are none."""
     formatted: Any = None
     """The attribution in the format that the request names."""
     receipt: Any = None

@@ -29,8 +29,8 @@ class Chunk:
 
     text: str
     """The text, of which parts may be kept or cited."""
-    id: str | None = None
-    """The id of the chunk, unique within the request. Default: its index."""
+    id: str | int | None = None
+    """The id of the chunk, unique within the request. Default: its index. An integer is taken as the string of its digits."""
     title: str | None = None
     """The title, which the model reads before the text."""
     kind: Kind | None = None
@@ -41,3 +41,5 @@ class Chunk:
     """The pages of the document on which the text stands, in the order of the text. Citations name the page."""
     line: int | None = None
     """The number of the first line of the text in its file, from 1. Citations name the line."""
+    score: float | None = None
+    """What the retriever made of the chunk. It is not used: scores of two questions have different scales."""
