@@ -177,7 +177,7 @@ const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
     ("notable", &[]),
     ("repeats", &["seams", "units"]),
     ("seams", &["neighbours", "units"]),
-    ("tokenize", &["validate"]),
+    ("tokenize", &["cancel", "validate"]),
     ("units", &["blocks", "count", "tokenize"]),
     ("validate", &[]),
 ];
