@@ -193,7 +193,7 @@ const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
     ("repeats", &["seams", "units"]),
     ("seams", &["neighbours", "units"]),
     ("source_conflicts", &["cancel", "units"]),
-    ("tokenize", &["validate"]),
+    ("tokenize", &["cancel", "validate"]),
     ("units", &["blocks", "count", "tokenize"]),
     ("validate", &[]),
 ];

@@ -57,7 +57,7 @@ async fn the_valid_chunks_of_a_batch_are_registered_and_the_others_refused() {
         {"id": "b", "text": "again"},
         {"id": "i", "text": "x", "body": 1},
         {"id": "j"},
-        {"id": 5, "text": "x"},
+        {"id": true, "text": "x"},
         7,
     ]);
     let answer = register(&daemon, chunks).await;

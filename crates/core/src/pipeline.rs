@@ -617,6 +617,7 @@ impl Pipeline {
         cancel.check()?;
         let split = || units::split_units(request.granularity, &request.chunks, &blocks, &self.layouts);
         let (units, mut outlines) = clock.stage("units", split);
+        cancel.check()?;
         let repeats = match request.granularity {
             Granularity::Word => Repeats::default(),
             Granularity::Sentence => clock.stage("repeats", || {
@@ -631,6 +632,7 @@ impl Pipeline {
             }),
             Granularity::Chunk => clock.stage("repeats", || Repeats::find(&request.chunks, &units)),
         };
+        cancel.check()?;
         let needs_all_logits = request.explain || wants.all_logits;
         let columns = if needs_all_logits { blocks.tokens() } else { units.len() + request.chunks.len() };
         limits.check_logits(tokens.ids.len(), columns)?;
@@ -658,6 +660,7 @@ impl Pipeline {
         };
         let mentions =
             if decoder.is_none() { clock.stage("mentions", mentions) } else { Mentions::default() };
+        cancel.check()?;
         let is_calibrated = self.settings.calibration.as_ref().is_some_and(|calibration| {
             calibration.holds_for(&request.query, blocks.blocks.iter().map(Block::lang))
         });

@@ -99,16 +99,20 @@ pub fn peaks(reading: &Reading, heads: Range<usize>, cancel: &Cancel) -> Result<
     let found =
         found.ok_or_else(|| cancel.check().expect_err("a scan stops only if the caller no longer waits"))?;
     let found = concatenated(found, Axis(2));
+    cancel.check()?;
     let found = if blocks.len() == segments.chunks.len() {
         found
     } else {
         merged_over_slices(&found, &blocks, &segments)
     };
-    let select = |indices: &[usize]| found.select(Axis(2), indices);
+    let select = |indices: &[usize]| -> Result<_, PipelineError> {
+        cancel.check()?;
+        Ok(found.select(Axis(2), indices))
+    };
     Ok(SegmentPeaks {
-        chunks: select(&segments.chunks),
-        units: select(&segments.units),
-        sentences: select(&segments.sentences),
+        chunks: select(&segments.chunks)?,
+        units: select(&segments.units)?,
+        sentences: select(&segments.sentences)?,
     })
 }
 

@@ -133,7 +133,8 @@ struct Client {
 struct Conversation {
     messages: Vec<Value>,
     tokens: usize,
-    /// The messages of the last answered turn, as the upstream got them.
+    /// The messages of the last answered turn, as the upstream got them. Empty if the disk was full, so that what was sent
+    /// could not be stored.
     sent: Vec<Value>,
 }
 
@@ -497,6 +498,7 @@ impl Client {
         let options = json!({"budget": {"ratio": 0.5}});
         let body = json!({"model": self.model, "messages": messages, "thresher": options});
         let response = self.post_ok(caller, "/v1/chat/completions", body).await;
+        let is_disk_full = self.shared.phase().is_disk_full;
         let received = self.upstream.take_requests();
         let (Some(response), Some(received)) = (response, received.last()) else { return };
         let answer: Value = serde_json::from_slice(&response.body).unwrap_or_default();
@@ -509,7 +511,8 @@ impl Client {
         }
         messages.push(answer["choices"][0]["message"].clone());
         let tokens = self.conversation.tokens + tokens;
-        self.conversation = Conversation { messages, tokens, sent: received };
+        let sent = if is_disk_full { Vec::new() } else { received };
+        self.conversation = Conversation { messages, tokens, sent };
     }
 
     /// Registers some chunks, and deletes the oldest ones if there are many.

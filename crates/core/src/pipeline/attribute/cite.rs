@@ -188,6 +188,7 @@ pub(super) fn attribute(
     order.sort_by_key(|&chunk| complete.is_some_and(|unit| candidates.units[unit].chunk != chunk));
     let (mut sources, mut ties, mut units_tied) = (Vec::new(), 0, Vec::new());
     for (rank, chunk) in order.into_iter().filter(|&chunk| chunk_scores[chunk] > 0.0).enumerate() {
+        cancel.check()?;
         let half = cited_units.iter().copied().find(|&unit| candidates.units[unit].chunk == chunk);
         let Some(unit) = half.or_else(|| unit_of(chunk)) else { continue };
         let is_cited = cited.contains(&chunk);
@@ -209,9 +210,11 @@ pub(super) fn attribute(
         let (sentence, score) = (candidates.units[unit].bytes, chunk_scores[chunk]);
         sources.push(Source { chunk, score, cited: is_cited || tied, tied, sentence, run });
     }
+    cancel.check()?;
     let Some(compared) = Part::align(candidates, scores, part, &cited_units) else {
         return Ok(PartOutcome::without_claim(part));
     };
+    cancel.check()?;
     let is_citable = sources.iter().any(Source::is_citation);
     let Gathered { mut evidence, unsupported, mut conflicts } = Gathered::gather(&compared, is_citable);
     if verdict::needs_reading(&evidence) {
