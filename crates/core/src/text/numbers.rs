@@ -133,6 +133,9 @@ pub(super) fn value(word: &str) -> Option<String> {
     if let Some((_, digits)) = [("twice", "2"), ("thrice", "3")].iter().find(|(name, _)| *name == word) {
         return Some((*digits).to_owned());
     }
+    if !word.bytes().any(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
     // A narrow space between groups is no part of a word by itself, so it cannot be meant for anything else.
     let word = &*word.replace('\u{202f}', "");
     let (sign, number) = word.strip_prefix('-').map_or(("", word), |number| ("-", number));

@@ -246,9 +246,6 @@ fn folded(word: &str) -> String {
     if lower == "cannot" || lower.ends_with("n't") {
         return "not".to_owned();
     }
-    if !lower.ends_with("'s") && !lower.contains(char::is_numeric) {
-        return lower;
-    }
     let bare = lower.strip_suffix("'s").unwrap_or(&lower);
     numbers::value(bare).unwrap_or_else(|| bare.to_owned())
 }

@@ -80,7 +80,7 @@ pub(super) fn references(pieces: &mut Pieces, parts: &[Part]) {
 }
 
 /// Lets a clause require a later one that names it and takes a part of it back: "10.3 Clause 10.2 does not apply in the first year.",
-/// "Section 3 does not apply to interns." Of a heading with a number, all text below it requires it.
+/// "Section 3 does not apply to interns." All sentences of the clause require it.
 fn named_clauses(pieces: &mut Pieces, parts: &[Part]) {
     const REACH: usize = 12;
     for at in 1..parts.len() {
@@ -93,8 +93,11 @@ fn named_clauses(pieces: &mut Pieces, parts: &[Part]) {
         let names =
             |other: &usize| clause_number(&parts[*other]).is_some_and(|number| named.contains(&number));
         if let Some(other) = (at.saturating_sub(REACH)..at).rev().find(names).filter(|_| !named.is_empty()) {
-            pieces.require(other, at);
             pieces.require(at, other);
+            let next = (other + 1..at).find(|&next| clause_number(&parts[next]).is_some());
+            for of_clause in other..next.unwrap_or(at) {
+                pieces.require(of_clause, at);
+            }
         }
     }
 }
