@@ -70,5 +70,5 @@ export function requestOf(current: Inputs): CompressRequest {
 
 /** The name by which the page shows a chunk. */
 export function nameOf(chunk: Chunk, index: number): string {
-  return chunk.title || chunk.id || `Chunk ${index + 1}`;
+  return chunk.title || String(chunk.id ?? "") || `Chunk ${index + 1}`;
 }
