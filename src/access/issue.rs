@@ -18,7 +18,7 @@ pub const KEY_PREFIX: &str = "thr_";
 /// The random bytes of a key. They are too many to guess, so a fast hash protects a key as well as a slow one.
 const RANDOM_BYTES: usize = 32;
 
-/// The properties of a key to be issued. [`KeyEntry`] describes them.
+/// The properties of a key to be issued, as the entry of the key file has them (`KeyEntry`).
 #[derive(Debug, Clone, Default)]
 pub struct NewKey {
     pub name: String,
