@@ -3,8 +3,9 @@
 
 use std::sync::Arc;
 
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use thresher_core::domain::Chunk;
 use thresher_core::pipeline::Ranked;
 use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
@@ -21,6 +22,7 @@ const SHARE_OF_BEST_MIN: f32 = 0.5;
 
 /// Body of `POST /v1/highlight`.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
+#[schemars(transform = inputs_or_one_document)]
 pub struct HighlightBody {
     /// The documents, each with its question. Null or empty: the request has one document, in `question` and `context`.
     #[serde(default)]
@@ -31,6 +33,13 @@ pub struct HighlightBody {
     /// The text of the document, if there are no `inputs`.
     #[serde(default)]
     context: Option<String>,
+}
+
+fn inputs_or_one_document(schema: &mut Schema) {
+    let inputs = json!({"required": ["inputs"], "properties": {"inputs": {"type": "array", "minItems": 1}}});
+    let texts = json!({"question": {"type": "string"}, "context": {"type": "string"}});
+    schema.insert("if".to_owned(), inputs);
+    schema.insert("else".to_owned(), json!({"required": ["question", "context"], "properties": texts}));
 }
 
 /// A document to highlight.

@@ -459,12 +459,14 @@ mod tests {
             (r#"{"id": -1, "score": null, "text": "a"}"#, Some("-1")),
             (r#"{"id": "17", "text": "a"}"#, Some("17")),
             (r#"{"id": null, "text": "a"}"#, None),
+            (r#"{"id": 9223372036854775807, "text": "a"}"#, Some("9223372036854775807")),
         ] {
             assert_eq!(read(json).expect(json).as_deref(), id, "{json}");
         }
         for json in [
             r#"{"id": 1.5, "text": "a"}"#,
             r#"{"id": true, "text": "a"}"#,
+            r#"{"id": 9223372036854775808, "text": "a"}"#,
             r#"{"score": "high", "text": "a"}"#,
         ] {
             assert!(read(json).is_err(), "{json}");

@@ -51,7 +51,9 @@ impl Visitor<'_> for TextVisitor {
     }
 
     fn visit_u64<E: de::Error>(self, number: u64) -> Result<Self::Value, E> {
-        Ok(Some(number.to_string()))
+        let number = i64::try_from(number)
+            .map_err(|_| E::custom("an integer of more than 63 bits: send it as a string"))?;
+        self.visit_i64(number)
     }
 
     fn visit_i64<E: de::Error>(self, number: i64) -> Result<Self::Value, E> {
