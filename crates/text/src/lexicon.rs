@@ -54,7 +54,7 @@ classes! {
     Banner "banner",
     /// Stands before a number whose full stop makes it an ordinal, as in `am 3. Oktober`.
     BeforeOrdinal "before-ordinal",
-    /// Stands before two numbers that are the ends of a range.
+    /// Stands before two numbers that are the ends of a range, as `from`.
     Between "between",
     /// Says that a number after it is an end of what is meant, as `up` in `up to 30 days`.
     Bound "bound",
@@ -88,6 +88,8 @@ classes! {
     Exception "exception",
     /// Says that something went wrong in a program.
     Fault "fault",
+    /// Says nothing by which two sentences would differ: an article or an auxiliary verb.
+    Filler "filler",
     /// Has little meaning by itself, as `the`. Only these words count less where texts are compared word by word.
     Function "function",
     /// Names no content: kinds of text, their parts, and what one does with them.
@@ -142,6 +144,8 @@ classes! {
     NameInCapitals "name-in-capitals",
     /// Says that the next word, or if none follows the one before, does not hold.
     Negation "negation",
+    /// Negates the verb of a sentence, as `not`.
+    Negates "negates",
     /// Stands before a colon, and is no speaker.
     NoName "no-name",
     /// Names after a word what the thing is of.

@@ -17,7 +17,7 @@ use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use self::scope::{Scope, piece_at};
+use self::scope::{Scope, names_of_title, piece_at};
 pub use self::statement::DifferenceKind;
 use self::statement::{Statement, difference};
 use super::PipelineError;
@@ -67,6 +67,7 @@ pub fn find(
 ) -> Result<Vec<SourceConflict>, PipelineError> {
     let mut writings: HashMap<usize, Option<Writing>> = HashMap::new();
     let mut statements: HashMap<usize, Option<Statement>> = HashMap::new();
+    let mut names: HashMap<usize, Vec<String>> = HashMap::new();
     let (mut found, mut unnamed) = (Vec::new(), Vec::new());
     for indices in likely_pairs(chunks, units, cancel)? {
         cancel.check()?;
@@ -81,7 +82,8 @@ pub fn find(
         let Some(kind) = difference(a, b) else { continue };
         let [scope_a, scope_b] = indices.map(|unit| {
             let Unit { chunk, bytes, .. } = units[unit];
-            Scope::read(&chunks[chunk], bytes, &layout_of(chunk), a)
+            let names = names.entry(chunk).or_insert_with(|| names_of_title(&chunks[chunk]));
+            Scope::read(&chunks[chunk], names, bytes, &layout_of(chunk), a)
         });
         if !scope_a.is_of_same(&scope_b, a) {
             continue;

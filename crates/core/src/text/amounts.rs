@@ -101,6 +101,10 @@ fn set_range(text: &str, terms: &mut [Term], at: usize) {
     };
     let Some(end) = terms.get(last) else { return };
     let (Some(first), Some(second)) = (in_unit_of(end, first), end.amount) else { return };
+    // "2-14" without anything that is counted may also be a number of a room, a score or a telephone.
+    if is_joined && first.measure == Measure::Count && !is_between() {
+        return;
+    }
     let Some(second) = in_unit_of(&terms[at], second) else { return };
     if let Some(range) = first.through(&second) {
         (terms[at].amount, terms[at].range) = (Some(first), Some(range));
@@ -108,14 +112,30 @@ fn set_range(text: &str, terms: &mut [Term], at: usize) {
     }
 }
 
-/// Returns a number in the unit of the other end of its range if only that has one, as in `two to three weeks`.
+/// Returns a number in the measure of the other end of its range if only that has one, as in `two to three weeks` and `8 bis 18 Uhr`.
 fn in_unit_of(other: &Term, number: Amount) -> Option<Amount> {
     let amount = other.amount?;
-    if !(number.measure == Measure::Count && matches!(amount.measure, Measure::Unit(_))) {
+    if number.measure != Measure::Count {
         return Some(number);
     }
-    let of_other: f64 = other.folded.parse().ok().filter(|value| *value != 0.0)?;
-    Some(Amount::exact(amount.measure, rounded(number.low * amount.low / of_other)?))
+    let value = number.low;
+    match amount.measure {
+        Measure::Unit(_) => {
+            let of_other: f64 = other.folded.parse().ok().filter(|value| *value != 0.0)?;
+            Some(Amount::exact(amount.measure, rounded(value * amount.low / of_other)?))
+        }
+        Measure::Clock if (0.0..=24.0).contains(&value) => {
+            let (day, half) = (24.0 * 60.0, 12.0 * 60.0);
+            let low = value * 60.0 % day;
+            let high = if (1.0..=12.0).contains(&value) { (low + half) % day } else { low };
+            Some(Amount { measure: Measure::Clock, low, high })
+        }
+        // A day of the month of the other one.
+        Measure::Date | Measure::DayOfYear if (1.0..=31.0).contains(&value) => {
+            Some(Amount::exact(amount.measure, (amount.low / 100.0).floor() * 100.0 + value))
+        }
+        _ => Some(number),
+    }
 }
 
 /// Returns a number with ten digits, which are more than any text gives, and hide the rounding of a factor.
@@ -368,9 +388,14 @@ mod tests {
             ("10 to 5", "7", false),
             ("5 km to 7 kg", "6 km", false),
             ("October and April", "January", false),
+            ("von 8 bis 18 Uhr", "10 Uhr", true),
+            ("from 8 to 6 pm", "10 am", true),
+            ("24 to 31 December", "28 December", true),
+            ("from 2 to 5", "4", true),
+            ("2-14", "8", false),
         ] {
             let of = |text: &str| terms_in(text, &[], None);
-            let stated = of(stated)[0].amount.expect("an amount");
+            let stated = of(stated).remove(0);
             let ends = of(source);
             assert_eq!(ends.iter().any(|end| end.range_has(&stated)), is_within, "{source}: {stated:?}");
         }

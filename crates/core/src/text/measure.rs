@@ -87,6 +87,11 @@ impl Amount {
         (from.low <= to.high || from.begins_again()).then_some(AmountRange { from, to })
     }
 
+    /// Returns whether the amount is the first end of a range.
+    pub(super) fn begins(&self, range: &AmountRange) -> bool {
+        self.on_one_scale(&range.from).is_some_and(|(one, from)| (one.low, one.high) == (from.low, from.high))
+    }
+
     fn begins_again(&self) -> bool {
         matches!(self.measure, Measure::Clock | Measure::DayOfYear | Measure::Weekday)
     }

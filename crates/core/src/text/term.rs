@@ -120,15 +120,21 @@ impl Term {
         }
     }
 
-    /// Returns whether a source that states this number excludes what a text states. What lies between the ends of a range of the source
-    /// is not excluded.
-    pub fn excludes(&self, stated: &Amount) -> bool {
-        self.amount.is_some_and(|amount| stated.excludes(&amount)) && !self.range_has(stated)
+    /// Returns whether a source that states this number excludes the `stated` one. A range is compared with another end by end; one number between
+    /// the ends of a range of the source is not excluded.
+    pub fn excludes(&self, stated: &Self) -> bool {
+        let (Some(own), Some(other)) = (self.amount, stated.amount) else { return false };
+        let is_same_end = match (self.range, stated.range) {
+            (Some(range), Some(stated)) => own.begins(&range) == other.begins(&stated),
+            _ => !self.range_has(stated),
+        };
+        is_same_end && other.excludes(&own)
     }
 
-    /// Returns whether an amount lies in the range that the number begins or ends.
-    pub fn range_has(&self, amount: &Amount) -> bool {
-        self.range.is_some_and(|range| amount.is_within(&range))
+    /// Returns whether a `stated` number without a range lies in the range that this one begins or ends.
+    pub fn range_has(&self, stated: &Self) -> bool {
+        let range = self.range.filter(|_| stated.range.is_none());
+        range.zip(stated.amount).is_some_and(|(range, amount)| amount.is_within(&range))
     }
 }
 

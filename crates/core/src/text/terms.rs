@@ -217,16 +217,23 @@ fn with_sign(text: &str, cuts: &[usize], bytes: ByteRange) -> ByteRange {
     if is_sign { ByteRange::new(rest.len(), bytes.end) } else { bytes }
 }
 
-/// Returns whether a function word is the name that it is in capitals, such as `IT`, and the words beside it are not all written so.
+/// How many bytes on either side of a word in capitals tell whether all of the text is written so.
+const CAPITALS_REACH: usize = 80;
+
+/// Returns whether a function word is the name that it is in capitals, such as `IT`, in a text that is not written in capitals.
 fn is_name_in_capitals(text: &str, bytes: ByteRange, folded: &str) -> bool {
-    if !bytes.slice(text).bytes().all(|byte| byte.is_ascii_uppercase())
-        || !lexicon::has(Class::NameInCapitals, folded)
-    {
+    let word = bytes.slice(text).trim_end_matches("'s").trim_end_matches("’s");
+    if !word.bytes().all(|byte| byte.is_ascii_uppercase()) || !lexicon::has(Class::NameInCapitals, folded) {
         return false;
     }
-    let before = text[..bytes.start].split_whitespace().next_back().unwrap_or_default();
-    let after = text[bytes.end..].split_whitespace().next().unwrap_or_default();
-    [before, after].iter().any(|word| word.contains(char::is_lowercase))
+    let start = text.floor_char_boundary(bytes.start.saturating_sub(CAPITALS_REACH));
+    let end = text.ceil_char_boundary((bytes.end + CAPITALS_REACH).min(text.len()));
+    let (mut upper, mut lower) = (0, 0);
+    for c in text[start..bytes.start].chars().chain(text[bytes.end..end].chars()) {
+        upper += usize::from(c.is_uppercase());
+        lower += usize::from(c.is_lowercase());
+    }
+    lower > upper
 }
 
 fn folded(word: &str) -> String {
@@ -313,6 +320,13 @@ mod tests {
         );
         check("decimal commas and groups", "1,248 1,5 1,248,000", &[], &["1248", "1,5", "1248000"]);
         check("a name in capitals", "not by IT, it is", &[], &["not", "by", "IT", "it", "is"]);
+        check(
+            "names in a list",
+            "Servers are in the UK, US.",
+            &[],
+            &["servers", "are", "in", "the", "uk", "US"],
+        );
+        check("a possessive name", "the WHO's advice", &[], &["the", "WHO", "advice"]);
         check("a text in capitals", "DO NOT PUT IT THERE", &[], &["do", "not", "put", "it", "there"]);
         check(
             "negations of two words",

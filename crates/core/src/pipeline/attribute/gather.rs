@@ -81,27 +81,24 @@ impl Gathered {
             let before = &part.words[at.saturating_sub(LIMIT_REACH_WORDS)..at];
             let limit = before.iter().rev().find_map(|word| word.term.word.limits());
             let is_met = |other: &Amount| amount.is_some_and(|amount| is_met(&amount, limit, other));
-            if amount.is_some_and(|amount| is_end_of_range(part, word, &amount)) {
+            let stated = &word.term.word;
+            let is_within = |(other, _): &(UnitWord, Amount)| other.term.range_has(stated);
+            // What holds for a range may hold for a number between its ends; one end alone is less than the range.
+            if amount.is_some_and(|amount| is_end_of_range(part, word, &amount))
+                || !part.chunks_have(word.term) && of_units.iter().any(is_within)
+            {
                 self.evidence.numbers_within += 1.0;
                 continue;
             }
-            let of_same = amount.and_then(|amount| number_of_same(part, at, &amount));
+            let of_same = amount.and_then(|_| number_of_same(part, at));
             let other = if of_same.is_some() {
                 of_same
             } else if part.chunks_have(word.term) || of_units.iter().any(|(_, other)| is_met(other)) {
                 continue;
             } else {
-                let excluding = amount.map(|amount| {
-                    of_units.iter().map(|(other, _)| *other).filter(move |other| other.term.excludes(&amount))
-                });
-                excluding.and_then(|others| nearest(part, at, others))
+                let excluding = of_units.iter().map(|(other, _)| *other);
+                nearest(part, at, excluding.filter(|other| other.term.excludes(stated)))
             };
-            let is_within =
-                |(other, _): &(UnitWord, Amount)| amount.is_some_and(|amount| other.term.range_has(&amount));
-            if other.is_none() && of_units.iter().any(is_within) {
-                self.evidence.numbers_within += 1.0;
-                continue;
-            }
             if let Some(other) = other {
                 self.evidence.numbers_excluded += 1.0;
                 self.conflicts.push(conflict_with_units(part, at, other));
@@ -213,9 +210,9 @@ fn conflict_with_units(part: &Part, at: usize, other: UnitWord) -> Conflict {
     conflict
 }
 
-/// Returns the number of a unit that has all other words of the part, if it differs from the part's `number`, which stands only in
+/// Returns the number of a unit that has all other words of the part, if it differs from the number `at` of the part, which stands only in
 /// units about something else: "The bridge opened in 1931. The tunnel opened in 1978."
-fn number_of_same<'a>(part: &Part<'a>, at: usize, amount: &Amount) -> Option<UnitWord<'a>> {
+fn number_of_same<'a>(part: &Part<'a>, at: usize) -> Option<UnitWord<'a>> {
     let number = part.words[at].term;
     let is_other = |term: &&AnswerTerm| term.is_content && term.word.amount.is_none() && !term.word.is_unit;
     let others: Vec<&AnswerTerm> = part.words.iter().map(|word| word.term).filter(is_other).collect();
@@ -231,7 +228,7 @@ fn number_of_same<'a>(part: &Part<'a>, at: usize, amount: &Amount) -> Option<Uni
         return None;
     }
     let words = same.into_iter().flat_map(|unit| part.unit_words[unit].iter().copied());
-    nearest(part, at, words.filter(|word| word.term.excludes(amount)))
+    nearest(part, at, words.filter(|word| word.term.excludes(&number.word)))
 }
 
 /// Returns whether the units state a number of the part only as one end of a range: `two weeks`, where a unit has `two to three weeks`.

@@ -9,6 +9,9 @@ use crate::text::{self, Amount, Measure, Term};
 /// The most pieces above a sentence that are read.
 const ABOVE_MAX: usize = 16;
 
+/// The most bytes of a title, or of a piece above a sentence, that are read.
+const TITLE_BYTES_MAX: usize = 200;
+
 /// The fewest words of a statement that says by itself what it is about, so that the titles of its sources need not be alike.
 const WORDS_ALONE_MIN: usize = 4;
 
@@ -38,15 +41,18 @@ pub(super) struct Scope {
 }
 
 impl Scope {
-    /// Reads what `statement`, which stands at `bytes` in a chunk, speaks of.
-    pub fn read(chunk: &Chunk, bytes: ByteRange, layout: &Layout, statement: &Statement) -> Self {
+    /// Reads what `statement`, which stands at `bytes` in a chunk, speaks of. `names` are those of the chunk's title ([`names_of_title`]).
+    pub fn read(
+        chunk: &Chunk,
+        names: &[String],
+        bytes: ByteRange,
+        layout: &Layout,
+        statement: &Statement,
+    ) -> Self {
         let mut scope =
             Self { date: chunk.metadata.as_deref().and_then(date_of_metadata), ..Self::default() };
         let title = chunk.title.as_deref().unwrap_or_default();
-        for term in text::terms(title, &[]) {
-            scope.is_name |=
-                !statement.says(&term.folded) && is_name_in(&chunk.text, term.bytes.slice(title));
-        }
+        scope.is_name = names.iter().any(|name| !statement.says(name));
         scope.add(title, statement);
         let mut above = piece_at(layout, bytes).map_or(Vec::new(), |piece| piece.requires.clone());
         scope.is_untitled = title.is_empty() && above.is_empty();
@@ -62,9 +68,11 @@ impl Scope {
     }
 
     fn add(&mut self, text: &str, statement: &Statement) {
-        for term in text::terms_in(text, &[], None) {
+        let text = beginning(text);
+        let terms = text::terms_in(text, &[], None);
+        self.is_withdrawn |= is_withdrawn(text, &terms);
+        for term in terms {
             let has = |class| lexicon::has(class, &term.folded);
-            self.is_withdrawn |= has(Class::Banner);
             self.has_editions |= has(Class::Edition);
             match term.amount {
                 Some(amount)
@@ -97,12 +105,13 @@ impl Scope {
         self.words.iter().any(|own| is_form_of(own, word))
     }
 
-    /// Returns whether a statement in this scope and an alike one in the other speak of the same thing: the scopes have the same words, or no
-    /// word in common, as a handbook and a list of questions. Where one word is another one, as in `Basic plan`, the things are two.
+    /// Returns whether a statement in this scope and an alike one in the other speak of the same thing: the scopes have the same words, or each
+    /// has none or names only a text, as a handbook and a list of questions. Otherwise, as in `Germany` and `France`, the things are two.
     pub fn is_of_same(&self, other: &Self, statement: &Statement) -> bool {
         let is_shared = self.words.iter().any(|word| other.has(word));
         let is_self_contained = statement.word_count() >= WORDS_ALONE_MIN;
-        let is_apart = !is_shared && is_self_contained && !self.is_name && !other.is_name;
+        let names_thing = |scope: &Self| scope.is_name || !scope.words.is_empty() && !scope.has_editions;
+        let is_apart = !is_shared && is_self_contained && !names_thing(self) && !names_thing(other);
         // The revenue of another year is another revenue, but the policy of another year takes the place of this one.
         let years = |scope: &Self| -> Vec<f64> {
             let of_time = |time: &Amount| (time.measure != Measure::Version).then_some(time.low);
@@ -135,6 +144,28 @@ impl Scope {
 /// Returns a version, or the first day of a year or a date, as a number that is larger for a later one.
 fn in_days(time: Amount) -> f64 {
     if time.measure == Measure::Year { time.low * 1e4 } else { time.low }
+}
+
+/// Returns the part of a title or of what stands above a sentence that is read.
+fn beginning(text: &str) -> &str {
+    &text[..text.floor_char_boundary(TITLE_BYTES_MAX)]
+}
+
+/// Returns the words of a chunk's title that are names in its text.
+pub(super) fn names_of_title(chunk: &Chunk) -> Vec<String> {
+    let title = beginning(chunk.title.as_deref().unwrap_or_default());
+    let mut terms = text::terms(title, &[]);
+    terms.retain(|term| is_name_in(&chunk.text, term.bytes.slice(title)));
+    terms.into_iter().map(|term| term.folded).collect()
+}
+
+/// Returns whether a title or a heading says that its text does not hold: by its last word, or by the first one before a colon or the like.
+fn is_withdrawn(text: &str, terms: &[Term]) -> bool {
+    let is_banner = |term: &Term| lexicon::has(Class::Banner, &term.folded);
+    let is_apart =
+        |term: &Term| text[term.bytes.end..].trim_start().starts_with([':', ')', ']', '-', '–', '—', '.']);
+    let begins = terms.first().is_some_and(|first| is_banner(first) && is_apart(first));
+    (begins || terms.last().is_some_and(is_banner)) && !terms.iter().any(Term::is_negation)
 }
 
 /// Returns whether a text has a word of its title with a capital inside of a sentence, as it has names.

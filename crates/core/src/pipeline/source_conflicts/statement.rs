@@ -70,7 +70,7 @@ impl Statement {
         let mut at = 0;
         while let Some(term) = terms.get(at) {
             let mut read = 1;
-            if term.is_negation() {
+            if lexicon::has(Class::Negates, &term.folded) && !term.bytes.slice(sentence).contains(' ') {
                 negations += 1;
                 let next = terms.get(at + 1);
                 // "Not only", "no later than".
@@ -123,10 +123,10 @@ impl Statement {
     }
 }
 
-/// Returns whether two statements must agree on a word: all but articles, auxiliary verbs and the like.
+/// Returns whether two statements must agree on a word: all but articles, auxiliary verbs and the like. "Without" and "before" say of what a
+/// statement holds.
 fn is_compared(term: &Term) -> bool {
-    let is_kept = || [Class::Exception, Class::Denies].iter().any(|&class| lexicon::has(class, &term.folded));
-    !term.is_unit && (term.is_content() || is_kept())
+    !term.is_unit && !lexicon::has(Class::Filler, &term.folded)
 }
 
 pub(super) fn is_form_of(one: &str, other: &str) -> bool {
