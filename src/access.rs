@@ -286,20 +286,6 @@ mod tests {
     }
 
     #[test]
-    fn a_client_is_admitted_by_a_key_of_the_file_only() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let text = entry("a", "tenant = \"acme\"\nmiddleware = true") + &entry("b", "revoked = true");
-        let (access, _) = open(&dir.path().join("keys.toml"), &text);
-        let now = Instant::now();
-        assert_eq!(access.admit(None, now).err(), Some(Denied::Missing));
-        let caller = access.admit(Some("thr_a"), now).expect("known");
-        assert_eq!((caller.tenant().name(), caller.key_name().map(|name| &**name)), ("acme", Some("a")));
-        assert!(caller.compresses_by_default());
-        let expect = ["key_revoked", "key_unknown", "key_unknown", "key_unknown"];
-        assert_eq!(codes(&access, &["thr_b", "thr_c", "", "thr_a "], now), expect);
-    }
-
-    #[test]
     fn a_changed_file_is_loaded_unless_it_is_invalid() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("keys.toml");
@@ -362,8 +348,5 @@ mod tests {
         let message = Access::open(&settings).err().expect("no hash").to_string();
         assert!(message.starts_with(&format!("{}: key[0].sha256: ", path.display())), "{message}");
         assert!(!message.contains("thr_"), "{message}");
-        let missing = AccessSettings { keys_file: dir.path().join("none.toml") };
-        let message = Access::open(&missing).err().expect("no file").to_string();
-        assert!(message.contains("none.toml (access.keys_file)"), "{message}");
     }
 }

@@ -481,36 +481,6 @@ mod tests {
     }
 
     #[test]
-    fn each_sentence_of_a_message_is_a_block_with_its_citations() {
-        let text = "The tide is at noon.  It is 3.5 m high.\n\nSo wait for Dr. Smith!  ";
-        let sentences = ["The tide is at noon.", "It is 3.5 m high.", "So wait for Dr. Smith!"];
-        let tool = |index: usize| {
-            [
-                start(index, json!({"type": "tool_use", "id": "t", "name": "n", "input": {}})),
-                json!({"type": "content_block_delta", "index": index, "delta": {"type": "input_json_delta", "partial_json": "{}"}}).to_string(),
-                json!({"type": "content_block_stop", "index": index}).to_string(),
-            ]
-        };
-        let chars: Vec<&str> = text.split("").filter(|c| !c.is_empty()).collect();
-        for parts in [chars, text.split_inclusive(' ').collect(), vec![text]] {
-            let stream =
-                [text_events(0, parts.clone()), tool(1).to_vec(), text_events(2, parts), tool(3).to_vec()];
-            let out = streamed(&stream.concat());
-            let blocks = accumulated(&out);
-            let texts: Vec<&str> = blocks.iter().filter_map(|block| block["text"].as_str()).collect();
-            let expect = ["The tide is at noon.  ", "It is 3.5 m high.\n\n", "So wait for Dr. Smith!  "];
-            assert_eq!(texts, [expect, expect].concat());
-            let kinds: Vec<&str> = blocks.iter().filter_map(|block| block["type"].as_str()).collect();
-            let expect = ["text", "text", "text", "tool_use"];
-            assert_eq!(kinds, [expect, expect].concat());
-            let cites: Vec<&Value> =
-                blocks.iter().flat_map(|block| block["citations"].as_array()).flatten().collect();
-            let expect = sentences.map(|sentence| json!({"cites": sentence}));
-            assert_eq!(cites, expect.iter().chain(&expect).collect::<Vec<_>>());
-        }
-    }
-
-    #[test]
     fn a_message_of_one_sentence_keeps_its_events() {
         let mut stream = text_events(0, ["It ", "is."]);
         stream.push(r#"{"type":"message_stop"}"#.to_owned());
