@@ -21,7 +21,7 @@ use thresher_core::pipeline::calibration::{Calibration, CalibrationError};
 use thresher_core::pipeline::decide::coverage::CoverageLimits;
 use thresher_core::pipeline::score::Scoring;
 use thresher_core::pipeline::{Pipeline, Reading};
-use thresher_eval::heads::{self, CalibrationRows, Choice, HeadScores, Measured, Question};
+use thresher_eval::heads::{self, Choice, HeadScores, Measured, Question};
 use thresher_eval::kv::forms::{self, FormChoice};
 use thresher_eval::kv::{RATIOS, RowOptions};
 use thresher_eval::verdicts;
@@ -38,14 +38,13 @@ const CALIBRATION_MEMORY_BYTES: u64 = 1 << 30;
 #[derive(clap::Args)]
 pub struct Args {
     /// Questions with their chunks, one JSON object per line: query, chunks, and gold, the chunks that the answer needs (optional for
-    /// decoders). For an encoder also rows with answerable, true or false. Or
-    /// answers with the chunk that each span came from (docs/evaluation.md), to choose heads for attribution.
+    /// decoders). For an encoder also rows with answerable, true or false.
     #[arg(value_name = "FILE.jsonl")]
     questions: PathBuf,
     /// The most heads to choose.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
     heads: u16,
-    /// The measure by which heads are chosen. Default: accuracy if every question has gold, or the rows are answers; else expected-rc.
+    /// The measure by which heads are chosen. Default: accuracy if every question has gold, else expected-rc.
     #[arg(long, value_enum)]
     by: Option<By>,
     /// Choose instead how keys and values are evicted ("policy": "heads"). Needs no labels, but uses the answers of questions that have
@@ -128,36 +127,21 @@ pub fn run(config: &Config, args: &Args) -> anyhow::Result<ExitCode> {
         decoder.eviction = Some(Box::new(eviction(config, args, data)?));
         return save(&contract, dir, args, "");
     }
-    let (seen, rows, tokens) = match heads::read(&args.questions)? {
-        CalibrationRows::Questions(questions) if args.probe => {
-            return probe::run(config, contract, questions, data, args);
-        }
-        CalibrationRows::Answers(_) if args.probe => {
-            bail!("{} has answers; a probe is trained with questions", args.questions.display());
-        }
-        CalibrationRows::Questions(questions) => {
-            let score = |_: &Pipeline, reading: &Reading, question: &Question| {
-                Ok(HeadScores::of_question(reading, question))
-            };
-            let seen = observe(config, &args.questions, &questions, score)?;
-            (seen, "questions", &[QuestionTokens::All, QuestionTokens::Last][..])
-        }
-        CalibrationRows::Answers(answers) => {
-            let pipeline = with_all_heads(config)?;
-            let seen = with_progress(&args.questions, |progress| {
-                heads::observe_answers(&answers, &pipeline, progress)
-            })?;
-            let unlabelled = answers.len() - seen.len();
-            if unlabelled > 0 {
-                super::print(format!("{unlabelled} answers without a labelled span are left out"));
-            }
-            // Attribution looks at every token of an answer.
-            (seen, "answers", &[QuestionTokens::All][..])
-        }
-    };
-    let choice = heads::choose(&seen, args.by.map(HeadChoice::from), usize::from(args.heads), tokens)?;
+    let questions = heads::read(&args.questions)?;
+    if args.probe {
+        return probe::run(config, contract, questions, data, args);
+    }
+    let score =
+        |_: &Pipeline, reading: &Reading, question: &Question| Ok(HeadScores::of_question(reading, question));
+    let seen = observe(config, &args.questions, &questions, score)?;
+    let choice = heads::choose(
+        &seen,
+        args.by.map(HeadChoice::from),
+        usize::from(args.heads),
+        &[QuestionTokens::All, QuestionTokens::Last],
+    )?;
     let named = layer_and_head(decoder, &choice);
-    report(&choice, &named, &format!("{} {rows}", seen.len()));
+    report(&choice, &named, seen.len());
     if choice.held_out.by(choice.by) < choice.held_out_all.by(choice.by) {
         super::print(
             "all heads together do better on the other half: nothing was written. Try more questions",
@@ -371,7 +355,7 @@ fn layer_and_head(decoder: &Decoder, choice: &Choice) -> Vec<(usize, usize)> {
     choice.heads.iter().map(|&head| (head / decoder.heads, head % decoder.heads)).collect()
 }
 
-fn report(choice: &Choice, named: &[(usize, usize)], rows: &str) {
+fn report(choice: &Choice, named: &[(usize, usize)], question_count: usize) {
     let heads: Vec<String> = named.iter().map(|(layer, head)| format!("{layer}.{head}")).collect();
     let by = match choice.by {
         HeadChoice::ExpectedRc => "expected RC",
@@ -381,7 +365,10 @@ fn report(choice: &Choice, named: &[(usize, usize)], rows: &str) {
         QuestionTokens::All => "",
         QuestionTokens::Last => ", of the question's last token",
     };
-    super::print(format_args!("heads (layer.head), by {by} on half of {rows}: {}{tokens}", heads.join(" ")));
+    super::print(format_args!(
+        "heads (layer.head), by {by} on half of {question_count} questions: {}{tokens}",
+        heads.join(" ")
+    ));
     let line = |what: &str, measured: &Measured| {
         let recall =
             measured.recall_at_gold.map_or_else(String::new, |recall| format!("   R@gold {recall:.3}"));

@@ -206,12 +206,12 @@ impl AttributionSamples {
 }
 
 /// Returns the bytes of a span in its answer.
-pub fn bytes(row: &AttributionRow, span: &LabelledSpan) -> Result<ByteRange> {
+fn bytes(row: &AttributionRow, span: &LabelledSpan) -> Result<ByteRange> {
     Ok(OffsetMap::new(&row.answer, OffsetUnit::Codepoint).to_bytes(span.start..span.end)?)
 }
 
 /// Returns the tokens of an answer under these bytes; `None` if there is no token.
-pub fn tokens_in(reading: &Reading, bytes: ByteRange) -> Option<TokenSpan> {
+fn tokens_in(reading: &Reading, bytes: ByteRange) -> Option<TokenSpan> {
     Some(tokens_under(&reading.tokens.offsets, 0, bytes)).filter(|tokens| !tokens.is_empty())
 }
 

@@ -1,24 +1,21 @@
-//! Chooses the attention heads of a decoder that best locate the answer to a question, or the source of a part
-//! of an answer.
+//! Chooses the attention heads of a decoder that best locate the answer to a question.
 //!
-//! One half of the user's own questions or answers chooses the heads; the other half measures how good the
-//! choice is. This module does not know model contracts: heads are numbered as the pipeline numbers them.
+//! One half of the user's own questions chooses the heads; the other half measures how good the choice is. This
+//! module does not know model contracts: heads are numbered as the pipeline numbers them.
 
 use std::path::Path;
 
 use anyhow::{Context, bail};
 use ndarray::{Array3, Axis, s};
 use serde::Deserialize;
-use thresher_core::domain::{ByteRange, CompressRequest, Granularity};
+use thresher_core::domain::{CompressRequest, Granularity};
 use thresher_core::model::contract::{HeadChoice, QuestionTokens};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
 use thresher_core::pipeline::{Pipeline, Reading};
 use thresher_core::rc;
-use thresher_core::text;
 
-use super::attribution;
-use super::data::{self, AttributionRow, LabelledChunk, RowFile};
+use super::data::{self, LabelledChunk, RowFile};
 use super::selection::{ranked, recall};
 
 /// A question with its candidate chunks and, optionally, labels.
@@ -32,31 +29,23 @@ pub struct Question {
     pub gold: Vec<usize>,
 }
 
-/// Questions or answers with their chunks.
-pub enum CalibrationRows {
-    /// Questions, of which the needed chunks may be labelled.
-    Questions(Vec<Question>),
-    /// Answers with the chunk that each span came from.
-    Answers(Vec<AttributionRow>),
-}
-
-/// Scores of all heads on one question or answer.
+/// Scores of all heads on one question.
 #[derive(Debug, Clone)]
 pub struct HeadScores {
     /// `[head]`: the mean RC of each head against ranked rivals, in units of the head's raw logits. The units are
     /// comparable because softmax exponentiates raw logits: a head with little contrast between chunks attends
     /// to all of them alike.
     expected: Vec<f64>,
-    /// The labelled parts: the whole question, or each labelled span of the answer. Empty without labels.
-    parts: Vec<LabelledPart>,
+    /// `None` without labels.
+    labelled: Option<LabelledScores>,
 }
 
-/// A question or a part of an answer, and the chunks that it should find.
+/// The scores of a question with labels.
 #[derive(Debug, Clone)]
-struct LabelledPart {
-    /// `[head, token, chunk]`: RC of the part's tokens against ranked rivals.
+struct LabelledScores {
+    /// `[head, token, chunk]`: RC of the question's tokens against ranked rivals.
     rc: Array3<f32>,
-    /// Indices of chunks; not empty.
+    /// Indices of the needed chunks; not empty.
     gold: Vec<usize>,
 }
 
@@ -93,16 +82,15 @@ impl Measured {
     }
 }
 
-/// Reads and checks a file of questions or answers, one JSON object per line. Rows with `spans` are answers.
-/// Duplicate gold indices are removed.
+/// Reads and checks a file of questions, one JSON object per line. Duplicate gold indices are removed.
 ///
 /// # Errors
 /// Fails if the file cannot be read, if it has no row, or if a row has another shape or an invalid label. The
 /// error names the row.
-pub fn read(path: &Path) -> anyhow::Result<CalibrationRows> {
+pub fn read(path: &Path) -> anyhow::Result<Vec<Question>> {
     let file = RowFile::read(path)?;
     if file.has_answers() {
-        return Ok(CalibrationRows::Answers(file.answers()?));
+        bail!("{} has answers; heads and probes are chosen with questions", path.display());
     }
     let mut questions: Vec<Question> = file.rows()?;
     for (i, question) in questions.iter_mut().enumerate() {
@@ -112,7 +100,7 @@ pub fn read(path: &Path) -> anyhow::Result<CalibrationRows> {
         }
         data::distinct_gold(&mut question.gold, &question.chunks).with_context(place)?;
     }
-    Ok(CalibrationRows::Questions(questions))
+    Ok(questions)
 }
 
 /// Reads all questions with the model and calls `score` on each. `progress` is called after each question with
@@ -141,90 +129,34 @@ pub fn observe<T>(
     questions.iter().enumerate().map(score_question).collect()
 }
 
-/// Reads the sentences of all labelled spans with the model, each by itself as attribution does, and scores every
-/// head on the spans. Answers without a labelled span are left out. `progress` is called after each answer with
-/// the number done and the number of all.
-///
-/// # Errors
-/// Fails if the pipeline fails; the error names the answer.
-pub fn observe_answers(
-    rows: &[AttributionRow],
-    pipeline: &Pipeline,
-    progress: &dyn Fn(usize, usize),
-) -> anyhow::Result<Vec<HeadScores>> {
-    let score = |(i, row): (usize, &AttributionRow)| {
-        let scores = HeadScores::of_answer(row, pipeline).with_context(|| format!("answer {}", i + 1));
-        progress(i + 1, rows.len());
-        scores.transpose()
-    };
-    rows.iter().enumerate().filter_map(score).collect()
-}
-
-/// Returns the sentences that a span of an answer overlaps, as one range of bytes.
-fn sentences_of(answer: &str, span: ByteRange) -> ByteRange {
-    let sentences = text::arrived(answer);
-    let overlapped = sentences.filter(|sentence| sentence.start < span.end && span.start < sentence.end);
-    overlapped.reduce(|first, last| ByteRange::new(first.start, last.end)).unwrap_or(span)
-}
-
 impl HeadScores {
     /// Scores every head of the reading on a question.
     pub fn of_question(reading: &Reading, question: &Question) -> Self {
         let rc = rc_of_heads(reading);
-        let expected = mean_by_head(&rc);
-        let part = LabelledPart { rc, gold: question.gold.clone() };
-        Self { expected, parts: Some(part).filter(|part| !part.gold.is_empty()).into_iter().collect() }
+        let expected = rc.outer_iter().map(|head| f64::from(head.mean().unwrap_or(0.0))).collect();
+        let labelled =
+            (!question.gold.is_empty()).then(|| LabelledScores { rc, gold: question.gold.clone() });
+        Self { expected, labelled }
     }
+}
 
-    /// Scores every head on the labelled spans of an answer; `None` if it has none with a token.
-    fn of_answer(row: &AttributionRow, pipeline: &Pipeline) -> anyhow::Result<Option<Self>> {
-        let mut parts = Vec::new();
-        // Spans of one sentence share its reading and its RC.
-        let mut read: Option<(ByteRange, Reading, Array3<f32>)> = None;
-        for span in &row.spans {
-            let Some(chunk) = span.chunk else { continue };
-            let bytes = attribution::bytes(row, span)?;
-            let sentences = sentences_of(&row.answer, bytes);
-            let (_, reading, rc) = match read.take().filter(|(of, ..)| *of == sentences) {
-                Some(same) => read.insert(same),
-                None => {
-                    let request = data::request(sentences.slice(&row.answer), &row.chunks);
-                    let reading = pipeline.read(&request, &Cancel::default(), &mut Clock::start())?;
-                    let rc = rc_of_heads(&reading);
-                    read.insert((sentences, reading, rc))
-                }
-            };
-            let within = ByteRange::new(
-                bytes.start.saturating_sub(sentences.start),
-                bytes.end.min(sentences.end) - sentences.start,
-            );
-            let Some(tokens) = attribution::tokens_in(reading, within) else { continue };
-            let rc = rc.slice(s![.., tokens.range(), ..]).to_owned();
-            parts.push(LabelledPart { rc, gold: vec![chunk] });
-        }
-        let Some(first) = parts.first() else { return Ok(None) };
-        let mut expected = vec![0.0; first.rc.len_of(Axis(0))];
-        for part in &parts {
-            let of_part = mean_by_head(&part.rc).into_iter();
-            expected.iter_mut().zip(of_part).for_each(|(sum, mean)| *sum += mean / parts.len() as f64);
-        }
-        Ok(Some(Self { expected, parts }))
-    }
-
-    /// Returns the mean R@gold, over all parts, of the rankings by `heads` over the part's tokens that `tokens`
-    /// names.
+impl LabelledScores {
+    /// Returns the R@gold of the ranking by `heads` over the question's tokens that `tokens` names.
     fn recall(&self, heads: &[usize], tokens: QuestionTokens) -> f64 {
-        let of_part = |part: &LabelledPart| {
-            let first = match tokens {
-                QuestionTokens::All => 0,
-                QuestionTokens::Last => part.rc.len_of(Axis(1)).saturating_sub(1),
-            };
-            let rc = part.rc.slice(s![.., first.., ..]);
-            let rc = rc::mean_over_heads(rc.select(Axis(0), heads));
-            recall(&part.gold, &ranked(&rc::with_coverage(&rc)))
+        let first = match tokens {
+            QuestionTokens::All => 0,
+            QuestionTokens::Last => self.rc.len_of(Axis(1)).saturating_sub(1),
         };
-        mean(self.parts.iter().map(of_part))
+        let rc = self.rc.slice(s![.., first.., ..]);
+        let rc = rc::mean_over_heads(rc.select(Axis(0), heads));
+        recall(&self.gold, &ranked(&rc::with_coverage(&rc)))
     }
+}
+
+/// Returns the mean R@gold of questions with labels; 0 without any.
+fn mean_recall(scores: &[&HeadScores], heads: &[usize], tokens: QuestionTokens) -> f64 {
+    let labelled = scores.iter().filter_map(|scores| scores.labelled.as_ref());
+    mean(labelled.map(|labelled| labelled.recall(heads, tokens)))
 }
 
 /// Returns the RC of a question's tokens against ranked rivals, `[head, token, chunk]`.
@@ -236,11 +168,6 @@ fn rc_of_heads(reading: &Reading) -> Array3<f32> {
         rc.slice_mut(s![group, .., ..]).assign(&rc::ranked_rivals(peaks.value.view()));
     }
     rc
-}
-
-/// Returns the mean over tokens and chunks of `[head, token, chunk]`.
-fn mean_by_head(rc: &Array3<f32>) -> Vec<f64> {
-    rc.outer_iter().map(|head| f64::from(head.mean().unwrap_or(0.0))).collect()
 }
 
 /// Chooses at most `heads_max` heads, and one of `tokens`: by accuracy if all questions have labels, else by
@@ -260,12 +187,11 @@ pub fn choose(
             scores.len()
         );
     }
-    let labelled = scores.iter().all(|scores| !scores.parts.is_empty());
+    let labelled = scores.iter().all(|scores| scores.labelled.is_some());
     let by = by.unwrap_or(if labelled { HeadChoice::Accuracy } else { HeadChoice::ExpectedRc });
     if by == HeadChoice::Accuracy && !labelled {
         bail!(
-            "heads can be chosen by accuracy only where every question has \"gold\" (indices of the needed chunks) or every \
-             answer has a span with \"chunk\""
+            "heads can be chosen by accuracy only where every question has \"gold\" (indices of the needed chunks)"
         );
     }
     let half = |which: usize| scores.iter().skip(which).step_by(2).collect::<Vec<_>>();
@@ -279,7 +205,7 @@ pub fn choose(
         expected_rc: mean(
             held_out.iter().map(|scores| mean(heads.iter().map(|&head| scores.expected[head]))),
         ),
-        recall_at_gold: labelled.then(|| mean(held_out.iter().map(|scores| scores.recall(heads, tokens)))),
+        recall_at_gold: labelled.then(|| mean_recall(&held_out, heads, tokens)),
     };
     let (held_out, held_out_all) = (measure(&heads, question_tokens), measure(&all, QuestionTokens::All));
     Ok(Choice { heads, question_tokens, by, held_out, held_out_all })
@@ -300,7 +226,7 @@ fn by_accuracy(
     tokens: &[QuestionTokens],
 ) -> (Vec<usize>, QuestionTokens) {
     let best_of = |tokens: QuestionTokens| {
-        let recall = |heads: &[usize]| mean(scores.iter().map(|scores| scores.recall(heads, tokens)));
+        let recall = |heads: &[usize]| mean_recall(scores, heads, tokens);
         let mut order = best_first(scores, |head| recall(&[head]));
         let sets = (1..=heads_max.min(order.len())).map(|count| (count, recall(&order[..count])));
         let best = sets.reduce(|best, next| if next.1 > best.1 { next } else { best });
@@ -333,19 +259,6 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_span_is_read_within_its_own_sentences() {
-        let answer = "The tide rises. The moon pulls it. It falls at night.";
-        let check = |span: &str, expect: &str| {
-            let start = answer.find(span).expect("a part of the answer");
-            let found = sentences_of(answer, ByteRange::new(start, start + span.len()));
-            assert_eq!(found.slice(answer), expect, "{span}");
-        };
-        check("moon", "The moon pulls it.");
-        check("it. It falls", "The moon pulls it. It falls at night.");
-        check(answer, answer);
-    }
-
     /// Head 1 finds the needed chunk, head 2 the wrong one, head 0 none; expected RC ranks them differently.
     fn scores(gold: usize) -> HeadScores {
         let of_head = |head: usize, chunk: usize| match head {
@@ -354,37 +267,15 @@ mod tests {
             _ => 0.0,
         };
         let rc = Array3::from_shape_fn((3, 2, 2), |(head, _, chunk)| of_head(head, chunk));
-        HeadScores { expected: vec![0.1, 0.2, 0.3], parts: vec![LabelledPart { rc, gold: vec![gold] }] }
+        HeadScores { expected: vec![0.1, 0.2, 0.3], labelled: Some(LabelledScores { rc, gold: vec![gold] }) }
     }
 
     fn unlabelled() -> HeadScores {
-        HeadScores { parts: Vec::new(), ..scores(0) }
+        HeadScores { labelled: None, ..scores(0) }
     }
 
     fn choose(scores: &[HeadScores], by: Option<HeadChoice>, heads_max: usize) -> anyhow::Result<Choice> {
         super::choose(scores, by, heads_max, &[QuestionTokens::All, QuestionTokens::Last])
-    }
-
-    #[test]
-    fn every_labelled_span_of_an_answer_counts() {
-        // Of two spans, head 1 finds the chunk of the first, head 2 that of the second.
-        let answer = || {
-            let rc = Array3::from_shape_fn((3, 2, 2), |(head, token, chunk)| match (head, token) {
-                (1, 0) | (2, 1) => chunk as f32,
-                (1, 1) => 0.5 - 0.5 * chunk as f32,
-                _ => 0.0,
-            });
-            let part = |token: usize| LabelledPart {
-                rc: rc.slice(s![.., token..=token, ..]).to_owned(),
-                gold: vec![1],
-            };
-            HeadScores { expected: vec![0.0; 3], parts: vec![part(0), part(1)] }
-        };
-        assert_eq!(answer().recall(&[1], QuestionTokens::All), 0.5);
-        assert_eq!(answer().recall(&[1, 2], QuestionTokens::All), 1.0);
-        let rows: Vec<HeadScores> = (0..4).map(|_| answer()).collect();
-        let chosen = super::choose(&rows, None, 2, &[QuestionTokens::All]).unwrap();
-        assert_eq!((&chosen.heads[..], chosen.held_out.recall_at_gold), (&[1, 2][..], Some(1.0)));
     }
 
     #[test]
@@ -408,11 +299,11 @@ mod tests {
     #[test]
     fn the_last_token_is_used_alone_where_its_recall_is_higher() {
         let misled = |gold: usize| {
-            let scores = scores(gold);
             let first =
                 Array3::from_shape_fn((3, 1, 2), |(_, _, chunk)| if chunk == gold { 0.0 } else { 3.0 });
-            let rc = concatenate![Axis(1), first, scores.parts[0].rc.slice(s![.., 1.., ..])];
-            HeadScores { parts: vec![LabelledPart { rc, gold: vec![gold] }], ..scores }
+            let labelled = scores(gold).labelled.expect("labels");
+            let rc = concatenate![Axis(1), first, labelled.rc.slice(s![.., 1.., ..])];
+            HeadScores { labelled: Some(LabelledScores { rc, ..labelled }), ..scores(gold) }
         };
         let rows: Vec<HeadScores> = (0..8).map(|i| misled(i / 2 % 2)).collect();
         let chosen = choose(&rows, None, 1).unwrap();

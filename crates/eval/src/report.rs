@@ -22,9 +22,6 @@ pub struct Report {
     pub auto: Option<AutoReport>,
     /// How well `support` separates supported from unsupported spans; `None` for selection data.
     pub support: Option<SupportReport>,
-    /// What the registry's prefilter keeps, among the distinct chunks of all rows; `None` for attribution
-    /// data.
-    pub prefilter: Option<PrefilterReport>,
     /// What the support of each span of an answer was computed from; empty unless the rows are answers.
     pub spans: Vec<Judged>,
     /// How well judgements tell true from false; `None` unless the rows are claims or answerable questions.
@@ -44,15 +41,6 @@ pub struct SupportReport {
     /// Faithfulness: the share of spans whose support falls more when the best chunk is removed than when
     /// another one is. Spans with several cited chunks are left out.
     pub faithful: Option<Estimate>,
-}
-
-/// What the registry's BM25 prefilter keeps of the needed chunks.
-#[derive(Debug, Clone)]
-pub struct PrefilterReport {
-    /// Number of distinct chunks of all rows; every question is searched among all of them.
-    pub chunks: usize,
-    /// Number of chunks kept, with the mean share of gold chunks among them (recall).
-    pub kept: Vec<(usize, Estimate)>,
 }
 
 /// Results of one method. Metrics that do not apply to the data are `None` or empty.
@@ -121,13 +109,6 @@ impl Report {
         }
         if let Some(relevance) = &self.relevance {
             report["relevance"] = relevance.json();
-        }
-        if let Some(prefilter) = &self.prefilter {
-            report["prefilter"] = json!({"chunks": prefilter.chunks, "gold_share": {}, "ci95": {}});
-            for (keep, share) in &prefilter.kept {
-                report["prefilter"]["gold_share"][keep.to_string()] = json!(share.mean);
-                report["prefilter"]["ci95"][keep.to_string()] = json!(share.interval);
-            }
         }
         report
     }
@@ -210,17 +191,6 @@ pub fn table(report: &Report) -> String {
     }
     if let Some(relevance) = &report.relevance {
         let _ = write!(out, "  relevance of chunks:\n{}", relevance.table());
-    }
-    if let Some(PrefilterReport { chunks, kept }) = &report.prefilter
-        && !kept.is_empty()
-    {
-        let kept: Vec<String> =
-            kept.iter().map(|(keep, share)| format!("{keep}: {}", cell(*share))).collect();
-        let _ = writeln!(
-            out,
-            "  prefilter of {chunks} chunks, share of gold chunks in the best {}",
-            kept.join("; ")
-        );
     }
     out
 }

@@ -1,27 +1,23 @@
-//! Selection metrics: R@gold, MRR, kept@N× (whether the answer survives compression), the `auto` budget, and
-//! recall of the registry's prefilter. docs/evaluation.md defines them.
+//! Selection metrics: R@gold, MRR, kept@N× (whether the answer survives compression), and the `auto` budget.
+//! docs/evaluation.md defines them.
 
-use std::collections::HashMap;
-use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Result;
-use thresher_core::domain::{Budget, ByteRange, Chunk, CompressRequest, Format, TokenizerName};
+use thresher_core::domain::{Budget, ByteRange, CompressRequest, Format, TokenizerName};
 use thresher_core::kv::codec::Codec;
 use thresher_core::pipeline::attribute::{Candidates, ESTIMATOR};
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
 use thresher_core::pipeline::score::Scores;
 use thresher_core::pipeline::{Pipeline, PipelineError, Reading};
-use thresher_registry::{Change, Registry, RegistrySettings};
 
 use super::Values;
 use super::data::{self, LabelledChunk, SelectionRow};
 use super::estimate::bootstrap_mean;
 use super::judged::{self, Judged, JudgedReport};
 use super::methods::{Configured, Method, Texts};
-use super::report::{AutoReport, MethodReport, PrefilterReport, Report};
+use super::report::{AutoReport, MethodReport, Report};
 
 const RATIOS: [u32; 3] = [4, 8, 16];
 
@@ -99,7 +95,6 @@ pub fn evaluate(
         methods,
         auto: Some(auto.report()),
         support: None,
-        prefilter: Some(evaluate_prefilter(rows)?),
         spans: Vec::new(),
         judged: None,
         // Every chunk may be needed.
@@ -283,51 +278,6 @@ fn reciprocal_rank(row: &SelectionRow, ranked: &[usize]) -> f64 {
     first.map_or(0.0, |position| 1.0 / (position + 1) as f64)
 }
 
-/// Numbers of chunks that the prefilter keeps in the evaluation, besides a tenth of all chunks, which is the
-/// least that the default settings keep.
-const PREFILTER_COUNTS: [usize; 2] = [100, 1_000];
-
-/// Measures the share of gold chunks that the registry's prefilter keeps when every question is searched
-/// among the chunks of all rows.
-fn evaluate_prefilter(rows: &[SelectionRow]) -> Result<PrefilterReport> {
-    // Several questions may share a candidate chunk.
-    let mut ids: HashMap<(&str, &str), usize> = HashMap::new();
-    let mut chunks = Vec::new();
-    for chunk in rows.iter().flat_map(|row| &row.chunks) {
-        ids.entry(text_key(chunk)).or_insert_with(|| {
-            let id = chunks.len().to_string();
-            chunks.push(Change::Put(Arc::new(Chunk { id, ..chunk.chunk() })));
-            chunks.len() - 1
-        });
-    }
-    let chunk_ids: Vec<String> = (0..chunks.len()).map(|n| n.to_string()).collect();
-    let settings = RegistrySettings { dir: PathBuf::new(), chunk_count_max: usize::MAX };
-    let registry = Registry::open(&settings)?;
-    tokio::runtime::Builder::new_current_thread().build()?.block_on(registry.write(chunks))?;
-    let mut sizes: Vec<usize> = PREFILTER_COUNTS
-        .into_iter()
-        .chain([chunk_ids.len() / 10])
-        .filter(|n| (1..chunk_ids.len()).contains(n))
-        .collect();
-    sizes.sort_unstable();
-    sizes.dedup();
-    let recall = |keep: usize| -> Result<Vec<f64>> {
-        let of_row = |row: &SelectionRow| {
-            let kept = registry.prefilter(&row.query, &chunk_ids, keep)?;
-            let has = |gold: &&usize| kept.binary_search(&ids[&text_key(&row.chunks[**gold])]).is_ok();
-            Ok(row.gold.iter().filter(has).count() as f64 / row.gold.len() as f64)
-        };
-        rows.iter().map(of_row).collect()
-    };
-    let kept =
-        sizes.into_iter().map(|keep| Ok((keep, bootstrap_mean(&recall(keep)?)))).collect::<Result<_>>()?;
-    Ok(PrefilterReport { chunks: chunk_ids.len(), kept })
-}
-
-fn text_key(chunk: &LabelledChunk) -> (&str, &str) {
-    (&chunk.title, &chunk.text)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -357,30 +307,5 @@ mod tests {
     #[test]
     fn reciprocal_rank_uses_the_first_gold_chunk() {
         assert_eq!(reciprocal_rank(&row(&[1, 2], &[]), &[0, 2, 1]), 0.5);
-    }
-
-    #[test]
-    fn the_prefilter_keeps_gold_chunks_that_share_words_with_the_question() {
-        let chunk = |text: String| LabelledChunk { id: "x".to_owned(), title: String::new(), text };
-        let row = |n: usize| SelectionRow {
-            query: format!("Where is number{n}?"),
-            history: Vec::new(),
-            chunks: (0..30)
-                .map(|i| {
-                    chunk(if i == 7 { format!("Here is number{n}.") } else { format!("Row {n}, text {i}.") })
-                })
-                .collect(),
-            gold: vec![7],
-            gold_sets: Vec::new(),
-            answers: Vec::new(),
-            facts: Vec::new(),
-        };
-        let mut rows: Vec<_> = (0..10).map(row).collect();
-        rows[3].gold = vec![7, 29];
-        let report = evaluate_prefilter(&rows).expect("in memory");
-        assert_eq!(report.chunks, 300);
-        let found: Vec<_> = report.kept.iter().map(|(keep, e)| (*keep, e.mean)).collect();
-        // In one row, one of two gold chunks shares no word with the question.
-        assert_eq!(found, [(30, 0.95), (100, 0.95)]);
     }
 }
