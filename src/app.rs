@@ -23,6 +23,7 @@ use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{Pipeline, Settings};
 use thresher_core::{Engine, EngineBuilder};
 use thresher_registry::RegistryLimits;
+use thresher_shared::Shared;
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -40,7 +41,7 @@ use crate::local::{Local, LocalParts};
 use crate::middleware::settings::MiddlewareLimits;
 use crate::originals::Originals;
 use crate::process;
-use crate::shared_tier::{self, Shared};
+use crate::shared_tier;
 use crate::telemetry::{self, Prometheus};
 use crate::tenants::ttl_store::TtlStoreSettings;
 use crate::tenants::{KV_EXPORT_EXPIRE_S, RECENT_REQUEST_EXPIRE_S, TenantSettings, Tenants};
@@ -117,7 +118,7 @@ fn tiers(config: &Config, limits: &Limits, shared: Option<Shared>) -> anyhow::Re
 /// Names the setting that cannot be used, or the server that does not answer.
 pub fn probe_shared(config: &Config) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    Ok(runtime.block_on(shared_tier::probe(&config.shared))?)
+    Ok(runtime.block_on(Shared::probe(&config.shared))?)
 }
 
 /// The limits and the directory of the local tiers.
@@ -167,7 +168,7 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
     let admin = bind("admin.listen", config.admin.listen).await?;
     let metrics = telemetry::install_metrics()?;
     access.record_keys();
-    let shared = shared_tier::connect(&config.shared)?;
+    let shared = config.shared.enabled().then(|| Shared::connect(&config.shared)).transpose()?;
     let tiers = tiers(&config, &limits, shared.clone())?;
     let store = Arc::new(KvStore::new(Arc::new(tiers.clone())));
     let tenants = tenants(&config, &limits, shared.clone());
@@ -230,7 +231,7 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
     tokio::task::spawn_blocking(move || tenants.close()).await?;
     let flush = async {
         if let Some(shared) = &shared {
-            let _ = tokio::time::timeout(drain, shared_tier::flush(shared)).await;
+            let _ = tokio::time::timeout(drain, shared.flush()).await;
         }
     };
     tokio::join!(flush, tiers.local().close_within(drain));

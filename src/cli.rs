@@ -8,7 +8,6 @@ mod export;
 mod health;
 mod init;
 mod key;
-#[cfg(feature = "mcp")]
 mod mcp;
 mod pages;
 mod report;
@@ -53,7 +52,6 @@ enum Command {
     /// Find the chunk that each part of an answer came from: JSON in, JSON out, as POST /v1/attribute.
     Attribute(request::AttributeArgs),
     /// Serve compress and attribute as MCP tools (Model Context Protocol), over standard input and output.
-    #[cfg(feature = "mcp")]
     Mcp,
     /// Give back the text that the middleware has encoded for a model, byte for byte.
     Expand(expand::Args),
@@ -115,7 +113,6 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Serve => serve::run(config()?),
         Command::Compress(args) => request::compress(&config()?, &args),
         Command::Attribute(args) => request::attribute(&config()?, &args),
-        #[cfg(feature = "mcp")]
         Command::Mcp => mcp::run(config()?),
         Command::Expand(args) => expand::run(&args),
         Command::Verify(args) => verify::run(&config()?, &args),

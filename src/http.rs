@@ -11,7 +11,6 @@ mod health;
 mod highlight;
 mod keys;
 mod kv;
-#[cfg(feature = "mcp")]
 mod mcp;
 mod media_type;
 mod memory;
@@ -69,7 +68,7 @@ fn boolean_value(value: bool) -> HeaderValue {
 
 /// All public paths and their handlers. `openapi` describes each of them.
 fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
-    let routes = vec![
+    vec![
         ("/v1/compress", post(compress::handle)),
         ("/v1/attribute", post(attribute::handle)),
         ("/v1/chunks", get(registry::list).post(registry::register)),
@@ -93,10 +92,8 @@ fn routes() -> Vec<(&'static str, MethodRouter<Service>)> {
         ("/v1/messages", post(middleware::messages)),
         (openapi::PATH, get(openapi::handle)),
         (health::PATH, get(health::handle)),
-    ];
-    #[cfg(feature = "mcp")]
-    let routes = [routes, vec![(mcp::PATH, post(mcp::handle))]].concat();
-    routes
+        (mcp::PATH, post(mcp::handle)),
+    ]
 }
 
 /// The methods of the paths of Text Embeddings Inference, whose errors all have its format.

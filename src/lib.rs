@@ -16,7 +16,6 @@ pub mod shared_tier;
 pub mod executor;
 pub mod tenants;
 pub mod local;
-#[cfg(feature = "mcp")]
 pub mod mcp;
 pub mod config;
 pub mod http;

@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 
 use thresher_core::domain::Tenant;
 use thresher_core::pipeline::Pipeline;
+use thresher_registry::log::journal::JournalLog;
 use thresher_registry::warm::Warmer;
 use thresher_registry::{Progress, Registry, RegistryError, RegistryLimits, RegistrySettings};
+use thresher_shared::Shared;
 use tokio::runtime::Handle;
 
 use self::read_ahead::{ReadAhead, ReadAheadLock};
@@ -22,7 +24,6 @@ use crate::executor::PipelineSlot;
 use crate::kv_export::KvExportFile;
 use crate::savings::ledger::Ledger;
 use crate::savings::settings::SavingsSettings;
-use crate::shared_tier::{self, Shared};
 
 /// The number of retries to open a tenant's registry whose folder is in use, and the time between two of them: five seconds in all.
 const OPEN_RETRIES_MAX: usize = 100;
@@ -229,7 +230,7 @@ impl TenantMap {
         let registry = opened?;
         // Before any request can write: other sidecars would never learn of a change that is not in the log.
         if let Some(shared) = &self.settings.shared {
-            registry.follow(shared_tier::change_log(shared, tenant));
+            registry.follow(Arc::new(JournalLog::new(shared, tenant)));
         }
         Ok(registry)
     }

@@ -19,7 +19,7 @@ const DAEMON: Table = &[
     ("savings", &["middleware"]),
     ("shared_tier", &[]),
     ("executor", &["error", "admission", "access"]),
-    ("tenants", &["error", "kv_export", "admission", "savings", "executor", "shared_tier"]),
+    ("tenants", &["error", "kv_export", "admission", "savings", "executor"]),
     ("local", &["error", "receipt", "api", "admission", "access", "executor"]),
     ("mcp", &["error", "api"]),
     (
@@ -59,7 +59,6 @@ const DAEMON: Table = &[
             "tenants",
             "admission",
             "executor",
-            "shared_tier",
             "local",
             "config",
             "http",
@@ -218,7 +217,7 @@ const OWNED: &[(&str, &[&str])] = &[
     ),
     ("axum", &["src/http.rs", "src/http/", "src/app.rs", "src/config/relations.rs"]),
     ("clap", &["src/cli.rs", "src/cli/"]),
-    ("anyhow", &["src/app.rs", "src/cli.rs", "src/cli/", "src/shared_tier.rs"]),
+    ("anyhow", &["src/app.rs", "src/cli.rs", "src/cli/"]),
     (
         "metrics",
         &[

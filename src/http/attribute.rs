@@ -16,7 +16,6 @@ use crate::api::{
     self, AttributeAnswer, AttributeBody, AttributeOptions, BodyLimits, ChunkNumbers, ChunkReference,
 };
 use crate::error::ApiError;
-#[cfg(feature = "mcp")]
 use crate::executor::run_blocking;
 use crate::receipt::Receipt;
 use crate::tenants::ttl_store::RecentRequest;
@@ -35,7 +34,6 @@ pub async fn handle(
 }
 
 /// The answer to a body: for the MCP tool.
-#[cfg(feature = "mcp")]
 pub async fn answer(service: Scope, body: Vec<u8>) -> Result<AttributeAnswer, ApiError> {
     let arrived = Instant::now();
     let limits = service.limits();

@@ -50,7 +50,6 @@ pub async fn handle(
 }
 
 /// The response to a body that has chunks: for the MCP tool.
-#[cfg(feature = "mcp")]
 pub async fn answer(service: Scope, body: Vec<u8>) -> Result<CompressAnswer, ApiError> {
     let arrived = Instant::now();
     let limits = service.limits();

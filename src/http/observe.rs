@@ -177,7 +177,6 @@ pub fn middleware(outcome: &'static str, tokens: Option<(usize, usize)>) {
 }
 
 /// Metrics of a call of an MCP tool; `code` is `ok` or the code of its error.
-#[cfg(feature = "mcp")]
 pub fn tool(tool: &'static str, code: &'static str) {
     counter!("mcp_calls_total", "tool" => tool, "code" => code).increment(1);
 }

@@ -457,7 +457,6 @@ fn middleware(schemas: &mut Schemas) -> Vec<Entry> {
     ]
 }
 
-#[cfg(feature = "mcp")]
 fn mcp(schemas: &mut Schemas) -> Entry {
     let message = json!({
         "type": "object",
@@ -501,7 +500,6 @@ fn daemon(schemas: &mut Schemas) -> Vec<Entry> {
     probe.2["security"] = json!([]);
     probe.2["responses"]["503"] = json!({"description": "The model is being loaded, or the daemon is shutting down.", "content": health});
     let mut all = vec![
-        #[cfg(feature = "mcp")]
         mcp(schemas),
         Operation::new("daemon", "models", "The models of the upstreams, and the model that is loaded.")
             .response("The models.", in_json(schemas.response::<ModelsAnswer>()))

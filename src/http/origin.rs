@@ -101,7 +101,6 @@ impl OriginPolicy {
     }
 
     /// The origins that the settings name.
-    #[cfg(feature = "mcp")]
     pub(super) fn origins(&self) -> Vec<String> {
         let origins = self.0.origins.iter().filter_map(|origin| origin.to_str().ok());
         origins.map(str::to_owned).collect()

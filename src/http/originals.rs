@@ -10,12 +10,8 @@ use thresher_core::domain::{Chunk, CompressRequest, Format, KeptSpan};
 use thresher_core::text::offsets::{OffsetMap, OffsetUnit};
 
 use super::{Scope, query};
-#[cfg(feature = "mcp")]
-use crate::api::{self, RetrieveBody};
-use crate::api::{OriginalAnswer, RelevantAnswer};
-use crate::error::ApiError;
-#[cfg(feature = "mcp")]
-use crate::error::ErrorCode;
+use crate::api::{self, OriginalAnswer, RelevantAnswer, RetrieveBody};
+use crate::error::{ApiError, ErrorCode};
 use crate::executor::run_blocking;
 use crate::middleware::marks::Hash;
 use crate::middleware::rewrite::SentTurn;
@@ -122,7 +118,6 @@ pub async fn retrieve(
 }
 
 /// The response to a body with a hash and perhaps a query: for the MCP tool.
-#[cfg(feature = "mcp")]
 pub async fn answer(service: Scope, body: Vec<u8>) -> Result<OriginalAnswer, ApiError> {
     let limits = service.limits();
     let request = run_blocking(move || api::parse::<RetrieveBody>(&body, &limits)).await?;

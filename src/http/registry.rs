@@ -176,11 +176,9 @@ pub async fn search(service: Scope, headers: HeaderMap, body: Body) -> Result<Js
 }
 
 /// The most tokens of the texts that the MCP tool returns.
-#[cfg(feature = "mcp")]
 const EXCERPT_TOKENS_MAX: usize = 1_000;
 
 /// The response to a body of `POST /v1/search`, with excerpts in place of long texts: for the MCP tool.
-#[cfg(feature = "mcp")]
 pub async fn answer(service: Scope, body: Vec<u8>) -> Result<SearchAnswer, ApiError> {
     let arrived = Instant::now();
     let limits = service.limits();

@@ -2,7 +2,6 @@
 //! provides, and the encoding of changes in the log. Does not know where the log is stored, or about the
 //! index that follows it.
 
-#[cfg(feature = "redis")]
 pub mod journal;
 pub mod memory;
 
