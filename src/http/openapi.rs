@@ -499,14 +499,13 @@ fn daemon(schemas: &mut Schemas) -> Vec<Entry> {
             .at(super::health::PATH, "get");
     probe.2["security"] = json!([]);
     probe.2["responses"]["503"] = json!({"description": "The model is being loaded, or the daemon is shutting down.", "content": health});
-    let mut all = vec![
+    vec![
         mcp(schemas),
         Operation::new("daemon", "models", "The models of the upstreams, and the model that is loaded.")
             .response("The models.", in_json(schemas.response::<ModelsAnswer>()))
             .errors(errors(schemas, ErrorFormat::Native, &[ANY]))
             .at("/v1/models", "get"),
         described,
-    ];
-    all.push(probe);
-    all
+        probe,
+    ]
 }
