@@ -101,11 +101,6 @@ impl Outlines {
         self.has_structure || self.has_items
     }
 
-    /// Returns whether a unit of a chunk may be kept without all that it requires: what is left is still a text of its kind.
-    pub fn may_be_cut(&self, chunk: usize) -> bool {
-        !self.layouts.get(chunk).is_some_and(|layout| matches!(layout.kind, Kind::Json | Kind::Html))
-    }
-
     /// Returns the units of a chunk that has pieces.
     pub fn units_of(&self, chunk: usize) -> Range<usize> {
         let first = self.first_units[chunk];
