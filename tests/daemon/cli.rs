@@ -680,7 +680,7 @@ fn a_decoder_can_be_exported_calibrated_and_used() {
         .expect("written");
     let refused = run(with(&["calibrate", answers.to_str().expect("UTF-8")]), "");
     assert!(
-        refused.code == Some(1) && refused.err.contains("has answers; heads and probes are chosen with"),
+        refused.code == Some(1) && refused.err.contains("has answers; heads and probes need questions"),
         "{}",
         refused.err
     );

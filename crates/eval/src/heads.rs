@@ -90,7 +90,7 @@ impl Measured {
 pub fn read(path: &Path) -> anyhow::Result<Vec<Question>> {
     let file = RowFile::read(path)?;
     if file.has_answers() {
-        bail!("{} has answers; heads and probes are chosen with questions", path.display());
+        bail!("{} has answers; heads and probes need questions", path.display());
     }
     let mut questions: Vec<Question> = file.rows()?;
     for (i, question) in questions.iter_mut().enumerate() {
