@@ -143,6 +143,7 @@ const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
             "calibration",
             "cancel",
             "clock",
+            "count",
             "question",
             "repeats",
             "scan",
@@ -211,8 +212,10 @@ const OWNED: &[(&str, &[&str])] = &[
         "quick_cache",
         &[
             "crates/core/src/kv/local/bounded.rs",
+            "crates/core/src/pipeline/attribute/term_ids.rs",
             "crates/core/src/pipeline/count.rs",
             "crates/core/src/pipeline/units.rs",
+            "src/middleware/untouched.rs",
         ],
     ),
     ("axum", &["src/http.rs", "src/http/", "src/app.rs", "src/config/relations.rs"]),

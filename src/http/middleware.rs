@@ -437,7 +437,7 @@ impl ModelRequest {
         let asks = options.asks();
         let conversation = dialect.conversation(located);
         let upstream_cites = conversation.cites_itself;
-        let found = find::turns(&conversation, &middleware.policy(upstream_cites));
+        let found = find::turns(&conversation, &middleware.policy(upstream_cites), &middleware.kinds);
         let question = found.turns.iter().rev().find(|turn| turn.asked_at.is_some());
         let question = question.map(|turn| turn.query.clone());
         let adds_chunks = !options.chunks.is_empty() || options.chunk_ids.is_some();

@@ -290,6 +290,7 @@ mod tests {
     use crate::middleware::find::{self, Policy};
     use crate::middleware::json::Located;
     use crate::middleware::rewrite::SentTurn;
+    use crate::middleware::untouched::TextKinds;
 
     #[test]
     fn pieces_are_what_is_not_written_by_chance() {
@@ -327,7 +328,7 @@ mod tests {
         .to_string();
         let conversation = Dialect::Chat.conversation(Located::parse(&body).expect("JSON"));
         let policy = Policy { tools: vec!["*".to_owned()], ..Policy::default() };
-        let turns = find::turns(&conversation, &policy).turns;
+        let turns = find::turns(&conversation, &policy, &TextKinds::default()).turns;
         let end = result.find('\n').expect("two lines");
         let at = turns.iter().position(|turn| !turn.passages.is_empty()).expect("a turn with the result");
         let mut plans = vec![TurnPlan::Whole { is_recorded: false, is_late: false }; turns.len()];

@@ -19,7 +19,7 @@ use super::dialect::{Conversation, Message, PART_COUNT_MAX, Part, PartKind, Role
 use super::json::Located;
 use super::question;
 use super::records::{Claims, Names, Records};
-use super::untouched::{self, TextKind};
+use super::untouched::{self, TextKind, TextKinds};
 use crate::error::ErrorCode;
 
 /// The least bytes of a string in a JSON tool result that is compressed. Shorter strings are names, dates or addresses.
@@ -202,8 +202,8 @@ pub struct Turns {
 }
 
 /// Finds the turns of a conversation and the passages that `policy` allows to compress.
-pub fn turns(conversation: &Conversation, policy: &Policy) -> Turns {
-    match within_bounds(conversation, policy) {
+pub fn turns(conversation: &Conversation, policy: &Policy, kinds: &TextKinds) -> Turns {
+    match within_bounds(conversation, policy, kinds) {
         Ok(turns) => Turns { turns, too_many: None },
         Err(too_many) => {
             let last = conversation.messages.iter().rev().find_map(|message| question_turn(message, policy));
@@ -212,12 +212,17 @@ pub fn turns(conversation: &Conversation, policy: &Policy) -> Turns {
     }
 }
 
-fn within_bounds(conversation: &Conversation, policy: &Policy) -> Result<Vec<Turn>, TooMany> {
+fn within_bounds(
+    conversation: &Conversation,
+    policy: &Policy,
+    kinds: &TextKinds,
+) -> Result<Vec<Turn>, TooMany> {
     if conversation.is_cut {
         return Err(TooMany::Parts);
     }
     let mut finder = PassageFinder {
         policy,
+        kinds,
         passage_count: 0,
         name_bytes: 0,
         record_count: 0,
@@ -416,6 +421,7 @@ impl Turn {
 /// Finds the passages of a conversation, and counts them against the limits.
 struct PassageFinder<'a> {
     policy: &'a Policy,
+    kinds: &'a TextKinds,
     passage_count: usize,
     name_bytes: usize,
     record_count: usize,
@@ -467,7 +473,7 @@ impl PassageFinder<'_> {
                 self.passage(part, whole(), of_part(), found)?;
             }
             PartKind::ToolResult { name, id } => {
-                let kind = LazyCell::new(|| TextKind::of(&part.text));
+                let kind = LazyCell::new(|| self.kinds.of(&part.text));
                 let may_encode = self.policy.may_encode(name, part.arguments.as_deref(), &part.text);
                 if may_encode && !kind.is_some_and(TextKind::is_quoted) {
                     turn.results
@@ -486,7 +492,7 @@ impl PassageFinder<'_> {
                                 let names = records.names_at(string.range().start);
                                 let excerpt = Excerpt::decode(part, string.range());
                                 if let Some(excerpt) =
-                                    excerpt.filter(|excerpt| TextKind::of(&excerpt.text).is_none())
+                                    excerpt.filter(|excerpt| self.kinds.of(&excerpt.text).is_none())
                                 {
                                     self.passage(part, excerpt, names, found)?;
                                 }
@@ -700,7 +706,7 @@ mod tests {
     use crate::middleware::dialect::Dialect;
 
     fn turns_of(body: &str, policy: &Policy) -> Turns {
-        turns(&Dialect::Chat.conversation(Located::parse(body).expect("JSON")), policy)
+        turns(&Dialect::Chat.conversation(Located::parse(body).expect("JSON")), policy, &TextKinds::default())
     }
 
     fn found(body: &str, policy: &Policy) -> Vec<Turn> {

@@ -701,6 +701,7 @@ impl ChunkIds {
 mod tests {
     use super::*;
     use crate::middleware::find::{Policy, turns};
+    use crate::middleware::untouched::TextKinds;
 
     /// A conversation of `count` turns, each with one passage.
     fn conversation(count: usize) -> String {
@@ -712,7 +713,7 @@ mod tests {
     fn turns_of(body: Located) -> Vec<Turn> {
         let delimiters = Some(("<c>", "</c>"));
         let policy = Policy { delimiters, ..Policy::default() };
-        turns(&Dialect::Chat.conversation(body), &policy).turns
+        turns(&Dialect::Chat.conversation(body), &policy, &TextKinds::default()).turns
     }
 
     #[test]
@@ -746,10 +747,14 @@ mod tests {
         ]);
         let text = json!({ "messages": messages }).to_string();
         let policy = Policy { tools: vec!["*".to_owned()], ..Policy::default() };
-        let turn = turns(&Dialect::Chat.conversation(Located::parse(&text).expect("JSON")), &policy)
-            .turns
-            .pop()
-            .expect("a turn");
+        let turn = turns(
+            &Dialect::Chat.conversation(Located::parse(&text).expect("JSON")),
+            &policy,
+            &TextKinds::default(),
+        )
+        .turns
+        .pop()
+        .expect("a turn");
         let second = result.find(r#"{"id":"S-1""#).expect("a row");
         let kept = vec![(second, second + rows[1].to_string().len())];
         let cited = |kept| {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use quick_cache::sync::Cache;
 use serde::{Deserialize, Serialize};
 use thresher_core::domain::Kind;
 use thresher_core::text::outline::{Layout, kind_of};
@@ -67,7 +68,7 @@ impl TextKind {
     const ALL: [Self; 5] = [Self::Diff, Self::Numbered, Self::Code, Self::Listing, Self::Matches];
 
     /// Returns the first of the kinds that a text is of; `None` if it may be shortened.
-    pub fn of(text: &str) -> Option<Self> {
+    fn of(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.is_of(text))
     }
 
@@ -86,6 +87,30 @@ impl TextKind {
             Self::Numbered => is_numbered(text),
             Self::Code => kind_of(text) == Kind::Code && Layout::detect(text, Kind::Auto).kind == Kind::Code,
         }
+    }
+}
+
+/// A cache of the kinds of texts, by the hashes of the texts: an agent sends the results of its tools with each request again.
+pub struct TextKinds(Cache<[u8; 32], Option<TextKind>>);
+
+/// The number of texts whose kinds are remembered. An entry takes about 70 bytes.
+const TEXTS_MAX: usize = 1 << 14;
+
+impl Default for TextKinds {
+    fn default() -> Self {
+        Self(Cache::new(TEXTS_MAX))
+    }
+}
+
+impl TextKinds {
+    /// Returns [`TextKind::of`] a text, from the cache if possible.
+    pub fn of(&self, text: &str) -> Option<TextKind> {
+        let key = *blake3::hash(text.as_bytes()).as_bytes();
+        self.0.get(&key).unwrap_or_else(|| {
+            let kind = TextKind::of(text);
+            self.0.insert(key, kind);
+            kind
+        })
     }
 }
 

@@ -25,7 +25,7 @@ use crate::middleware::reported::{Answer, AnswerReader, Wanted};
 use crate::middleware::rewrite::{self, CompressOptions, Compressor, Extent, ReadTurns, Rewritten, SentTurn};
 use crate::middleware::settings::{MiddlewareLimits, MiddlewareSettings};
 use crate::middleware::shadow::WouldKeep;
-use crate::middleware::untouched::can_retrieve;
+use crate::middleware::untouched::{TextKinds, can_retrieve};
 use crate::middleware::usage::Usage;
 
 /// The most turns whose compression is remembered for later requests of their conversations.
@@ -113,6 +113,7 @@ impl<'a> Recorded<'a> {
 pub struct Replay {
     middleware: MiddlewareSettings,
     limits: MiddlewareLimits,
+    kinds: TextKinds,
     pipeline: Arc<Pipeline>,
     ledger: Ledger,
     turns: Turns,
@@ -145,15 +146,19 @@ impl Replay {
     /// Creates a replay without any request.
     pub fn new(middleware: MiddlewareSettings, savings: SavingsSettings, pipeline: Arc<Pipeline>) -> Self {
         let (limits, ledger) = (MiddlewareLimits::default(), Ledger::new(Arc::new(savings)));
-        Self { middleware, limits, pipeline, ledger, turns: Turns::default(), whole: BTreeMap::new() }
+        let (kinds, turns) = (TextKinds::default(), Turns::default());
+        Self { middleware, limits, kinds, pipeline, ledger, turns, whole: BTreeMap::new() }
     }
 
     /// Adds a request and its answer. A request that cannot be compressed is counted as whole.
     pub fn add(&mut self, recorded: &Recorded) {
         let Recorded { dialect, request: body, model, usage, text } = recorded;
         let conversation = dialect.conversation(*body);
-        let found =
-            find::turns(&conversation, &self.middleware.policy(&self.limits, conversation.cites_itself));
+        let found = find::turns(
+            &conversation,
+            &self.middleware.policy(&self.limits, conversation.cites_itself),
+            &self.kinds,
+        );
         let rewritten = match found.too_many {
             Some(too_many) => Err(too_many.reason().to_owned()),
             None => {

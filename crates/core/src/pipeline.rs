@@ -59,6 +59,7 @@ use ndarray::{ArrayView2, Axis};
 use thiserror::Error;
 
 use self::answerable::Answerable;
+use self::attribute::TermIds;
 use self::blocks::{Blocks, Reader};
 use self::calibration::{Calibration, is_other_language};
 use self::cancel::Cancel;
@@ -126,6 +127,7 @@ pub struct Pipeline {
     reader: Reader,
     text_costs: TextCosts,
     layouts: Layouts,
+    term_ids: TermIds,
     settings: Settings,
     /// Exports keys and values in place of this pipeline's model.
     exporter: Option<Arc<Pipeline>>,
@@ -186,6 +188,7 @@ impl Pipeline {
             reader,
             text_costs: TextCosts::new(),
             layouts: Layouts::new(),
+            term_ids: TermIds::default(),
             settings,
             exporter: None,
             verdict_model: None,
@@ -232,6 +235,7 @@ impl Pipeline {
             tokenizer: Arc::clone(&self.tokenizer),
             text_costs: TextCosts::new(),
             layouts: Layouts::new(),
+            term_ids: TermIds::default(),
             settings: self.settings.clone(),
             exporter: self.exporter.as_ref().map(|exporter| Arc::new(exporter.of_tenant(tenant))),
             verdict_model: self.verdict_model.as_ref().map(|model| model.with_own_flow()),

@@ -51,7 +51,8 @@ pub fn evaluate(
             pipeline.read(&request(&row.answer, &row.chunks), &Cancel::default(), &mut Clock::start())?;
         let read_ms = started.elapsed().as_secs_f64() * 1e3;
         let chunks: Vec<Arc<Chunk>> = row.chunks.iter().map(LabelledChunk::chunk).map(Arc::new).collect();
-        let candidates = Candidates::new(&chunks, reading.recoded(codec).blocks, None, &Cancel::default())?;
+        let candidates =
+            pipeline.candidates_over(&chunks, reading.recoded(codec).blocks, None, &Cancel::default())?;
         samples.add(rows, done, pipeline, &candidates, read_ms)?;
         let texts: Vec<_> = row.chunks.iter().map(LabelledChunk::full_text).collect();
         for ((method, correct), ms) in methods.iter().zip(&mut correct).zip(&mut ms) {
@@ -97,7 +98,8 @@ pub fn default_values(
         let request = request(&row.answer, &row.chunks);
         let reading = pipeline.read(&request, &Cancel::default(), &mut Clock::start())?;
         let chunks: Vec<Arc<Chunk>> = row.chunks.iter().map(LabelledChunk::chunk).map(Arc::new).collect();
-        let candidates = Candidates::new(&chunks, reading.recoded(codec).blocks, None, &Cancel::default())?;
+        let candidates =
+            pipeline.candidates_over(&chunks, reading.recoded(codec).blocks, None, &Cancel::default())?;
         samples.add(rows, done, pipeline, &candidates, 0.0)?;
         progress(done + 1, rows.len());
     }
@@ -187,7 +189,13 @@ impl AttributionSamples {
         }
         let other = (best.chunk + 1 + rng.below(candidates.len() - 1)) % candidates.len();
         let without = |chunk: usize| {
-            attribute_span(pipeline, &candidates.without(chunk, &Cancel::default())?, answer, bytes, 1)
+            attribute_span(
+                pipeline,
+                &candidates.without(chunk, pipeline, &Cancel::default())?,
+                answer,
+                bytes,
+                1,
+            )
         };
         let (without_best, without_other) = (without(best.chunk)?.support, without(other)?.support);
         self.faithful.push(f64::from(u8::from(without_best < without_other)));

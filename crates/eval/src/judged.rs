@@ -82,7 +82,8 @@ pub fn claims(
         let reading =
             pipeline.read(&request(&row.claim, &row.chunks), &Cancel::default(), &mut Clock::start())?;
         let chunks: Vec<Arc<Chunk>> = row.chunks.iter().map(LabelledChunk::chunk).map(Arc::new).collect();
-        let candidates = Candidates::new(&chunks, reading.recoded(codec).blocks, None, &Cancel::default())?;
+        let candidates =
+            pipeline.candidates_over(&chunks, reading.recoded(codec).blocks, None, &Cancel::default())?;
         let whole = ByteRange::new(0, row.claim.len());
         let outcome = attribute_span(pipeline, &candidates, &row.claim, whole, 1)?;
         // What nothing judged has no probability.

@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::Result;
 use thresher_core::domain::{Budget, ByteRange, CompressRequest, Format, TokenizerName};
 use thresher_core::kv::codec::Codec;
-use thresher_core::pipeline::attribute::{Candidates, ESTIMATOR};
+use thresher_core::pipeline::attribute::ESTIMATOR;
 use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::clock::Clock;
 use thresher_core::pipeline::score::Scores;
@@ -149,7 +149,8 @@ impl Samples {
         pipeline: &Pipeline,
     ) -> Result<()> {
         let started = Instant::now();
-        let candidates = Candidates::new(&request.chunks, reading.blocks.clone(), None, &Cancel::default())?;
+        let candidates =
+            pipeline.candidates_over(&request.chunks, reading.blocks.clone(), None, &Cancel::default())?;
         let whole_query = ByteRange::new(0, row.query.len());
         let found = judged::attribute_span(pipeline, &candidates, &row.query, whole_query, row.chunks.len())?;
         let mut ranked: Vec<usize> = found.sources.iter().map(|source| source.chunk).collect();

@@ -18,6 +18,7 @@ mod part;
 mod quotes;
 mod second_opinion;
 mod sentence_scores;
+mod term_ids;
 mod trace;
 mod verdict;
 
@@ -34,6 +35,7 @@ pub use self::evidence::{Conflict, ConflictKind, Evidence, SecondOpinion, Unsupp
 pub use self::quotes::{QuoteOutcome, QuoteVerdict, QuotedSpan};
 use self::second_opinion::Question;
 use self::sentence_scores::{AnswerSentence, SentenceScores};
+pub(super) use self::term_ids::TermIds;
 pub use self::verdict::{Method, Verdict};
 use super::blocks::Blocks;
 use super::cancel::Cancel;
@@ -41,7 +43,7 @@ use super::clock::{Clock, Timings};
 use super::source_conflicts::{self, CONFLICTS_MAX, SourceConflict};
 use super::validate::{self, InvalidRequest};
 use super::{Pipeline, PipelineError};
-use crate::domain::{AttributeRequest, ByteRange, Parts, Value};
+use crate::domain::{AttributeRequest, ByteRange, Chunk, Parts, Value};
 use crate::kv::store;
 use crate::text;
 
@@ -195,17 +197,33 @@ impl Pipeline {
         cancel: &Cancel,
     ) -> Result<Candidates, PipelineError> {
         let blocks = clock.stage("blocks", || self.reader.blocks(&request.chunks, cancel))?;
-        Self::candidates_of(request, blocks, clock, cancel)
+        self.candidates_of(request, blocks, clock, cancel)
     }
 
     fn candidates_of(
+        &self,
         request: &AttributeRequest,
         blocks: Blocks,
         clock: &mut Clock,
         cancel: &Cancel,
     ) -> Result<Candidates, PipelineError> {
         let seen = request.seen.as_deref();
-        clock.stage("terms", || Candidates::new(&request.chunks, Arc::new(blocks), seen, cancel))
+        clock.stage("terms", || self.candidates_over(&request.chunks, Arc::new(blocks), seen, cancel))
+    }
+
+    /// Indexes the words of chunks whose `blocks` are known. `seen` `[chunk]` are the ranges of each chunk's text that the author of the answer
+    /// saw; only these can be cited. `None` means all text.
+    ///
+    /// # Errors
+    /// Returns the error of `cancel` if it stops the work.
+    pub fn candidates_over(
+        &self,
+        chunks: &[Arc<Chunk>],
+        blocks: Arc<Blocks>,
+        seen: Option<&[Vec<ByteRange>]>,
+        cancel: &Cancel,
+    ) -> Result<Candidates, PipelineError> {
+        Candidates::new(chunks, blocks, seen, &self.term_ids, cancel)
     }
 
     /// As [`Self::candidates`], for a stream, which may keep them for minutes.
@@ -219,7 +237,7 @@ impl Pipeline {
         cancel: &Cancel,
     ) -> Result<Candidates, PipelineError> {
         let blocks = clock.stage("blocks", || self.reader.blocks(&request.chunks, cancel))?;
-        Self::candidates_of(request, self.reader.for_stream(blocks)?, clock, cancel)
+        self.candidates_of(request, self.reader.for_stream(blocks)?, clock, cancel)
     }
 
     /// Scores one sentence of an answer over the chunks. `cuts` are byte offsets in the answer at which words

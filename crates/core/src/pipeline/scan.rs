@@ -105,15 +105,28 @@ pub fn peaks(reading: &Reading, heads: Range<usize>, cancel: &Cancel) -> Result<
     } else {
         merged_over_slices(&found, &blocks, &segments)
     };
-    let select = |indices: &[usize]| -> Result<_, PipelineError> {
-        cancel.check()?;
-        Ok(found.select(Axis(2), indices))
-    };
     Ok(SegmentPeaks {
-        chunks: select(&segments.chunks)?,
-        units: select(&segments.units)?,
-        sentences: select(&segments.sentences)?,
+        chunks: select_columns(&found, &segments.chunks, cancel)?,
+        units: select_columns(&found, &segments.units, cancel)?,
+        sentences: select_columns(&found, &segments.sentences, cancel)?,
     })
+}
+
+/// Returns some columns of `[head, question_token, column]`. Row by row, which is several times as fast as `select` of ndarray.
+fn select_columns(
+    found: &Array3<f32>,
+    columns: &[usize],
+    cancel: &Cancel,
+) -> Result<Array3<f32>, PipelineError> {
+    let (heads, queries, _) = found.dim();
+    let mut selected = Array3::zeros((heads, queries, columns.len()));
+    for (mut selected, found) in selected.rows_mut().into_iter().zip(found.rows()) {
+        cancel.check()?;
+        for (value, &column) in selected.iter_mut().zip(columns) {
+            *value = found[column];
+        }
+    }
+    Ok(selected)
 }
 
 /// Returns the peaks of segments whose block was scanned in several slices: for each segment the largest peak

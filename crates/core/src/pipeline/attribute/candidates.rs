@@ -7,15 +7,16 @@ use std::sync::{Arc, OnceLock};
 
 use rayon::prelude::*;
 
+use super::term_ids::{TermId, TermIds, id_of, sorted_distinct};
 use crate::domain::{ByteRange, Chunk, Lang, TokenSpan};
 use crate::kv::block::Block;
 use crate::kv::store;
-use crate::pipeline::PipelineError;
 use crate::pipeline::blocks::Blocks;
 use crate::pipeline::cancel::Cancel;
 use crate::pipeline::repeats::Repeats;
 use crate::pipeline::tokenize::tokens_under;
 use crate::pipeline::units::{Unit, UnitSpan};
+use crate::pipeline::{Pipeline, PipelineError};
 use crate::text::outline::Layout;
 use crate::text::{self, Term, Writing};
 
@@ -28,8 +29,8 @@ const CONTEXT_BYTES_MAX: usize = 240;
 /// The chunks that an answer may have come from. They are read and indexed once for all sentences of the
 /// answer.
 ///
-/// A *term* is a normalized word; terms have ids in the order in which they first occur in the chunks. A number or a date
-/// has more ids, for its [other names](Term::other_names). A *unit* is a title or a sentence of a chunk.
+/// A *term* is a normalized word; its id is its hash. A number or a date has more ids, for its [other names](Term::other_names).
+/// A *unit* is a title or a sentence of a chunk.
 pub struct Candidates {
     pub(super) chunks: Vec<Arc<Chunk>>,
     pub(super) blocks: Arc<Blocks>,
@@ -45,15 +46,14 @@ pub struct Candidates {
     pub(super) langs: Vec<Option<Lang>>,
     /// The language of all chunks of which it can be told, if it is one: a sentence that may be of any language is read as they are.
     pub(super) lang: Option<Lang>,
-    vocabulary: HashMap<String, u32>,
     /// The number of chunks with visible text, duplicates counted once.
     distinct_chunks: usize,
-    /// `[term]`: how many of the distinct chunks contain the term.
-    chunk_frequency: Vec<u32>,
+    /// The ids of all terms, ascending, with the number of distinct chunks that contain them.
+    chunk_frequency: Vec<(TermId, u32)>,
     /// `[chunk]`: the ids of the terms in title and visible text, ascending and distinct.
-    chunk_terms: Vec<Vec<u32>>,
+    chunk_terms: Vec<Vec<TermId>>,
     /// `[unit]`: the ids of the terms in the unit, ascending and distinct.
-    unit_terms: Vec<Vec<u32>>,
+    unit_terms: Vec<Arc<[TermId]>>,
     /// `[unit]`: the words of the unit, computed at the first use.
     words: Vec<OnceLock<Vec<Term>>>,
     /// `[chunk]`: the pieces of its text, computed at the first use.
@@ -64,14 +64,16 @@ pub struct Candidates {
 
 impl Candidates {
     /// Indexes `chunks`, whose blocks are `blocks`. `seen` `[chunk]` are the ranges of each chunk's text that
-    /// the author of the answer saw; only these can be cited. `None` means all text.
+    /// the author of the answer saw; only these can be cited. `None` means all text. `term_ids` knows the terms of texts that were candidates
+    /// before.
     ///
     /// # Errors
     /// Returns the error of `cancel` if it stops the work.
-    pub fn new(
+    pub(super) fn new(
         chunks: &[Arc<Chunk>],
         blocks: Arc<Blocks>,
         seen: Option<&[Vec<ByteRange>]>,
+        term_ids: &TermIds,
         cancel: &Cancel,
     ) -> Result<Self, PipelineError> {
         let (mut units, mut units_of_chunk) = (Vec::new(), Vec::with_capacity(chunks.len()));
@@ -117,61 +119,40 @@ impl Candidates {
         let lang = first.filter(|first| recognised.all(|other| other == first));
         let terms = units.par_iter().with_min_len(64).map(|unit| {
             cancel.check()?;
-            Ok(terms_of(unit, chunks, &langs))
+            Ok(term_ids.of_text(text_of(unit, chunks), langs[unit.chunk]))
         });
-        let terms = terms.collect::<Result<Vec<Vec<Term>>, PipelineError>>()?;
-        let mut candidates = Self {
+        let unit_terms = terms.collect::<Result<Vec<Arc<[TermId]>>, PipelineError>>()?;
+        let chunk_terms = |units: &Range<usize>| {
+            cancel.check()?;
+            Ok(sorted_distinct(
+                unit_terms[units.clone()].iter().flat_map(|ids| ids.iter().copied()).collect(),
+            ))
+        };
+        let chunk_terms =
+            units_of_chunk.iter().map(chunk_terms).collect::<Result<Vec<Vec<TermId>>, PipelineError>>()?;
+        let duplicate_of = find_duplicates(chunks, &units, &units_of_chunk);
+        let is_distinct = |&chunk: &usize| duplicate_of[chunk] == chunk && !units_of_chunk[chunk].is_empty();
+        let distinct: Vec<usize> = (0..chunks.len()).filter(is_distinct).collect();
+        let mut all: Vec<TermId> =
+            distinct.iter().flat_map(|&chunk| chunk_terms[chunk].iter().copied()).collect();
+        all.sort_unstable();
+        let with_count = |equal: &[TermId]| (equal[0], equal.len() as u32);
+        Ok(Self {
             chunks: chunks.to_vec(),
             blocks,
-            duplicate_of: find_duplicates(chunks, &units, &units_of_chunk),
+            distinct_chunks: distinct.len(),
+            chunk_frequency: all.chunk_by(TermId::eq).map(with_count).collect(),
+            duplicate_of,
+            words: units.iter().map(|_| OnceLock::new()).collect(),
             units: units.into(),
             units_of_chunk,
             langs,
             lang,
-            vocabulary: HashMap::new(),
-            distinct_chunks: 0,
-            chunk_frequency: Vec::new(),
-            chunk_terms: Vec::new(),
-            unit_terms: Vec::new(),
-            words: terms.iter().map(|_| OnceLock::new()).collect(),
+            chunk_terms,
+            unit_terms,
             layouts: chunks.iter().map(|_| OnceLock::new()).collect(),
             repeats: OnceLock::new(),
-        };
-        candidates.index(terms, cancel)?;
-        Ok(candidates)
-    }
-
-    /// Builds the vocabulary and the index from `[unit]`, the terms of each unit.
-    fn index(&mut self, terms: Vec<Vec<Term>>, cancel: &Cancel) -> Result<(), PipelineError> {
-        for terms in terms {
-            cancel.check()?;
-            let mut ids = Vec::with_capacity(terms.len());
-            for term in terms {
-                let others: Vec<String> = term.other_names().collect();
-                for name in std::iter::once(term.folded).chain(others) {
-                    let next =
-                        u32::try_from(self.vocabulary.len()).expect("a request has fewer than 2^32 words");
-                    ids.push(*self.vocabulary.entry(name).or_insert(next));
-                }
-            }
-            self.unit_terms.push(sorted_distinct(ids));
-        }
-        let chunk_terms = |units: &Range<usize>| {
-            sorted_distinct(self.unit_terms[units.clone()].iter().flatten().copied().collect())
-        };
-        self.chunk_terms = self.units_of_chunk.iter().map(chunk_terms).collect();
-        self.chunk_frequency = vec![0; self.vocabulary.len()];
-        let distinct: Vec<usize> = (0..self.chunks.len()).filter(|&chunk| self.is_distinct(chunk)).collect();
-        self.distinct_chunks = distinct.len();
-        for chunk in distinct {
-            self.chunk_terms[chunk].iter().for_each(|&term| self.chunk_frequency[term as usize] += 1);
-        }
-        Ok(())
-    }
-
-    /// Returns whether a chunk has visible text and no duplicate before it.
-    fn is_distinct(&self, chunk: usize) -> bool {
-        self.duplicate_of[chunk] == chunk && !self.units_of_chunk[chunk].is_empty()
+        })
     }
 
     pub fn len(&self) -> usize {
@@ -189,32 +170,38 @@ impl Candidates {
     }
 
     /// Returns the id of a term, or `None` if no chunk contains it.
-    pub(super) fn term(&self, folded: &str) -> Option<u32> {
-        self.vocabulary.get(folded).copied()
+    pub(super) fn term(&self, folded: &str) -> Option<TermId> {
+        Some(id_of(folded)).filter(|&id| self.frequency(id) > 0)
+    }
+
+    /// Returns how many distinct chunks contain a term.
+    fn frequency(&self, term: TermId) -> u32 {
+        let found = self.chunk_frequency.binary_search_by_key(&term, |&(id, _)| id);
+        found.map_or(0, |at| self.chunk_frequency[at].1)
     }
 
     /// Returns the rarity of a term: ln(1 + n / (1 + f)) / ln(1 + n) for n distinct chunks, of which f
     /// contain the term. It is 1 for a term that no chunk contains, and falls towards 0 for a term that all
     /// of many chunks contain.
-    pub(super) fn rarity(&self, term: Option<u32>) -> f32 {
+    pub(super) fn rarity(&self, term: Option<TermId>) -> f32 {
         let chunks = self.distinct_chunks.max(1) as f32;
-        let frequency = term.map_or(0.0, |term| self.chunk_frequency[term as usize] as f32);
+        let frequency = term.map_or(0.0, |term| self.frequency(term) as f32);
         (chunks / (1.0 + frequency)).ln_1p() / chunks.ln_1p()
     }
 
-    pub(super) fn chunk_has(&self, chunk: usize, term: Option<u32>) -> bool {
+    pub(super) fn chunk_has(&self, chunk: usize, term: Option<TermId>) -> bool {
         term.is_some_and(|term| self.chunk_terms[chunk].binary_search(&term).is_ok())
     }
 
-    pub(super) fn unit_has(&self, unit: usize, term: Option<u32>) -> bool {
+    pub(super) fn unit_has(&self, unit: usize, term: Option<TermId>) -> bool {
         term.is_some_and(|term| self.unit_terms[unit].binary_search(&term).is_ok())
     }
 
     /// Returns the words of a unit. Their byte ranges are relative to the unit.
     pub(super) fn words(&self, unit: usize) -> &[Term] {
-        let index = unit;
-        let unit = &self.units[index];
-        self.words[index].get_or_init(|| terms_of(unit, &self.chunks, &self.langs))
+        let of = &self.units[unit];
+        let writing = self.langs[of.chunk].and_then(Writing::in_lang);
+        self.words[unit].get_or_init(|| text::terms_in(text_of(of, &self.chunks), &[], writing))
     }
 
     /// Returns the ranges of a chunk's text without which some `ranges` of it cannot be understood, such as their heading, and that are not
@@ -295,11 +282,11 @@ impl Candidates {
     /// Returns the candidates as if one chunk had not been sent. All text of the other chunks can be cited.
     ///
     /// # Errors
-    /// Fails as [`Self::new`] does.
-    pub fn without(&self, chunk: usize, cancel: &Cancel) -> Result<Self, PipelineError> {
+    /// Fails as [`Pipeline::candidates_over`] does.
+    pub fn without(&self, chunk: usize, pipeline: &Pipeline, cancel: &Cancel) -> Result<Self, PipelineError> {
         let mut chunks = self.chunks.clone();
         chunks.remove(chunk);
-        Self::new(&chunks, Arc::new(self.blocks.without(chunk)), None, cancel)
+        pipeline.candidates_over(&chunks, Arc::new(self.blocks.without(chunk)), None, cancel)
     }
 
     /// Returns how many blocks of the chunks came from each source.
@@ -308,14 +295,14 @@ impl Candidates {
     }
 }
 
-/// Returns the terms of a unit; those of its chunk's title if the unit is the title.
-fn terms_of(unit: &Unit, chunks: &[Arc<Chunk>], langs: &[Option<Lang>]) -> Vec<Term> {
+/// Returns the text of a unit; the title of its chunk if the unit is the title.
+fn text_of<'a>(unit: &Unit, chunks: &'a [Arc<Chunk>]) -> &'a str {
     let chunk = &chunks[unit.chunk];
-    let writing = langs[unit.chunk].and_then(Writing::in_lang);
-    let is_title = unit.bytes.is_empty();
-    let text =
-        if is_title { chunk.title.as_deref().unwrap_or_default() } else { unit.bytes.slice(&chunk.text) };
-    text::terms_in(text, &[], writing)
+    if unit.bytes.is_empty() {
+        chunk.title.as_deref().unwrap_or_default()
+    } else {
+        unit.bytes.slice(&chunk.text)
+    }
 }
 
 /// Returns `[chunk]`, the first chunk with the same title and text of which the same ranges are visible.
@@ -327,10 +314,4 @@ fn find_duplicates(chunks: &[Arc<Chunk>], units: &[Unit], units_of_chunk: &[Rang
         duplicate_of.push(*first.entry((&chunk.title, &chunk.text, visible)).or_insert(index));
     }
     duplicate_of
-}
-
-fn sorted_distinct(mut terms: Vec<u32>) -> Vec<u32> {
-    terms.sort_unstable();
-    terms.dedup();
-    terms
 }

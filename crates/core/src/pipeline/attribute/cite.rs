@@ -11,6 +11,7 @@ use super::gather::{self, Gathered};
 use super::part::Part;
 use super::second_opinion::Question;
 use super::sentence_scores::{self, AnswerTerm, SentenceScores};
+use super::term_ids::TermId;
 use super::verdict::{self, Judgement, Method, Verdict};
 use crate::domain::{ByteRange, TokenSpan};
 use crate::pipeline::PipelineError;
@@ -423,7 +424,7 @@ fn best_run(
     let (start, end) = (first.start.max(bytes.start), last.end.min(bytes.end));
     let run = ByteRange::new(start, end.max(start));
     let part_terms = scores.iter().flat_map(|scores| &scores.terms).filter(|term| term.bytes.overlaps(part));
-    let part_terms: HashSet<u32> = part_terms.filter_map(|term| term.id).collect();
+    let part_terms: HashSet<TermId> = part_terms.filter_map(|term| term.id).collect();
     let in_part = |term: &Term| candidates.term(&term.folded).is_some_and(|id| part_terms.contains(&id));
     let (text, words) = (&candidates.chunks[chunk].text, candidates.words(unit));
     Ok(whole_words(text, words, run, bytes, in_part))

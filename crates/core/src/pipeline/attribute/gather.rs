@@ -12,6 +12,7 @@ use super::evidence::{
 };
 use super::part::{Part, PartWord, UnitWord, denied};
 use super::sentence_scores::AnswerTerm;
+use super::term_ids::TermId;
 use crate::text::{Amount, Limit};
 
 /// The weight of a word outside of the part, relative to a word inside, is [`CONTEXT_WEIGHT`] times
@@ -115,7 +116,7 @@ impl Gathered {
 
     /// Finds words that the part denies and its sources do not, and the reverse.
     fn compare_negations(&mut self, part: &Part) {
-        let own: Vec<(Option<u32>, bool)> =
+        let own: Vec<(Option<TermId>, bool)> =
             part.words.iter().map(|word| (word.term.id, word.term.is_negation)).collect();
         let is_content = |at: usize| part.words[at].term.is_content;
         let denied_by_part = denied(own.len(), &|at| own[at].1, &is_content);

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashSet};
 use super::candidates::Candidates;
 use super::evidence::{Conflict, ConflictKind};
 use super::sentence_scores::{AnswerTerm, SentenceScores, Trace};
+use super::term_ids::{TermId, id_of};
 use super::trace::IN_CHUNK_EVIDENCE;
 use crate::domain::{ByteRange, Chunk};
 use crate::text::{Amount, Term};
@@ -52,7 +53,7 @@ pub(super) struct UnitWord<'a> {
     /// The index of the word in the unit.
     pub at: usize,
     pub term: &'a Term,
-    pub id: Option<u32>,
+    pub id: Option<TermId>,
 }
 
 impl<'a> Part<'a> {
@@ -67,7 +68,7 @@ impl<'a> Part<'a> {
         let units = choose_units(candidates, sentences, bytes, cited);
         let words_of = |(unit, &index): (usize, &usize)| -> Vec<UnitWord<'a>> {
             let words = candidates.words(index).iter().enumerate();
-            words.map(|(at, term)| UnitWord { unit, at, term, id: candidates.term(&term.folded) }).collect()
+            words.map(|(at, term)| UnitWord { unit, at, term, id: Some(id_of(&term.folded)) }).collect()
         };
         let unit_words: Vec<Vec<UnitWord>> = units.iter().enumerate().map(words_of).collect();
         let denied_of = |words: &Vec<UnitWord>| {
@@ -192,7 +193,7 @@ impl<'a> Part<'a> {
             // Such as a value of JSON.
             return if self.units_have(word.term) { 1.0 } else { 0.0 };
         }
-        let mut known: HashSet<(u32, u32)> = HashSet::new();
+        let mut known: HashSet<(TermId, TermId)> = HashSet::new();
         for words in &self.unit_words {
             known.extend(self.known_pairs(words.iter().map(|word| word.term)).into_iter().flatten());
         }
@@ -203,12 +204,12 @@ impl<'a> Part<'a> {
 
     /// Returns the pairs of neighbours among some words, as ids; `None` for a pair of which no chunk has one. A measured number counts by its
     /// value, so that its unit is left out: `24 months` is `two years`.
-    fn known_pairs<'t>(&self, words: impl Iterator<Item = &'t Term>) -> Vec<Option<(u32, u32)>> {
+    fn known_pairs<'t>(&self, words: impl Iterator<Item = &'t Term>) -> Vec<Option<(TermId, TermId)>> {
         let key = |term: &Term| match term.number_key().filter(|_| term.is_measured()) {
             Some(key) => self.candidates.term(&key),
             None => self.candidates.term(&term.folded),
         };
-        let ids: Vec<Option<u32>> = words.filter(|word| !word.is_unit).map(key).collect();
+        let ids: Vec<Option<TermId>> = words.filter(|word| !word.is_unit).map(key).collect();
         ids.windows(2).map(|pair| pair[0].zip(pair[1])).collect()
     }
 

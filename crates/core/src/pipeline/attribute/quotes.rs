@@ -8,10 +8,11 @@ use std::collections::HashMap;
 use schemars::JsonSchema;
 
 use super::candidates::Candidates;
+use super::term_ids::{TermId, id_of};
 use crate::domain::{AttributeRequest, ByteRange, Parts, Value};
 use crate::pipeline::PipelineError;
 use crate::pipeline::cancel::Cancel;
-use crate::text::{self, Term};
+use crate::text;
 
 /// The fewest words of a quotation. Shorter ones are names and terms more often than quotations.
 const WORDS_MIN: usize = 3;
@@ -197,9 +198,9 @@ impl QuoteOutcome {
 pub(super) struct Passages<'a> {
     candidates: &'a Candidates,
     /// `[chunk]`: the id and the byte range of each visible word; empty for duplicates.
-    words: Vec<Vec<(u32, ByteRange)>>,
+    words: Vec<Vec<(TermId, ByteRange)>>,
     /// The places of each pair of words: the chunk, and the index of the first word.
-    places: HashMap<(u32, u32), Vec<(usize, usize)>>,
+    places: HashMap<(TermId, TermId), Vec<(usize, usize)>>,
 }
 
 impl<'a> Passages<'a> {
@@ -213,8 +214,8 @@ impl<'a> Passages<'a> {
             for unit in candidates.sentences(chunk) {
                 cancel.check()?;
                 let start = candidates.units[unit].bytes.start;
-                let id = |term: &Term| candidates.term(&term.folded).expect("a term of a unit");
-                words.extend(candidates.words(unit).iter().map(|term| (id(term), term.bytes.shifted(start))));
+                let words_of_unit = candidates.words(unit).iter();
+                words.extend(words_of_unit.map(|term| (id_of(&term.folded), term.bytes.shifted(start))));
             }
             for (at, pair) in words.windows(2).enumerate() {
                 let places = places.entry((pair[0].0, pair[1].0)).or_default();
@@ -240,7 +241,7 @@ impl<'a> Passages<'a> {
         if terms.len() < WORDS_MIN {
             return Ok(None);
         }
-        let ids: Vec<Option<u32>> = terms.iter().map(|term| self.candidates.term(&term.folded)).collect();
+        let ids: Vec<Option<TermId>> = terms.iter().map(|term| self.candidates.term(&term.folded)).collect();
         let runs = self.runs(&ids, named.unwrap_or_default(), cancel)?;
         let covered: usize = runs.iter().map(|run| run.len).sum();
         let chunk = self.main_chunk(&runs);
@@ -277,7 +278,12 @@ impl<'a> Passages<'a> {
 
     /// Divides a quotation into runs from its start to its end, each as long as possible; of equally long ones,
     /// that of the `named` chunk, then that of the chunk of the run before.
-    fn runs(&self, ids: &[Option<u32>], named: &[usize], cancel: &Cancel) -> Result<Vec<Run>, PipelineError> {
+    fn runs(
+        &self,
+        ids: &[Option<TermId>],
+        named: &[usize],
+        cancel: &Cancel,
+    ) -> Result<Vec<Run>, PipelineError> {
         let named: Vec<usize> = named.iter().map(|&named| self.candidates.duplicate_of[named]).collect();
         let least = if ids.len() < 2 * RUN_WORDS_MIN { 2 } else { RUN_WORDS_MIN };
         let (mut runs, mut start): (Vec<Run>, usize) = (Vec::new(), 0);
@@ -309,7 +315,7 @@ impl<'a> Passages<'a> {
 
     /// Returns the runs of one chunk, and the single words beside altered ones that match in place but are too few for
     /// a run.
-    fn with_words_between(&self, ids: &[Option<u32>], runs: &[Run], chunk: usize) -> Vec<Run> {
+    fn with_words_between(&self, ids: &[Option<TermId>], runs: &[Run], chunk: usize) -> Vec<Run> {
         let words = &self.words[chunk];
         let mut kept: Vec<Run> = Vec::new();
         // The next word of the quotation, and the next word of the chunk.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use ndarray::{Array2, Array3, ArrayView1, Axis, s};
 
 use super::candidates::Candidates;
+use super::term_ids::TermId;
 use crate::domain::{ByteRange, Granularity, Lang, TokenSpan};
 use crate::model::ModelRuntime;
 use crate::model::contract::QuestionTokens;
@@ -91,10 +92,10 @@ pub(super) struct AnswerTerm {
     /// The word as a term. Its byte range is relative to the sentence.
     pub word: Term,
     /// The id of the term; `None` if no chunk contains it.
-    pub id: Option<u32>,
+    pub id: Option<TermId>,
     /// The ids of what a source may say instead of a number with a unit: the same amount, or the number without a
     /// unit. Also for a place in an order. `None` for other words.
-    pub amount_ids: Option<[Option<u32>; 2]>,
+    pub amount_ids: Option<[Option<TermId>; 2]>,
     /// Whether the word is the unit of the number before it.
     pub is_unit: bool,
     /// The weight of the word: its [rarity](Candidates::rarity), reduced for function words.
@@ -110,7 +111,7 @@ pub(super) struct AnswerTerm {
 
 impl AnswerTerm {
     /// Returns whether a source has the word, of which `has` tells whether it has a term.
-    pub fn is_in(&self, has: impl Fn(Option<u32>) -> bool) -> bool {
+    pub fn is_in(&self, has: impl Fn(Option<TermId>) -> bool) -> bool {
         match self.amount_ids {
             Some(ids) => ids.into_iter().any(has),
             None => has(self.id),
@@ -173,7 +174,7 @@ pub(super) fn score(
     let token_weights: Vec<f32> = term_of_token[..reading.tokens.ids.len()].iter().map(weight).collect();
     let cosine_floor = settings.calibration.as_ref().and_then(|calibration| calibration.cosine_floor);
     let TokenRc { chunks, units, similarity } = token_rc(candidates, &reading, cosine_floor, cancel)?;
-    let with_word_bonus = |mut rc: Array2<f32>, has_term: &dyn Fn(usize, Option<u32>) -> bool| {
+    let with_word_bonus = |mut rc: Array2<f32>, has_term: &dyn Fn(usize, Option<TermId>) -> bool| {
         let bonus = mean_of_row_maxima(&rc);
         for (token, mut row) in rc.outer_iter_mut().enumerate() {
             cancel.check()?;

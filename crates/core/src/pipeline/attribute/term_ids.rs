@@ -1,0 +1,75 @@
+//! The ids of the terms of a text: hashes, so that texts need no common vocabulary.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use quick_cache::Weighter;
+use quick_cache::sync::Cache;
+
+use crate::domain::Lang;
+use crate::pipeline::count::{TextHash, hash_of};
+use crate::text::{self, Term, Writing};
+
+/// The hash of a name of a term. Two names among a million have the same hash once in 37 million times.
+pub(super) type TermId = u64;
+
+/// The bytes of all entries of the cache together.
+const BYTES_MAX: u64 = 16 << 20;
+
+/// The number of texts that the cache is made for; more or fewer may fit.
+const TEXTS: usize = 1 << 15;
+
+/// The bytes of an entry of the cache besides its key and its ids.
+const ENTRY_BYTES: usize = 64;
+
+/// A cache of the ids of the terms of texts, by the hashes of the texts. The sources of a conversation are the same in each of its requests,
+/// and reading their words takes longer than attributing an answer to them.
+pub struct TermIds(Cache<Key, Arc<[TermId]>, Bytes>);
+
+/// The hash of the text, and its language.
+type Key = (TextHash, Option<Lang>);
+
+#[derive(Clone)]
+struct Bytes;
+
+impl Weighter<Key, Arc<[TermId]>> for Bytes {
+    fn weight(&self, _: &Key, ids: &Arc<[TermId]>) -> u64 {
+        (ENTRY_BYTES + size_of::<Key>() + size_of_val::<[TermId]>(ids)) as u64
+    }
+}
+
+impl Default for TermIds {
+    fn default() -> Self {
+        Self(Cache::with_weighter(TEXTS, BYTES_MAX, Bytes))
+    }
+}
+
+impl TermIds {
+    /// Returns the ids of all names of the terms of a text in this language, ascending and distinct, from the cache if possible.
+    pub(super) fn of_text(&self, text: &str, lang: Option<Lang>) -> Arc<[TermId]> {
+        let key = (hash_of(text), lang);
+        self.0.get(&key).unwrap_or_else(|| {
+            let terms = text::terms_in(text, &[], lang.and_then(Writing::in_lang));
+            let ids: Arc<[TermId]> = sorted_distinct(terms.iter().flat_map(ids_of).collect()).into();
+            self.0.insert(key, Arc::clone(&ids));
+            ids
+        })
+    }
+}
+
+/// Returns the id of a name.
+pub(super) fn id_of(name: &str) -> TermId {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    hasher.finish()
+}
+
+fn ids_of(term: &Term) -> impl Iterator<Item = TermId> {
+    std::iter::once(id_of(&term.folded)).chain(term.other_names().map(|name| id_of(&name)))
+}
+
+pub(super) fn sorted_distinct(mut ids: Vec<TermId>) -> Vec<TermId> {
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
