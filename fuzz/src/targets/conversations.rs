@@ -6,6 +6,7 @@ use thresher::middleware::dialect::Dialect;
 use thresher::middleware::find::{self, Bounds, CONTEXT_DELIMITERS, Policy};
 use thresher::middleware::json::{Edits, Located};
 use thresher::middleware::rewrite;
+use thresher::middleware::untouched::TextKinds;
 
 pub fn run(data: &[u8]) -> Corpus {
     let Some((letter, body)) = data.split_first() else { return Corpus::Reject };
@@ -29,7 +30,7 @@ pub fn run(data: &[u8]) -> Corpus {
         result_tokens_min: 0,
         bounds: Bounds { turn_count_max: 50, piece_count_max: 200 },
     };
-    let found = find::turns(&dialect.conversation(body), &policy);
+    let found = find::turns(&dialect.conversation(body), &policy, &TextKinds::default());
     for piece in found.turns.iter().flat_map(|turn| &turn.passages) {
         assert!(text.get(piece.string.clone()).is_some(), "a piece outside the body");
     }
