@@ -49,6 +49,10 @@ use crate::tenants::{KV_EXPORT_EXPIRE_S, RECENT_REQUEST_EXPIRE_S, TenantSettings
 /// The most connections of the admin listener, which has only probes and scrapers.
 const ADMIN_CONNECTION_COUNT_MAX: usize = 64;
 
+/// How long requests in flight have to finish after SIGTERM. An orchestrator that stops a daemon waits for 30 seconds by default, and waiting
+/// blocks are written after the requests.
+const DRAIN_MAX: Duration = Duration::from_secs(10);
+
 /// How often recorded samples are moved into their histograms.
 const METRICS_UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -218,12 +222,11 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
     let mut stopped = stopped;
     let _ = stopped.wait_for(|stop| *stop).await;
     tenants.stop_reading_ahead();
-    let drain = Duration::from_millis(config.http.drain_ms_max);
-    match tokio::time::timeout(drain, public).await {
+    match tokio::time::timeout(DRAIN_MAX, public).await {
         Ok(served) => served?,
         Err(_elapsed) => {
             tracing::warn!(
-                drain_ms_max = config.http.drain_ms_max,
+                drain_s_max = DRAIN_MAX.as_secs(),
                 "requests were still in flight at the end of the drain and are cut off"
             )
         }
@@ -231,10 +234,10 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()> + Send + 'stat
     tokio::task::spawn_blocking(move || tenants.close()).await?;
     let flush = async {
         if let Some(shared) = &shared {
-            let _ = tokio::time::timeout(drain, shared.flush()).await;
+            let _ = tokio::time::timeout(DRAIN_MAX, shared.flush()).await;
         }
     };
-    tokio::join!(flush, tiers.local().close_within(drain));
+    tokio::join!(flush, tiers.local().close_within(DRAIN_MAX));
     drained.send_replace(true);
     tracing::info!("stopped");
     Ok(())

@@ -25,8 +25,6 @@ pub struct Http {
     pub hosts_allowed: Vec<String>,
     /// Origins of web pages that may send requests and read answers (CORS), such as `https://app.example.com`.
     pub origins_allowed: Vec<String>,
-    /// Milliseconds that requests in flight have to finish after SIGTERM.
-    pub drain_ms_max: u64,
 }
 
 /// `[admin]`: the listener for operators, with `/livez`, `/readyz`, `/metrics`, `/v1/savings` and `DELETE /admin/tenants/{name}`.
@@ -130,7 +128,6 @@ impl Default for Http {
             page: true,
             hosts_allowed: Vec::new(),
             origins_allowed: Vec::new(),
-            drain_ms_max: 10_000,
         }
     }
 }

@@ -259,7 +259,6 @@ fn the_environment_overrides_the_file_in_every_section() {
     let table: &[(&str, &str, Set)] = &[
         ("THRESHER__HTTP__LISTEN", "127.0.0.2:9000", |c| c.http.listen = ([127, 0, 0, 2], 9000).into()),
         ("THRESHER__ACCESS__KEYS_FILE", "k.toml", |c| c.access.keys_file = "k.toml".into()),
-        ("THRESHER__HTTP__DRAIN_MS_MAX", "1_000", |c| c.http.drain_ms_max = 1000),
         ("THRESHER__ADMIN__LISTEN", "[::1]:9001", |c| {
             c.admin.listen = "[::1]:9001".parse().expect("an address")
         }),
