@@ -194,7 +194,8 @@ const MIDDLEWARE: &str = "\
 Each question about a context of cached chunks is sent to an upstream in this process directly, and through the middleware in three ways: \
 forwarded whole, on a path that the middleware does not read, and compressed to a quarter of its tokens, without citations. Beside these, the \
 same question goes to /v1/compress. In the JSON: NAME_ms, the time of a request, and NAME_added_ms, the time less that of the direct request \
-about the same question, at p50 and p99.";
+about the same question, at p50 and p99. At the end, a conversation with 40 results of a tool goes to the upstream turn by turn, and then new \
+questions about it, with and without citations of the answer.";
 
 /// The number of HTTP requests for each round of `throughput`.
 const REQUESTS_PER_ROUND: usize = 5;
@@ -270,7 +271,8 @@ fn measure(config: &Config, command: &Command, progress: Progress) -> anyhow::Re
         Command::Middleware { shape, chunks, requests } => {
             let workload = shape.workload(*chunks);
             let server = ModelServer::start()?;
-            let config = settings(config, shape.workers).with_upstream(server.url());
+            let mut config = settings(config, shape.workers).with_upstream(server.url());
+            config.middleware.tools = vec!["*".to_owned()];
             let subject = Subject::start(&config, &limits(&config, &workload, 1))?;
             let report = middleware::run(&subject, &server, &workload, *requests, progress)?;
             Ok((middleware::table(&report).to_owned(), report.json().clone(), report.passed()))

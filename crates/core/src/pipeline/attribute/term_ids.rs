@@ -14,7 +14,7 @@ use crate::text::{self, Term, Writing};
 pub(super) type TermId = u64;
 
 /// The bytes of all entries of the cache together.
-const BYTES_MAX: u64 = 16 << 20;
+const BYTES_MAX: u64 = 8 << 20;
 
 /// The number of texts that the cache is made for; more or fewer may fit.
 const TEXTS: usize = 1 << 15;
