@@ -23,6 +23,7 @@ use thresher::middleware::find;
 use thresher::middleware::json::Located;
 use thresher::middleware::rewrite::{self, CompressOptions, Compressor, Extent, ReadTurns, TurnPlan};
 use thresher::middleware::settings::{MiddlewareLimits, MiddlewareSettings, Mode, UpstreamSettings, When};
+use thresher::middleware::untouched::TextKinds;
 use thresher_core::domain::{Budget, Granularity};
 use thresher_core::kv::store::KvStore;
 use thresher_core::pipeline::PipelineError;
@@ -763,7 +764,7 @@ fn cancelled_work_stops_before_the_next_turn() {
     let text = conversation(100).to_string();
     let body = Located::parse(&text).expect("JSON");
     let policy = MiddlewareSettings::default().policy(&MiddlewareLimits::default(), false);
-    let turns = find::turns(&Dialect::Chat.conversation(body), &policy).turns;
+    let turns = find::turns(&Dialect::Chat.conversation(body), &policy, &TextKinds::default()).turns;
     assert_eq!(turns.len(), 100);
     let pipeline = pipeline_of(scripted(), KvStore::without_tiers());
     let (budget, granularity) = (Budget::default(), Granularity::default());

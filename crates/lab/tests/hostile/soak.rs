@@ -35,7 +35,7 @@ const DEFAULT_TIME: Duration = Duration::from_secs(60);
 
 /// Restarts at the start of the run. One part of [`PARTS`] of the run passes before each of them.
 const RESTARTS: u32 = 4;
-const PARTS: u32 = 20;
+const PARTS: u32 = 30;
 
 /// How long the disk is full, at most; never longer than a part of the run.
 const FULL_TIME_MAX: Duration = Duration::from_secs(60);
@@ -46,8 +46,9 @@ const RECOVERY_TIME: Duration = Duration::from_secs(20);
 /// Size of the disk, in bytes. What the daemon stores in an hour takes less.
 const DISK_BYTES: u64 = 2 << 30;
 
-/// Time after the last restart in which the store of recent compressions fills, so that resident memory may grow.
-const WARM_UP: Duration = Duration::from_secs(1_200);
+/// Time after the last restart in which the store of recent compressions and the cache of the originals' pages fill, so that resident memory
+/// may grow: some 100 MB in 25 minutes.
+const WARM_UP: Duration = Duration::from_secs(1_800);
 
 /// Largest growth of resident memory after [`WARM_UP`] that may be certain, in MB an hour: a slope less two standard errors.
 const SLOPE_MAX: f64 = 1.0;
