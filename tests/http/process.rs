@@ -33,7 +33,6 @@ impl Running {
         let mut child = thresher(&["serve"])
             .env("THRESHER__HTTP__LISTEN", "127.0.0.1:0")
             .env("THRESHER__BLOCKS__DIR", "")
-            .env("THRESHER__HTTP__DRAIN_MS_MAX", "600000")
             .env("THRESHER__ADMIN__LISTEN", "127.0.0.1:0")
             .env("THRESHER__MODEL__WORKERS", "1")
             .env("THRESHER__REGISTRY__DIR", "")

@@ -189,8 +189,7 @@ fn seen_conversation(
     progress: Progress,
 ) -> anyhow::Result<Seen> {
     let (daemon, upstream) = (Client::new(subject.address)?, Client::new(server.upstream.address())?);
-    let chunks = CHUNKS_PER_RESULT.min(workload.chunks);
-    let set = Workload { chunks, ..*workload };
+    let set = Workload { chunks: CHUNKS_PER_RESULT, ..*workload };
     let mut messages = vec![json!({"role": "user", "content": workload.question(0, &subject.tokenizer)?})];
     let send = |messages: &[Value], cite: Option<bool>| {
         let options = json!({"budget": {"ratio": 0.5}, "cite": cite.unwrap_or_default()});
@@ -229,7 +228,7 @@ fn seen_conversation(
             times.push(send(&asked, cite)?);
         }
     }
-    Ok(Seen { tokens: RESULTS * chunks * workload.tokens, ms })
+    Ok(Seen { tokens: RESULTS * CHUNKS_PER_RESULT * workload.tokens, ms })
 }
 
 fn question(

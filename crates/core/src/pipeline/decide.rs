@@ -175,7 +175,10 @@ pub fn decide(
     if holds_all {
         let everything = candidates.everything()?;
         let rendered = writer.render(&everything, everything.ends.len())?;
-        return Ok(writer.finish(rendered, Outcome { tokens_in, best, ..Outcome::default() }));
+        // The whole may have a token more than its parts.
+        if rendered.tokens <= tokens_max {
+            return Ok(writer.finish(rendered, Outcome { tokens_in, best, ..Outcome::default() }));
+        }
     }
 
     let mut choices = candidates.choices(&ranked)?;
