@@ -498,8 +498,10 @@ impl Client {
         ]);
         let options = json!({"budget": {"ratio": 0.5}});
         let body = json!({"model": self.model, "messages": messages, "thresher": options});
+        // It was full when the turn was to be stored if it was so before or after.
+        let was_disk_full = self.shared.phase().is_disk_full;
         let response = self.post_ok(caller, "/v1/chat/completions", body).await;
-        let is_disk_full = self.shared.phase().is_disk_full;
+        let is_disk_full = was_disk_full || self.shared.phase().is_disk_full;
         let received = self.upstream.take_requests();
         let (Some(response), Some(received)) = (response, received.last()) else { return };
         let answer: Value = serde_json::from_slice(&response.body).unwrap_or_default();
