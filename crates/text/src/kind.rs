@@ -42,6 +42,11 @@ impl Kind {
         *self == Self::Auto
     }
 
+    /// Returns whether the text has sentences that depend on other sentences.
+    pub fn is_running_text(self) -> bool {
+        matches!(self, Self::Prose | Self::Markdown | Self::Pdf | Self::Mail)
+    }
+
     /// Returns the name of the kind in requests and answers, such as `prose`.
     pub fn name(self) -> &'static str {
         match self {

@@ -1,7 +1,7 @@
 //! Divides texts other than prose into pieces: JSON into members, tables into rows, logs into events, chats
 //! into turns, code into statements. Knows which piece is of no use without which other one: a row without
 //! the header of its table, an answer without its question. Must not know what a question asks for or what a
-//! piece costs; the caller chooses pieces and closes the choice over [`Piece::requires`].
+//! piece costs; the caller chooses pieces and closes the choice over [`Piece::required`].
 //!
 //! A text can be a fragment that begins or ends anywhere. Every reader takes what it is given: what is
 //! missing is not required, and what cannot be understood is a piece of its own.
@@ -61,28 +61,107 @@ impl Joint {
     }
 }
 
+/// What a piece is, which decides whether it is chosen for itself or only comes with others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Role {
+    /// Text that can be chosen.
+    #[default]
+    Text,
+    /// A row of a table that can be compared with its other rows.
+    Row,
+    /// A row that cannot be chosen, such as one of encoded data.
+    RowFrame,
+    /// A heading that can be chosen.
+    Title,
+    /// A heading that only comes with what requires it.
+    Heading,
+    /// Anything else that only comes with others: the header of a table, a closing brace.
+    Frame,
+}
+
+impl Role {
+    /// Returns the role of a piece of this role that cannot be chosen.
+    fn framed(self) -> Self {
+        match self {
+            Self::Text | Self::Frame => Self::Frame,
+            Self::Row | Self::RowFrame => Self::RowFrame,
+            Self::Title | Self::Heading => Self::Heading,
+        }
+    }
+}
+
+/// Why a piece has a link to another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Why {
+    /// The piece requires the other one and is scored with it, such as a row with the header of its table.
+    Context,
+    /// The piece requires the other one, but is scored without it.
+    Needs,
+    /// Without the other one, such as the first sentence under a heading, the piece says nothing. The other one is kept with it if it is
+    /// chosen for itself. If a further piece requires it, that piece is enough.
+    Introduces,
+    /// The other piece is one of the nearest events of a log that share an identifier with this one.
+    Near,
+}
+
+/// How a piece belongs to another one of the same list, whose index is `to`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Link {
+    pub to: usize,
+    pub why: Why,
+}
+
 /// A part of a text that is kept or left out as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
     pub bytes: ByteRange,
-    /// The pieces, as indices into the same list, that the context must hold if it holds this one. Only the
-    /// direct ones: the caller follows them further. They may form cycles.
-    pub requires: Vec<usize>,
-    /// How many of `requires`, from the first on, are the context that the piece is scored with, such as its heading.
-    pub contexts: usize,
-    /// A piece without which this one says nothing, such as the first sentence under a heading. It is kept with this one if this one
-    /// is chosen for itself. If another piece requires this one, that piece is enough.
-    pub introduces: Option<usize>,
-    /// Whether the piece only ever comes with others: a heading, the header of a table, a closing brace.
-    pub is_frame: bool,
-    /// Whether the piece is a heading of what requires it.
-    pub is_heading: bool,
-    /// Whether the piece is a row of a table that can be compared with its other rows.
-    pub is_row: bool,
+    pub role: Role,
     /// What a writer must put before the piece.
     pub joint: Joint,
-    /// The nearest events of a log that share an identifier with this one.
-    pub related: Vec<usize>,
+    /// At most one of them says [`Why::Introduces`].
+    pub links: Vec<Link>,
+}
+
+impl Piece {
+    /// Returns the pieces that the context must hold if it holds this one, those of [`Self::contexts`] first. Only the direct ones: the
+    /// caller follows them further. They may form cycles.
+    pub fn required(&self) -> impl Iterator<Item = usize> + Clone {
+        self.linked(|why| matches!(why, Why::Context | Why::Needs))
+    }
+
+    /// Returns the required pieces that this one is scored with, such as its heading.
+    pub fn contexts(&self) -> impl Iterator<Item = usize> + Clone {
+        self.linked(|why| why == Why::Context)
+    }
+
+    /// Returns the piece without which this one says nothing. See [`Why::Introduces`].
+    pub fn introduces(&self) -> Option<usize> {
+        self.linked(|why| why == Why::Introduces).next()
+    }
+
+    /// Returns the nearest events of a log that share an identifier with this one.
+    pub fn near(&self) -> impl Iterator<Item = usize> + Clone {
+        self.linked(|why| why == Why::Near)
+    }
+
+    fn linked(&self, is_wanted: fn(Why) -> bool) -> impl Iterator<Item = usize> + Clone {
+        self.links.iter().filter(move |link| is_wanted(link.why)).map(|link| link.to)
+    }
+
+    /// Returns whether the piece only ever comes with others.
+    pub fn is_frame(&self) -> bool {
+        matches!(self.role, Role::RowFrame | Role::Heading | Role::Frame)
+    }
+
+    /// Returns whether the piece is a heading of what requires it.
+    pub fn is_heading(&self) -> bool {
+        matches!(self.role, Role::Title | Role::Heading)
+    }
+
+    /// Returns whether the piece is a row of a table that can be compared with its other rows.
+    pub fn is_row(&self) -> bool {
+        matches!(self.role, Role::Row | Role::RowFrame)
+    }
 }
 
 /// What kind of text a chunk is, and its pieces.
@@ -124,11 +203,11 @@ impl Layout {
     pub fn headings(&self) -> Vec<Option<usize>> {
         let mut nearest: Vec<Option<usize>> = Vec::with_capacity(self.pieces.len());
         for (at, piece) in self.pieces.iter().enumerate() {
-            let above = piece.requires.iter().copied().filter(|&other| other < at);
-            let own = above.clone().filter(|&other| self.pieces[other].is_heading).max();
+            let above = piece.required().filter(|&other| other < at);
+            let own = above.clone().filter(|&other| self.pieces[other].is_heading()).max();
             // The rows of a table require its header, which requires the heading.
             let inherited = || above.filter_map(|other| nearest[other]).max();
-            let found = if piece.is_heading { own } else { own.or_else(inherited) };
+            let found = if piece.is_heading() { own } else { own.or_else(inherited) };
             nearest.push(found);
         }
         nearest
@@ -159,13 +238,13 @@ fn outline(text: &str, kind: Kind, sentences: &Sentences) -> Option<Vec<Piece>> 
         Kind::Mail => mail::outline(text, sentences),
         Kind::Subtitles => subtitles::outline(text),
     };
-    if matches!(kind, Kind::Prose | Kind::Markdown | Kind::Pdf | Kind::Mail) {
+    if kind.is_running_text() {
         bonds::bind(&mut pieces, text, kind);
     }
-    for piece in &mut pieces.list {
-        piece.is_frame |= is_encoded(piece.bytes.slice(text));
+    for piece in pieces.list.iter_mut().filter(|piece| is_encoded(piece.bytes.slice(text))) {
+        piece.role = piece.role.framed();
     }
-    let stands_alone = |piece: &Piece| piece.requires.is_empty() && !piece.is_frame;
+    let stands_alone = |piece: &Piece| piece.required().next().is_none() && !piece.is_frame();
     let is_bound = kind != Kind::Prose || !pieces.list.iter().all(stands_alone);
     pieces.finish().filter(|_| is_bound)
 }
@@ -205,42 +284,21 @@ impl Pieces {
         pieces
     }
 
+    /// Adds a piece with the context that it requires, and returns its index.
+    fn add(&mut self, role: Role, bytes: ByteRange, requires: &[usize]) -> usize {
+        let links = requires.iter().map(|&to| Link { to, why: Why::Context }).collect();
+        self.list.push(Piece { bytes, role, joint: Joint::Gap, links });
+        self.list.len() - 1
+    }
+
     /// Adds a piece that may be chosen, and returns its index.
     fn push(&mut self, bytes: ByteRange, requires: &[usize]) -> usize {
-        let piece = Piece {
-            bytes,
-            requires: requires.to_vec(),
-            contexts: usize::MAX,
-            introduces: None,
-            is_frame: false,
-            is_heading: false,
-            is_row: false,
-            joint: Joint::Gap,
-            related: Vec::new(),
-        };
-        self.list.push(piece);
-        self.list.len() - 1
+        self.add(Role::Text, bytes, requires)
     }
 
     /// Adds a piece that only comes with others, and returns its index.
     fn frame(&mut self, bytes: ByteRange, requires: &[usize]) -> usize {
-        let index = self.push(bytes, requires);
-        self.list[index].is_frame = true;
-        index
-    }
-
-    /// Adds a heading that only comes with what stands under it, and returns its index.
-    fn heading(&mut self, bytes: ByteRange, requires: &[usize]) -> usize {
-        let index = self.frame(bytes, requires);
-        self.list[index].is_heading = true;
-        index
-    }
-
-    /// Adds a row of a table, and returns its index.
-    fn row(&mut self, bytes: ByteRange, requires: &[usize]) -> usize {
-        let index = self.push(bytes, requires);
-        self.list[index].is_row = true;
-        index
+        self.add(Role::Frame, bytes, requires)
     }
 
     /// Adds the sentences of a part of `text`, and returns the indices.
@@ -260,19 +318,34 @@ impl Pieces {
         first..self.list.len()
     }
 
+    /// Lets a piece require another one, and be scored with it.
     fn require(&mut self, piece: usize, other: usize) {
-        let requires = &mut self.list[piece].requires;
-        if piece != other && !requires.contains(&other) {
-            requires.push(other);
+        self.link(piece, other, Why::Context);
+    }
+
+    /// Lets a piece require another one without being scored with it.
+    fn need(&mut self, piece: usize, other: usize) {
+        self.link(piece, other, Why::Needs);
+    }
+
+    fn link(&mut self, piece: usize, to: usize, why: Why) {
+        if piece != to && self.list[piece].required().all(|other| other != to) {
+            self.list[piece].links.push(Link { to, why });
         }
     }
 
-    /// Lets a piece require another one, and be scored with it.
-    fn require_as_context(&mut self, piece: usize, other: usize) {
-        let piece = &mut self.list[piece];
-        piece.requires.retain(|required| *required != other);
-        piece.requires.insert(0, other);
-        piece.contexts = piece.contexts.saturating_add(1);
+    /// As [`Self::require`], also for a piece that needs the other one already. The other one comes before all that the piece requires.
+    fn require_first(&mut self, piece: usize, to: usize) {
+        let links = &mut self.list[piece].links;
+        links.retain(|link| link.to != to || matches!(link.why, Why::Introduces | Why::Near));
+        links.insert(0, Link { to, why: Why::Context });
+    }
+
+    /// Lets a piece introduce another one, in place of the one that it introduced before.
+    fn introduce(&mut self, piece: usize, to: usize) {
+        let links = &mut self.list[piece].links;
+        links.retain(|link| link.why != Why::Introduces);
+        links.push(Link { to, why: Why::Introduces });
     }
 
     fn len(&self) -> usize {
@@ -281,11 +354,11 @@ impl Pieces {
 
     /// Returns the first piece from `from` on that may be chosen.
     fn first_choosable(&self, from: usize) -> Option<usize> {
-        (from..self.list.len()).find(|&index| !self.list[index].is_frame)
+        (from..self.list.len()).find(|&index| !self.list[index].is_frame())
     }
 
     /// Returns the pieces, or `None` if none of them may be chosen.
     fn finish(self) -> Option<Vec<Piece>> {
-        self.list.iter().any(|piece| !piece.is_frame).then_some(self.list)
+        self.list.iter().any(|piece| !piece.is_frame()).then_some(self.list)
     }
 }

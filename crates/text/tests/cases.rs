@@ -58,11 +58,11 @@ impl Row {
         let pieces = &layout.pieces;
         let text = |piece: usize| pieces[piece].bytes.slice(self.text);
         let first = (0..pieces.len()).find(|&piece| text(piece).contains(self.chosen)).expect(self.name);
-        let mut todo: Vec<usize> = [first].into_iter().chain(pieces[first].introduces).collect();
+        let mut todo: Vec<usize> = [first].into_iter().chain(pieces[first].introduces()).collect();
         let mut kept = vec![false; pieces.len()];
         while let Some(piece) = todo.pop() {
             if !std::mem::replace(&mut kept[piece], true) {
-                todo.extend(&pieces[piece].requires);
+                todo.extend(pieces[piece].required());
             }
         }
         (0..pieces.len()).filter(|&piece| kept[piece]).map(|piece| format!("{}\n", text(piece))).collect()

@@ -84,7 +84,7 @@ impl<'a> Places<'a> {
         let pieces = &self.layout.pieces;
         let piece = pieces.partition_point(|piece| piece.bytes.end <= at);
         let Some(own) = pieces.get(piece) else { return Vec::new() };
-        let nearest = if own.is_heading { Some(piece) } else { self.headings[piece] };
+        let nearest = if own.is_heading() { Some(piece) } else { self.headings[piece] };
         let above = std::iter::successors(nearest, |&heading| self.headings[heading]);
         let named =
             above.take(HEADINGS_MAX).map(|heading| heading_text(pieces[heading].bytes.slice(self.text)));

@@ -24,7 +24,7 @@ use super::PipelineError;
 use super::cancel::Cancel;
 use super::units::Unit;
 use crate::domain::{ByteRange, Chunk, Kind};
-use crate::text::outline::{Layout, Piece};
+use crate::text::outline::{Layout, Role};
 use crate::text::{self, Writing};
 
 /// The most conflicts that one request reports.
@@ -193,8 +193,7 @@ fn share_of_words(one: &[u64], other: &[u64]) -> f64 {
 /// Reads a unit of a chunk. Returns `None` for what is no statement of a text.
 fn read(chunk: &Chunk, bytes: ByteRange, layout: &Layout, writing: Option<Writing>) -> Option<Statement> {
     let is_text = matches!(layout.kind, Kind::Prose | Kind::Markdown | Kind::Html | Kind::Pdf);
-    let is_other = |piece: &Piece| piece.is_row || piece.is_frame || piece.is_heading;
-    if !is_text || piece_at(layout, bytes).is_some_and(is_other) {
+    if !is_text || piece_at(layout, bytes).is_some_and(|piece| piece.role != Role::Text) {
         return None;
     }
     Statement::read(bytes.slice(&chunk.text), writing)

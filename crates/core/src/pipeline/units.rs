@@ -16,8 +16,8 @@ use crate::domain::{ByteRange, Chunk, Granularity, Kind, TokenSpan};
 use crate::kv::block::{Block, Sentence};
 use crate::text;
 #[cfg(test)]
-use crate::text::outline::Joint;
-use crate::text::outline::{Layout, Piece};
+use crate::text::outline::{Joint, Role, Why};
+use crate::text::outline::{Layout, Link, Piece};
 
 /// A piece of one chunk that is kept or dropped as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,14 +73,9 @@ impl Outlines {
     pub fn of_chain(pieces: impl Iterator<Item = ByteRange>) -> Self {
         let piece = |(at, bytes): (usize, ByteRange)| Piece {
             bytes,
-            requires: at.checked_sub(1).into_iter().collect(),
-            contexts: 0,
-            introduces: None,
-            is_frame: false,
-            is_heading: false,
-            is_row: false,
+            role: Role::Text,
             joint: Joint::Gap,
-            related: Vec::new(),
+            links: at.checked_sub(1).map(|to| Link { to, why: Why::Needs }).into_iter().collect(),
         };
         let pieces = pieces.enumerate().map(piece).collect();
         let layouts = vec![Arc::new(Layout { kind: Kind::Prose, pieces })];
@@ -119,17 +114,17 @@ impl Outlines {
 
     /// Returns whether a unit is never chosen for itself.
     pub fn is_frame(&self, unit: usize, chunk: usize) -> bool {
-        self.piece(unit, chunk).is_some_and(|piece| piece.is_frame)
+        self.piece(unit, chunk).is_some_and(Piece::is_frame)
     }
 
     pub fn is_row(&self, unit: usize, chunk: usize) -> bool {
-        self.piece(unit, chunk).is_some_and(|piece| piece.is_row)
+        self.piece(unit, chunk).is_some_and(Piece::is_row)
     }
 
     /// Returns the units that `unit` directly requires: those of its chunk first.
     pub fn required_by(&self, unit: usize, chunk: usize) -> impl Iterator<Item = usize> {
         let first = self.first_units[chunk];
-        let own = self.piece(unit, chunk).into_iter().flat_map(|piece| &piece.requires);
+        let own = self.piece(unit, chunk).into_iter().flat_map(Piece::required);
         own.map(move |at| first + at).chain(self.across.get(&unit).into_iter().flatten().copied())
     }
 
@@ -147,21 +142,21 @@ impl Outlines {
 
     /// Returns the unit that `unit` says nothing without, if it is chosen for itself.
     pub fn introduced_by(&self, unit: usize, chunk: usize) -> Option<usize> {
-        self.piece(unit, chunk)?.introduces.map(|other| self.first_units[chunk] + other)
+        self.piece(unit, chunk)?.introduces().map(|other| self.first_units[chunk] + other)
     }
 
-    /// Returns the units that `unit` is scored with: those that it requires for its structure, such as its heading.
+    /// Returns the units that `unit` is scored with: those that it requires for its structure, such as its heading. Outside running
+    /// text, those of other chunks are among them, such as the header of a table that began there.
     pub fn contexts_of(&self, unit: usize, chunk: usize) -> impl Iterator<Item = usize> {
-        let contexts = self.piece(unit, chunk).map_or(0, |piece| piece.contexts);
-        self.required_by(unit, chunk).take(contexts)
+        let is_running_text = self.layouts[chunk].kind.is_running_text();
+        let own = || self.piece(unit, chunk).map_or(0, |piece| piece.contexts().count());
+        self.required_by(unit, chunk).take(if is_running_text { own() } else { usize::MAX })
     }
 
     /// Returns the units that share an identifier with `unit`, such as the events of a log about one request.
     pub fn related_to(&self, unit: usize, chunk: usize) -> impl Iterator<Item = usize> {
         let first = self.first_units[chunk];
-        self.piece(unit, chunk)
-            .into_iter()
-            .flat_map(move |piece| piece.related.iter().map(move |at| first + at))
+        self.piece(unit, chunk).into_iter().flat_map(Piece::near).map(move |at| first + at)
     }
 }
 
@@ -186,9 +181,7 @@ struct LayoutBytes;
 
 impl Weighter<LayoutKey, Arc<Layout>> for LayoutBytes {
     fn weight(&self, _: &LayoutKey, layout: &Arc<Layout>) -> u64 {
-        let of_piece = |piece: &Piece| {
-            size_of::<Piece>() + (piece.requires.capacity() + piece.related.capacity()) * size_of::<usize>()
-        };
+        let of_piece = |piece: &Piece| size_of::<Piece>() + piece.links.capacity() * size_of::<Link>();
         let pieces: usize = layout.pieces.iter().map(of_piece).sum();
         (size_of::<LayoutKey>() + size_of::<Layout>() + pieces) as u64
     }
@@ -263,7 +256,7 @@ pub fn split_units(
         outlines.has_structure |= layout.kind != Kind::Prose;
         outlines.has_items |=
             layout.pieces.iter().any(|piece| text::is_list_item(piece.bytes.slice(&chunk.text)));
-        outlines.has_rows |= layout.pieces.iter().any(|piece| piece.is_row);
+        outlines.has_rows |= layout.pieces.iter().any(Piece::is_row);
         let layout = match granularity {
             Granularity::Sentence => layout,
             Granularity::Chunk | Granularity::Word => Arc::clone(&prose),

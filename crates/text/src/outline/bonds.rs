@@ -38,10 +38,9 @@ const ANSWER_BYTES_WHOLE: usize = 160;
 /// The most sentences in a row that refer each to the one before it, or questions that go on with the one before.
 const CHAIN_MAX: usize = 4;
 
-/// Lets the pieces of running text require what they need to be understood. The pieces must be in the order of the text.
+/// Lets the pieces of running text require what they need to be understood. The pieces must be in the order of the text. A row is scored
+/// with its heading, but a sentence not as the one that it refers to.
 pub(super) fn bind(pieces: &mut Pieces, text: &str, kind: Kind) {
-    // A row is scored with its heading, but a sentence not as the one that it refers to.
-    pieces.list.iter_mut().for_each(|piece| piece.contexts = piece.contexts.min(piece.requires.len()));
     contents(pieces, text);
     let parts = parts(pieces, text);
     // The readers of other kinds know their headings.
@@ -171,8 +170,8 @@ fn parts<'a>(pieces: &Pieces, text: &'a str) -> Vec<Part<'a>> {
             begins_paragraph: at == 0 || gap.matches('\n').count() > 1,
             indent,
             ends_line: after == text.len() || text[piece.bytes.end..after].contains('\n'),
-            is_frame: piece.is_frame,
-            is_row: piece.is_row,
+            is_frame: piece.is_frame(),
+            is_row: piece.is_row(),
         });
         end = piece.bytes.end;
     }
@@ -188,9 +187,9 @@ fn together(pieces: &mut Pieces, parts: &[Part], first: usize, rest: Range<usize
     // A ring is enough: the caller follows what is required.
     let mut before = first;
     for at in rest {
-        pieces.require(before, at);
-        pieces.require(at, first);
+        pieces.need(before, at);
+        pieces.need(at, first);
         before = at;
     }
-    pieces.require(before, first);
+    pieces.need(before, first);
 }

@@ -85,7 +85,7 @@ mod tests {
         let said = "This is said at some length. ".repeat(20);
         let text = format!("Ann: {said}\nBob: b\nAnn: c\nBob: d");
         let pieces = super::super::tests::pieces(&text, Kind::Chat);
-        assert!(pieces[0].is_frame && pieces[0].bytes.slice(&text) == "Ann:");
-        assert!(pieces[1..21].iter().all(|piece| piece.requires == [0]));
+        assert!(pieces[0].is_frame() && pieces[0].bytes.slice(&text) == "Ann:");
+        assert!(pieces[1..21].iter().all(|piece| piece.required().eq([0])));
     }
 }

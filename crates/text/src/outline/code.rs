@@ -12,7 +12,7 @@
 mod source;
 mod statement;
 
-use super::Pieces;
+use super::{Pieces, Role};
 use crate::lexicon::{Class, has};
 use crate::line::{Line, lines, span};
 use source::Source;
@@ -117,7 +117,7 @@ impl Writer<'_> {
         // A signature with brackets around its body also parses without the body, and can be an answer.
         let ends = parts.iter().skip(1).any(|part| closes(self.sources[part.head.start].text()));
         if ends && is_signature(self.sources[statement.first].text()) {
-            self.pieces.list[signature].is_frame = false;
+            self.pieces.list[signature].role = Role::Text;
         }
     }
 

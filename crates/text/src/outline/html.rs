@@ -11,7 +11,7 @@
 mod tag;
 mod tree;
 
-use super::{Pieces, Sentences};
+use super::{Pieces, Role, Sentences};
 use crate::line::Line;
 use crate::range::ByteRange;
 use tag::Class;
@@ -180,7 +180,7 @@ impl Writer<'_, '_> {
         self.headings.truncate(kept);
         let above = self.headings.last().map(|heading| heading.piece);
         let is_short = |piece: &usize| self.pieces.list[*piece].bytes.len() <= HEADING_BYTES_SHORT;
-        let piece = self.pieces.heading(range, &Vec::from_iter(above.filter(is_short)));
+        let piece = self.pieces.add(Role::Heading, range, &Vec::from_iter(above.filter(is_short)));
         self.headings.push(Heading { level, piece });
     }
 
@@ -253,7 +253,7 @@ impl Writer<'_, '_> {
         } else {
             self.open[table].has_rows = true;
             self.top().has_text_below = true;
-            self.pieces.row(node.range, &requires);
+            self.pieces.add(Role::Row, node.range, &requires);
         }
     }
 

@@ -180,7 +180,7 @@ impl Writer<'_> {
         let (names, others) =
             (std::mem::take(&mut open.identity_pieces), std::mem::take(&mut open.other_pieces));
         for &piece in &others {
-            self.pieces.list[piece].requires.extend(&names);
+            names.iter().for_each(|&name| self.pieces.require(piece, name));
         }
     }
 

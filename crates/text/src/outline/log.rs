@@ -278,6 +278,6 @@ mod tests {
         let pieces = super::super::tests::pieces(&text, Kind::Log);
         assert_eq!(pieces.len(), 3);
         assert!(pieces.iter().all(|piece| piece.bytes.len() <= super::EVENT_BYTES_MAX));
-        assert_eq!(pieces[2].requires, [0]);
+        assert_eq!(pieces[2].required().collect::<Vec<_>>(), [0]);
     }
 }

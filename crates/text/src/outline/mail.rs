@@ -187,7 +187,7 @@ pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
     // What is quoted below a mail is mostly what the mail answers.
     for (piece, _) in std::mem::take(&mut writer.quoted) {
         let says = writer.says.first().cloned().unwrap_or_default();
-        says.for_each(|says| writer.pieces.require(piece, says));
+        says.for_each(|says| writer.pieces.need(piece, says));
     }
     writer.pieces
 }
@@ -261,8 +261,6 @@ impl Writer<'_, '_> {
                 .chain(date)
                 .chain(answered)
                 .for_each(|other| self.pieces.require(piece, other));
-            // A quoted sentence is not scored as the reply to it.
-            self.pieces.list[piece].contexts = self.pieces.list[piece].requires.len();
         }
         let text_of = |writer: &Self, piece: usize| writer.pieces.list[piece].bytes.slice(writer.text);
         let Some(begin) = (first..self.pieces.len()).find(|&piece| !is_greeting(text_of(self, piece))) else {
@@ -272,21 +270,22 @@ impl Writer<'_, '_> {
         if answered.is_some() {
             // The deepest quotations are the last ones.
             while let Some((quoted, _)) = self.quoted.pop_if(|(_, of)| *of > depth) {
-                reply.clone().for_each(|reply| self.pieces.require(quoted, reply));
+                // A quoted sentence is not scored as the reply to it.
+                reply.clone().for_each(|reply| self.pieces.need(quoted, reply));
             }
         }
         for piece in first..self.pieces.len() {
             if depth > 0 {
                 self.quoted.push((piece, depth));
             } else {
-                self.reply.clone().for_each(|reply| self.pieces.require(piece, reply));
+                self.reply.clone().for_each(|reply| self.pieces.need(piece, reply));
             }
         }
         self.says.resize(self.says.len().max(depth + 1), 0..0);
         if self.says[depth].is_empty() {
             self.says[depth] = reply;
             if let Some((_, subject)) = self.subject.take_if(|(of, _)| *of == depth) {
-                self.pieces.list[subject].introduces = Some(begin);
+                self.pieces.introduce(subject, begin);
             }
         }
         self.above = Some((depth, self.pieces.len() - 1));

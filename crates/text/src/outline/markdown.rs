@@ -9,7 +9,7 @@
 
 mod block;
 
-use super::{Pieces, Sentences, code, table};
+use super::{Pieces, Role, Sentences, code, table};
 use crate::line::{Line, fence, fences, lines, span};
 use crate::range::ByteRange;
 pub(super) use block::is_item;
@@ -102,7 +102,7 @@ impl Writer<'_, '_> {
         self.headings.retain(|heading| heading.level < level);
         let above = self.headings.last().map(|heading| heading.piece);
         let is_short = |piece: &usize| self.pieces.list[*piece].bytes.len() <= HEADING_BYTES_SHORT;
-        let piece = self.pieces.heading(bytes, &Vec::from_iter(above.filter(is_short)));
+        let piece = self.pieces.add(Role::Heading, bytes, &Vec::from_iter(above.filter(is_short)));
         self.headings.push(Heading { level, piece });
     }
 

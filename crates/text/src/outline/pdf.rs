@@ -17,7 +17,7 @@
 //! A row is one piece, so that its label and its numbers are kept together or not at all. It requires the heading above
 //! it and the header of its table.
 
-use super::{Pieces, Sentences};
+use super::{Pieces, Role, Sentences};
 use crate::lexicon::{Class, has, is, is_within};
 use crate::line::{Line, lines, span};
 use crate::range::ByteRange;
@@ -242,7 +242,7 @@ impl Page<'_, '_> {
         if to < self.lines.len() && is_alone && is_short {
             self.prose(from, last);
             let requires: Vec<usize> = self.header.into_iter().collect();
-            self.heading = Some(self.pieces.heading(line.trimmed(), &requires));
+            self.heading = Some(self.pieces.add(Role::Heading, line.trimmed(), &requires));
         } else {
             self.prose(from, to);
         }

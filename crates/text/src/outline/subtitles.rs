@@ -60,7 +60,7 @@ pub(super) fn outline(text: &str) -> Pieces {
         // An answer needs its question, and "They do not." what is said before.
         let said =
             blocks[first].iter().skip_while(|line| !is_time(line.text)).nth(1).map_or("", |line| line.text);
-        let above = piece.checked_sub(1).filter(|&above| !pieces.list[above].is_frame);
+        let above = piece.checked_sub(1).filter(|&above| !pieces.list[above].is_frame());
         let asks = |at: usize| {
             pieces.list[at].bytes.slice(text).trim_end_matches(['"', '”', '\'', '’', '»']).ends_with('?')
         };
@@ -75,10 +75,12 @@ pub(super) fn outline(text: &str) -> Pieces {
             pieces.require(piece, above);
             // An answer keeps its question, which then stands for itself.
             if is_over {
-                pieces.list[above].requires.retain(|&other| other + 1 != above);
+                pieces.list[above].links.retain(|link| link.to + 1 != above);
             }
             // A question alone says nothing.
-            pieces.list[above].introduces = Some(piece).filter(|_| is_answer);
+            if is_answer {
+                pieces.introduce(above, piece);
+            }
         }
         at += 1;
     }

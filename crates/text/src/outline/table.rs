@@ -10,7 +10,7 @@ mod cells;
 use cells::{Cells, is_rule};
 pub(super) use cells::{Form, are_aligned, form, is_bar_row};
 
-use super::{Pieces, Sentences};
+use super::{Pieces, Role, Sentences};
 use crate::line::{Line, lines, span};
 use crate::range::ByteRange;
 
@@ -86,7 +86,7 @@ fn rows(
             group = Some(pieces.push(bytes, &base));
         } else {
             let all: Vec<usize> = base.iter().copied().chain(group).collect();
-            pieces.row(bytes, &all);
+            pieces.add(Role::Row, bytes, &all);
         }
     }
 }
@@ -94,7 +94,7 @@ fn rows(
 /// Adds a line to the row above it.
 fn extend(pieces: &mut Pieces, bytes: ByteRange) {
     match pieces.list.last_mut() {
-        Some(last) if last.is_row => last.bytes.end = bytes.end,
+        Some(last) if last.is_row() => last.bytes.end = bytes.end,
         _ => _ = pieces.push(bytes, &[]),
     }
 }

@@ -35,11 +35,11 @@ pub(super) fn pieces(text: &str, kind: Kind) -> Vec<Piece> {
         check_gap(end, piece.bytes.start);
         end = piece.bytes.end;
         assert!(!piece.bytes.slice(text).trim().is_empty(), "{kind:?}: piece {index} is blank: {text:?}");
-        let others = piece.requires.iter().chain(&piece.related).chain(&piece.introduces);
-        assert!(others.clone().all(|&other| other < pieces.len() && other != index), "{kind:?}: {text:?}");
+        let mut others = piece.links.iter().map(|link| link.to);
+        assert!(others.all(|other| other < pieces.len() && other != index), "{kind:?}: {text:?}");
     }
     check_gap(end, text.len());
-    assert!(pieces.iter().any(|piece| !piece.is_frame), "{kind:?}: no piece can be chosen: {text:?}");
+    assert!(pieces.iter().any(|piece| !piece.is_frame()), "{kind:?}: no piece can be chosen: {text:?}");
     pieces
 }
 
@@ -47,16 +47,16 @@ pub(super) fn pieces(text: &str, kind: Kind) -> Vec<Piece> {
 /// `R` marks a row, and `>3` what introduces the piece 3. Line ends are shown as `/`.
 pub(super) fn check(name: &str, kind: Kind, text: &str, expect: &[&str]) {
     let shown = pieces(text, kind).into_iter().map(|piece| {
-        let mark = if piece.is_frame {
+        let mark = if piece.is_frame() {
             "F "
-        } else if piece.is_row {
+        } else if piece.is_row() {
             "R "
         } else {
             ""
         };
-        let mut requires = piece.requires.clone();
+        let mut requires = Vec::from_iter(piece.required());
         requires.sort_unstable();
-        let introduces = piece.introduces.map(|other| format!(">{other}"));
+        let introduces = piece.introduces().map(|other| format!(">{other}"));
         let requires: Vec<String> = requires.iter().map(usize::to_string).chain(introduces).collect();
         let space = if requires.is_empty() { "" } else { " " };
         format!("{mark}{}{space}{}", requires.join(","), piece.bytes.slice(text).replace('\n', "/"))
@@ -69,7 +69,7 @@ pub(super) fn closure(pieces: &[Piece], mut chosen: Vec<usize>) -> Vec<usize> {
     let mut kept = vec![false; pieces.len()];
     while let Some(index) = chosen.pop() {
         if !std::mem::replace(&mut kept[index], true) {
-            chosen.extend(&pieces[index].requires);
+            chosen.extend(pieces[index].required());
         }
     }
     (0..pieces.len()).filter(|&index| kept[index]).collect()
@@ -103,7 +103,7 @@ fn written(text: &str, pieces: &[Piece], kept: &[usize]) -> String {
 /// Returns a random set of the pieces that may be chosen.
 fn choice(random: &mut fastrand::Rng, pieces: &[Piece]) -> Vec<usize> {
     let share = random.f64() * 0.6;
-    (0..pieces.len()).filter(|&index| !pieces[index].is_frame && random.f64() < share).collect()
+    (0..pieces.len()).filter(|&index| !pieces[index].is_frame() && random.f64() < share).collect()
 }
 
 const TEXTS: [&str; 16] = [
@@ -392,7 +392,7 @@ fn encoded_data_is_never_chosen() {
     let data: String = (0..60).map(|n| format!("iVBORw0KGgo{n:03}Ax")).collect();
     let text = format!("The logo is blue.\n\n![logo](data:image/png;base64,{data})\n\nIt was drawn in 1998.");
     let frames = |text: &str, kind: Kind| -> Vec<bool> {
-        outline(text, kind, &sentences).unwrap_or_default().iter().map(|piece| piece.is_frame).collect()
+        outline(text, kind, &sentences).unwrap_or_default().iter().map(|piece| piece.is_frame()).collect()
     };
     let found = frames(&text, Kind::Prose);
     assert!(

@@ -17,7 +17,7 @@ use crate::pipeline::repeats::Repeats;
 use crate::pipeline::tokenize::tokens_under;
 use crate::pipeline::units::{Unit, UnitSpan};
 use crate::pipeline::{Pipeline, PipelineError};
-use crate::text::outline::Layout;
+use crate::text::outline::{Layout, Piece};
 use crate::text::{self, Term, Writing};
 
 /// The fewest words that the two halves of a sentence share, where chunks overlap.
@@ -211,8 +211,8 @@ impl Candidates {
         let pieces = &self.layouts[chunk].get_or_init(|| Layout::detect(text, *kind)).pieces;
         let mut found: Vec<ByteRange> = Vec::new();
         let inside = pieces.iter().filter(|piece| ranges.iter().any(|range| range.overlaps(piece.bytes)));
-        for required in inside.flat_map(|piece| &piece.requires) {
-            let bytes = pieces[*required].bytes;
+        for required in inside.flat_map(Piece::required) {
+            let bytes = pieces[required].bytes;
             let is_known = ranges.iter().chain(&found).any(|range| range.overlaps(bytes));
             let is_visible = self.sentences(chunk).any(|unit| self.units[unit].bytes.encloses(bytes));
             if !is_known && is_visible && bytes.len() <= CONTEXT_BYTES_MAX {

@@ -393,7 +393,7 @@ impl Writer<'_> {
         let is_partial = |&(chunk, spans): &(usize, &Vec<KeptSpan>)| {
             let pieces = &self.reading.outlines.layouts()[chunk].pieces;
             let mut rows =
-                pieces.iter().filter(|piece| piece.is_row).map(|piece| is_kept(&piece.bytes, spans));
+                pieces.iter().filter(|piece| piece.is_row()).map(|piece| is_kept(&piece.bytes, spans));
             !spans.is_empty() && rows.any(|kept| !kept)
         };
         if self.wants == Wants::Rows {
@@ -414,13 +414,13 @@ impl Writer<'_> {
                 spans.get(at).is_some_and(|span| span.source.overlaps(piece.bytes))
             };
             let pieces = &outlines.layouts()[chunk].pieces;
-            let lacks = |piece: &Piece| piece.requires.iter().any(|&other| !is_kept(&pieces[other]));
+            let lacks = |piece: &Piece| piece.required().any(|other| !is_kept(&pieces[other]));
             // A heading needs what it introduces, or one of the pieces that require it.
             let mut is_needed = vec![false; pieces.len()];
             let kept = pieces.iter().filter(|piece| is_kept(piece));
-            kept.flat_map(|piece| &piece.requires).for_each(|&other| is_needed[other] = true);
+            kept.flat_map(Piece::required).for_each(|other| is_needed[other] = true);
             let is_alone = |at: usize, piece: &Piece| {
-                piece.introduces.is_some_and(|other| !is_kept(&pieces[other])) && !is_needed[at]
+                piece.introduces().is_some_and(|other| !is_kept(&pieces[other])) && !is_needed[at]
             };
             let is_cut =
                 |(at, piece): (usize, &Piece)| is_kept(piece) && (lacks(piece) || is_alone(at, piece));

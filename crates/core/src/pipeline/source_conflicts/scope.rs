@@ -54,12 +54,12 @@ impl Scope {
         let title = chunk.title.as_deref().unwrap_or_default();
         scope.is_name = names.iter().any(|name| !statement.says(name));
         scope.add(title, statement);
-        let mut above = piece_at(layout, bytes).map_or(Vec::new(), |piece| piece.requires.clone());
+        let mut above = piece_at(layout, bytes).map_or(Vec::new(), |piece| piece.required().collect());
         scope.is_untitled = title.is_empty() && above.is_empty();
         let mut next = 0;
         while let Some(&at) = above.get(next) {
             scope.add(layout.pieces[at].bytes.slice(&chunk.text), statement);
-            let further = layout.pieces[at].requires.iter().filter(|at| !above.contains(at)).copied();
+            let further = layout.pieces[at].required().filter(|at| !above.contains(at));
             let further: Vec<usize> = further.take(ABOVE_MAX.saturating_sub(above.len())).collect();
             above.extend(further);
             next += 1;

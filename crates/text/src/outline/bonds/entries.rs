@@ -31,11 +31,11 @@ pub(super) fn entries(pieces: &mut Pieces, parts: &[Part]) {
         // What goes on in the line of a term explains it.
         let is_above = |above: &&Open| above.indent < part.indent || above.is_explained && !part.begins_line;
         if let Some(term) = open.iter().rev().find(is_above).filter(|above| above.is_term) {
-            pieces.require_as_context(at, term.piece);
-            let term_piece = &mut pieces.list[term.piece];
-            let is_complete = term_piece.requires.iter().any(|&other| other > term.piece);
-            if !term.is_explained && !is_complete {
-                term_piece.introduces.get_or_insert(at);
+            pieces.require_first(at, term.piece);
+            let term_piece = &pieces.list[term.piece];
+            let is_complete = term_piece.required().any(|other| other > term.piece);
+            if !term.is_explained && !is_complete && term_piece.introduces().is_none() {
+                pieces.introduce(term.piece, at);
             }
         }
         if part.begins_line {

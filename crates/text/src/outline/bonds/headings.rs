@@ -4,6 +4,7 @@ use super::super::pdf::is_year;
 use super::lists::begins_list;
 use super::{Part, Pieces, TITLE_BYTES_MAX, TITLE_WORDS_MAX};
 use crate::lexicon::{Class, has_word};
+use crate::outline::Role;
 
 /// Returns how many levels the number has with which a text begins: 1 for `2. Rent`, 2 for `4.3 Release` and `D.2 Extension`.
 pub(super) fn levels(text: &str) -> Option<usize> {
@@ -71,10 +72,10 @@ pub(super) fn titles(pieces: &mut Pieces, parts: &[Part]) {
         if could_be && names {
             above.retain(|(_, levels)| own.is_some_and(|own| *levels < own));
             if let Some((heading, _)) = above.last() {
-                pieces.require(at, *heading);
+                pieces.need(at, *heading);
             }
-            pieces.list[at].introduces = Some(at + 1);
-            pieces.list[at].is_heading = true;
+            pieces.introduce(at, at + 1);
+            pieces.list[at].role = Role::Title;
             above.push((at, own.unwrap_or(0)));
             continue;
         }
@@ -82,14 +83,14 @@ pub(super) fn titles(pieces: &mut Pieces, parts: &[Part]) {
             above.clear();
         }
         if let Some((heading, _)) = above.last() {
-            pieces.require(at, *heading);
+            pieces.need(at, *heading);
         }
         if let Some(label) = label {
-            pieces.require(at, label);
+            pieces.need(at, label);
         }
         if has_labels && is_label(&at) {
             label = Some(at);
-            pieces.list[at].introduces = Some(at + 1);
+            pieces.introduce(at, at + 1);
         }
     }
 }
@@ -108,7 +109,7 @@ pub(super) fn banner(pieces: &mut Pieces, parts: &[Part]) {
             && has_word(Class::Banner, part.text)
     };
     let Some(banner) = parts.iter().take(BANNER_PIECES).position(|part| is_banner(&part)) else { return };
-    (banner + 1..parts.len()).for_each(|below| pieces.require(below, banner));
+    (banner + 1..parts.len()).for_each(|below| pieces.need(below, banner));
 }
 
 /// The most lines between a title of a page and what it introduces.
@@ -123,7 +124,7 @@ pub(super) fn titles_of_page(pieces: &mut Pieces, parts: &[Part]) {
         let below = &parts[at + 1..parts.len().min(at + 1 + TITLES_ABOVE_MAX)];
         let text = below.iter().position(|part| !part.is_frame && !is_title(part));
         if let Some(text) = text.filter(|_| is_title(part) && !part.is_frame) {
-            pieces.list[at].introduces.get_or_insert(at + 1 + text);
+            pieces.introduce(at, at + 1 + text);
         }
     }
 }

@@ -61,7 +61,7 @@ pub(super) fn lists(pieces: &mut Pieces, parts: &[Part]) {
                 item = part;
                 parents.retain(|(_, indent)| *indent < parts[part].indent);
                 let parent = parents.last().map(|(parent, _)| *parent);
-                pieces.require(part, parent.unwrap_or(at));
+                pieces.need(part, parent.unwrap_or(at));
                 // "Outside the home:" says nothing without the items below it.
                 if let Some(parent) = parent.filter(|parent| parent + 1 == part) {
                     let is_out = |next: &usize| {
@@ -72,11 +72,11 @@ pub(super) fn lists(pieces: &mut Pieces, parts: &[Part]) {
                 }
                 parents.push((part, parts[part].indent));
             } else {
-                pieces.require(part, item);
+                pieces.need(part, item);
             }
         }
         // An introduction without an item says nothing.
-        pieces.list[at].introduces = Some(at + 1);
+        pieces.introduce(at, at + 1);
         let is_numbered = parts[at + 1].text.trim_start_matches('(').starts_with('1');
         if is_numbered || says_all(parts[at].text) {
             together(pieces, parts, at, at + 1..end, LIST_BYTES_WHOLE);
@@ -144,8 +144,8 @@ pub(super) fn records(pieces: &mut Pieces, parts: &[Part]) {
         let is_record = run.checked_sub(1).is_some_and(|before| names[before] == names[run])
             || names.get(run + 1).is_some_and(|next| *next == names[run]);
         if is_record {
-            (first + 1..end).for_each(|field| pieces.require_as_context(field, first));
-            pieces.list[first].introduces = Some(first + 1);
+            (first + 1..end).for_each(|field| pieces.require_first(field, first));
+            pieces.introduce(first, first + 1);
         }
     }
 }

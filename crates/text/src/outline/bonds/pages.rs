@@ -35,7 +35,7 @@ pub(super) fn contents(pieces: &mut Pieces, text: &str) {
             .filter(|piece| piece.bytes.slice(text).starts_with(|c: char| c.is_ascii_digit()))
             .count();
         if end - at >= LINES_MIN && (2 * numbered > end - at || is_named()) {
-            pieces.list[at..end].iter_mut().for_each(|piece| piece.is_frame = true);
+            pieces.list[at..end].iter_mut().for_each(|piece| piece.role = piece.role.framed());
         }
         at = end.max(at + 1);
     }
@@ -87,8 +87,8 @@ pub(super) fn interrupted(pieces: &mut Pieces, parts: &[Part]) {
             is_open_end && goes_on(part, between > 0) || is_cut && !part.is_item() && part.begins_line
         };
         if parts.get(next).is_some_and(is_next) && joined[at] < CHAIN_MAX {
-            pieces.require(at, next);
-            pieces.require(next, at);
+            pieces.need(at, next);
+            pieces.need(next, at);
             joined[next] = joined[at] + 1;
         }
     }
@@ -146,11 +146,11 @@ pub(super) fn footnotes(pieces: &mut Pieces, parts: &[Part], kind: Kind) {
         let marked: Vec<usize> =
             (note.saturating_sub(FOOTNOTE_REACH)..note).filter(has_mark).take(FOOTNOTE_MARKS_MAX).collect();
         for &other in &marked {
-            pieces.require(other, note);
+            pieces.need(other, note);
         }
         if let &[other] = &*marked {
-            pieces.require(note, other);
-            pieces.list[note].introduces = Some(other);
+            pieces.need(note, other);
+            pieces.introduce(note, other);
         }
     }
 }

@@ -25,8 +25,8 @@ pub(super) fn questions(pieces: &mut Pieces, parts: &[Part]) {
         let next = questions.get(index + 1).copied().unwrap_or(parts.len());
         // "Frage:" on a line of its own.
         if parts[question].introduces() && next == question + 1 {
-            pieces.require(next.min(parts.len() - 1), question);
-            pieces.require(question, next.min(parts.len() - 1));
+            pieces.need(next.min(parts.len() - 1), question);
+            pieces.need(question, next.min(parts.len() - 1));
             continue;
         }
         let end = answer_end(parts, question, next);
@@ -36,14 +36,14 @@ pub(super) fn questions(pieces: &mut Pieces, parts: &[Part]) {
         }
         if !is_list {
             // What a question among other sentences asks is mostly said next, and "No." needs its question.
-            pieces.require(question, question + 1);
+            pieces.need(question, question + 1);
             if parts[question + 1].is_within(SHORT_ANSWER_WORDS_MAX) {
-                pieces.require(question + 1, question);
+                pieces.need(question + 1, question);
             }
             continue;
         }
-        answer.clone().for_each(|part| pieces.require(part, question));
-        pieces.require(question, question + 1);
+        answer.clone().for_each(|part| pieces.need(part, question));
+        pieces.need(question, question + 1);
         together(pieces, parts, question, answer, ANSWER_BYTES_WHOLE);
         // "I moved. What then?" needs what is said before it in its line.
         let mut before = question;
@@ -53,7 +53,7 @@ pub(super) fn questions(pieces: &mut Pieces, parts: &[Part]) {
             && !parts[before - 1].is_question()
         {
             before -= 1;
-            pieces.require(question, before);
+            pieces.need(question, before);
         }
     }
 }

@@ -68,12 +68,12 @@ pub(super) fn references(pieces: &mut Pieces, parts: &[Part]) {
         }
         if let Some(referred) = referred.filter(|referred| chain[*referred] < CHAIN_MAX) {
             chain[at] = chain[referred] + 1;
-            pieces.require(at, referred);
+            pieces.need(at, referred);
         }
         if is_exception(bare) && !is_exception(parts[before].bare()) && chain[before] < CHAIN_MAX {
             chain[at] = chain[at].max(chain[before] + 1);
-            pieces.require(at, before);
-            pieces.require(before, at);
+            pieces.need(at, before);
+            pieces.need(before, at);
         }
     }
     named_clauses(pieces, parts);
@@ -93,10 +93,10 @@ fn named_clauses(pieces: &mut Pieces, parts: &[Part]) {
         let names =
             |other: &usize| clause_number(&parts[*other]).is_some_and(|number| named.contains(&number));
         if let Some(other) = (at.saturating_sub(REACH)..at).rev().find(names).filter(|_| !named.is_empty()) {
-            pieces.require(at, other);
+            pieces.need(at, other);
             let next = (other + 1..at).find(|&next| clause_number(&parts[next]).is_some());
             for of_clause in other..next.unwrap_or(at) {
-                pieces.require(of_clause, at);
+                pieces.need(of_clause, at);
             }
         }
     }

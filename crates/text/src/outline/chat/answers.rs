@@ -123,7 +123,7 @@ mod tests {
         // The turns are counted from 0; the last two fields are the question and its answer.
         let check = |name: &str, text: &str, asks: usize, answers: Option<usize>| {
             let pieces = tests::pieces(text, Kind::Chat);
-            assert_eq!(pieces[asks].requires, Vec::from_iter(answers), "{name}");
+            assert_eq!(Vec::from_iter(pieces[asks].required()), Vec::from_iter(answers), "{name}");
         };
         check(
             "next speaker",

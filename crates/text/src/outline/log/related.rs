@@ -1,7 +1,7 @@
 //! Events of a log that share an identifier: a request, an order, a process. Knows what identifiers and levels look
 //! like. A word that occurs in one event only relates nothing, and one that occurs in many names no single thing.
 
-use super::super::Pieces;
+use super::super::{Link, Pieces, Why};
 use super::stamp;
 use std::collections::HashMap;
 
@@ -37,7 +37,7 @@ pub(super) fn link(pieces: &mut Pieces, text: &str) {
         related.dedup();
         related.truncate(RELATED_MAX);
         related.sort_unstable();
-        pieces.list[event].related = related;
+        pieces.list[event].links.extend(related.into_iter().map(|to| Link { to, why: Why::Near }));
     }
 }
 

@@ -60,8 +60,9 @@ pub(super) fn outline(text: &str, lines: &[Line]) -> Pieces {
     }
     // A name says nothing without what failed.
     for piece in 0..pieces.len().saturating_sub(1) {
-        if pieces.list[piece + 1].requires.first() == Some(&piece) && pieces.list[piece].requires.is_empty() {
-            pieces.list[piece].introduces = Some(piece + 1);
+        let first = |piece: usize| pieces.list[piece].required().next();
+        if first(piece + 1) == Some(piece) && first(piece).is_none() {
+            pieces.introduce(piece, piece + 1);
         }
     }
     pieces

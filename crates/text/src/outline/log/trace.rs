@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::super::Pieces;
+use super::super::{Pieces, Role};
 use crate::line::{Line, span, trimmed};
 use crate::range::ByteRange;
 
@@ -101,8 +101,9 @@ pub(super) fn event(
         super::event(pieces, text, range, header);
         if is_frame(lines, part.start) || is_python(first.text) {
             // "... 34 more"
-            pieces.list[piece].is_frame =
-                first.text.trim_start().starts_with("... ") && first.text.ends_with(" more");
+            if first.text.trim_start().starts_with("... ") && first.text.ends_with(" more") {
+                pieces.list[piece].role = Role::Frame;
+            }
             frames.push(piece);
             if !is_reversed && let Some(&message) = messages.last() {
                 pieces.require(piece, message);
@@ -141,7 +142,7 @@ pub(super) fn event(
         // The event that reports it, the exception that was raised first, and the one that was raised in the end.
         messages.iter().take(2).for_each(|&message| pieces.require(head, message));
     } else if let Some(root) = root.filter(|_| begins_with_cause || messages.contains(&head)) {
-        pieces.list[head].requires.retain(|other| *other <= head);
+        pieces.list[head].links.retain(|link| link.to <= head);
         pieces.require(head, root);
     }
     trace.head = Some(head);
