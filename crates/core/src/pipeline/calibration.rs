@@ -22,8 +22,11 @@ pub const CALIBRATION_FILE: &str = "calibration.toml";
 const SCHEMA: u32 = 2;
 
 /// The calibrations that come with Thresher.
-const SHIPPED: [&str; 2] =
-    [include_str!("calibration/minilm-l6.toml"), include_str!("calibration/multilingual-e5-small.toml")];
+const SHIPPED: [&str; 3] = [
+    include_str!("calibration/minilm-l6.toml"),
+    include_str!("calibration/multilingual-e5-small.toml"),
+    include_str!("calibration/answerai-colbert-small.toml"),
+];
 
 /// What was fitted for one model. Each part is absent if nothing was fitted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -182,7 +185,7 @@ impl Calibration {
     }
 
     fn all_shipped() -> &'static [Arc<Self>] {
-        static PARSED: LazyLock<[Arc<Calibration>; 2]> = LazyLock::new(|| {
+        static PARSED: LazyLock<[Arc<Calibration>; 3]> = LazyLock::new(|| {
             SHIPPED.map(|text| Arc::new(Calibration::parse(text).expect("a shipped calibration is valid")))
         });
         &*PARSED
