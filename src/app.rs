@@ -49,8 +49,8 @@ use crate::tenants::{KV_EXPORT_EXPIRE_S, RECENT_REQUEST_EXPIRE_S, TenantSettings
 /// The most connections of the admin listener, which has only probes and scrapers.
 const ADMIN_CONNECTION_COUNT_MAX: usize = 64;
 
-/// How long requests in flight have to finish after SIGTERM. An orchestrator that stops a daemon waits for 30 seconds by default, and waiting
-/// blocks are written after the requests.
+/// How long requests in flight have to finish after SIGTERM, and then waiting blocks to be written. Kubernetes kills what has not ended after 30
+/// seconds, by default.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
 
 /// How often recorded samples are moved into their histograms.

@@ -22,6 +22,7 @@ use self::ttl_store::{RecentRequest, TtlEntry, TtlStore, TtlStoreSettings};
 use crate::admission::Admission;
 use crate::executor::PipelineSlot;
 use crate::kv_export::KvExportFile;
+use crate::middleware::untouched::TextKinds;
 use crate::savings::ledger::Ledger;
 use crate::savings::settings::SavingsSettings;
 
@@ -81,6 +82,7 @@ pub struct TenantState {
     handles: TtlStore<RecentRequest>,
     kv_handles: TtlStore<KvExportFile>,
     savings: Ledger,
+    text_kinds: TextKinds,
     pipeline: PipelineSlot,
     /// `Err`: the registry cannot be used, and the log says why.
     registry: OnceLock<Result<Registry, ()>>,
@@ -276,6 +278,7 @@ impl TenantState {
             handles: TtlStore::new(&settings.handles),
             kv_handles: TtlStore::new(&settings.kv_handles),
             savings: Ledger::new(Arc::clone(&settings.savings)),
+            text_kinds: TextKinds::default(),
             pipeline: PipelineSlot::default(),
             registry: OnceLock::new(),
             warmer: Mutex::default(),
@@ -293,6 +296,11 @@ impl TenantState {
 
     pub fn kv_handles(&self) -> &TtlStore<KvExportFile> {
         &self.kv_handles
+    }
+
+    /// Returns the kinds of texts that this tenant sent through the middleware.
+    pub fn text_kinds(&self) -> &TextKinds {
+        &self.text_kinds
     }
 
     /// Returns what the middleware saved for this tenant since the daemon started.

@@ -19,7 +19,7 @@ const DAEMON: Table = &[
     ("savings", &["middleware"]),
     ("shared_tier", &[]),
     ("executor", &["error", "admission", "access"]),
-    ("tenants", &["error", "kv_export", "admission", "savings", "executor"]),
+    ("tenants", &["error", "kv_export", "admission", "middleware", "savings", "executor"]),
     ("local", &["error", "receipt", "api", "admission", "access", "executor"]),
     ("mcp", &["error", "api"]),
     (

@@ -377,14 +377,10 @@ impl ModelRequest {
         let bytes_max = service.middleware.limits.body_bytes_max;
         let body = body::whole(service, headers, body, bytes_max).await?;
         let limits = service.limits();
-        let (middleware, time) = (Arc::clone(&service.middleware), service.settings.time_limits.max);
+        let time = service.settings.time_limits.max;
         // The clone keeps the memory of the body until it has been parsed.
         let scope = service.clone();
-        let parse = move |_: &Cancel| {
-            let request = Self::parse(dialect, choices, &middleware, &limits, body);
-            drop(scope);
-            request
-        };
+        let parse = move |_: &Cancel| Self::parse(dialect, choices, &scope, &limits, body);
         let (request, question) = service.middleware.workers.run(time, parse).await?;
         request.with_registered_chunks(service, question).await
     }
@@ -413,10 +409,11 @@ impl ModelRequest {
     fn parse(
         dialect: Dialect,
         [compress, cite, shadow]: [Option<bool>; 3],
-        middleware: &Middleware,
+        scope: &Scope,
         limits: &BodyLimits,
         body: Vec<u8>,
     ) -> Result<(Self, Option<String>), ApiError> {
+        let middleware = &scope.middleware;
         let body = String::from_utf8(body).map_err(|_| ApiError::body_not_utf8())?;
         let located = Located::parse(&body).map_err(|error| ApiError::invalid_json(&error))?;
         let model = located.text_of("model");
@@ -437,7 +434,7 @@ impl ModelRequest {
         let asks = options.asks();
         let conversation = dialect.conversation(located);
         let upstream_cites = conversation.cites_itself;
-        let found = find::turns(&conversation, &middleware.policy(upstream_cites), &middleware.kinds);
+        let found = find::turns(&conversation, &middleware.policy(upstream_cites), scope.text_kinds());
         let question = found.turns.iter().rev().find(|turn| turn.asked_at.is_some());
         let question = question.map(|turn| turn.query.clone());
         let adds_chunks = !options.chunks.is_empty() || options.chunk_ids.is_some();

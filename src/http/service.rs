@@ -22,6 +22,7 @@ use crate::api::BodyLimits;
 use crate::error::ApiError;
 use crate::executor::{Executor, TimeLimits};
 use crate::kv_export::KvExportFile;
+use crate::middleware::untouched::TextKinds;
 use crate::originals::{Originals, TenantOriginals};
 use crate::receipt::{KeyError, SigningKey};
 use crate::savings::ledger::Ledger;
@@ -238,6 +239,11 @@ impl Scope {
     /// The exports of keys and values of the tenant.
     pub fn kv_handles(&self) -> &TtlStore<KvExportFile> {
         self.tenant_state.kv_handles()
+    }
+
+    /// The kinds of texts that the tenant sent through the middleware.
+    pub fn text_kinds(&self) -> &TextKinds {
+        self.tenant_state.text_kinds()
     }
 
     /// What the middleware saved for the tenant since the daemon started.

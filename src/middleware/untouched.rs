@@ -94,7 +94,7 @@ impl TextKind {
 pub struct TextKinds(Cache<[u8; 32], Option<TextKind>>);
 
 /// The number of texts whose kinds are remembered. An entry takes about 70 bytes.
-const TEXTS_MAX: usize = 1 << 14;
+const TEXTS_MAX: usize = 1 << 12;
 
 impl Default for TextKinds {
     fn default() -> Self {

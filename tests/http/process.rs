@@ -104,7 +104,7 @@ async fn a_daemon_that_is_told_to_stop_finishes_its_requests_and_logs_none_of_th
     let (http, admin) = daemon.ready(&mut log).await;
 
     let long = format!("The {SECRET} of the coast rises with the moon, twice a day, and falls as often. ")
-        .repeat(40);
+        .repeat(10);
     let ask = |chunk_count: usize| {
         // Every round has chunks that the daemon has not read before.
         let text = |i: usize| format!("{chunk_count} {i} {long}");

@@ -224,8 +224,9 @@ fn seen_conversation(
         let mut asked = messages.clone();
         asked.push(json!({"role": "assistant", "content": "The tide is at noon."}));
         asked.push(json!({"role": "user", "content": question}));
-        for (times, cite) in ms.iter_mut().zip([None, Some(false), Some(true)]) {
-            times.push(send(&asked, cite)?);
+        for step in 0..ms.len() {
+            let at = (n as usize + step) % ms.len();
+            ms[at].push(send(&asked, [None, Some(false), Some(true)][at])?);
         }
     }
     Ok(Seen { tokens: RESULTS * CHUNKS_PER_RESULT * workload.tokens, ms })

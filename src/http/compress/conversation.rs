@@ -96,7 +96,7 @@ impl ConversationRequest {
             // The caller does not send its conversation on: what later steps copy is not seen.
             off: Arc::default(),
         };
-        let found = find::turns(&conversation, &policy, &middleware.kinds);
+        let found = find::turns(&conversation, &policy, service.text_kinds());
         if let Some(too_many) = found.too_many {
             return Err(ApiError::too_many(too_many).at("messages"));
         }

@@ -28,7 +28,6 @@ use crate::http::{request_id, traces};
 use crate::middleware::dialect::Dialect;
 use crate::middleware::find::Policy;
 use crate::middleware::settings::{Credential, MiddlewareLimits, MiddlewareSettings, UpstreamSettings};
-use crate::middleware::untouched::TextKinds;
 
 /// The longest time to connect to an upstream, after which the next one would be as slow.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
@@ -54,7 +53,6 @@ pub struct UpstreamError {
 pub struct Middleware {
     pub settings: MiddlewareSettings,
     pub limits: MiddlewareLimits,
-    pub kinds: TextKinds,
     /// Runs the parsing and rewriting of requests and answers.
     pub workers: WorkerSlots,
     upstreams: Vec<Upstream>,
@@ -93,7 +91,6 @@ impl Middleware {
             requests: Shares::new(limits.request_count_max, 0),
             settings: settings.clone(),
             limits,
-            kinds: TextKinds::default(),
             name,
         })
     }

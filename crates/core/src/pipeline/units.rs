@@ -148,9 +148,11 @@ impl Outlines {
     /// Returns the units that `unit` is scored with: those that it requires for its structure, such as its heading. Outside running
     /// text, those of other chunks are among them, such as the header of a table that began there.
     pub fn contexts_of(&self, unit: usize, chunk: usize) -> impl Iterator<Item = usize> {
+        let first = self.first_units[chunk];
         let is_running_text = self.layouts[chunk].kind.is_running_text();
-        let own = || self.piece(unit, chunk).map_or(0, |piece| piece.contexts().count());
-        self.required_by(unit, chunk).take(if is_running_text { own() } else { usize::MAX })
+        let own = self.piece(unit, chunk).filter(|_| is_running_text).into_iter().flat_map(Piece::contexts);
+        let all = (!is_running_text).then(|| self.required_by(unit, chunk));
+        own.map(move |at| first + at).chain(all.into_iter().flatten())
     }
 
     /// Returns the units that share an identifier with `unit`, such as the events of a log about one request.
