@@ -26,8 +26,8 @@ VALUE = re.compile(r"\S*\d\S*")
 PIECES_MAX = 6  # The pieces of one result that are measured, so that no result has most of them.
 
 
-def sent_texts(binary: str) -> list[tuple[dict[str, Any], str]]:
-    """The results that the daemon encodes, with their texts as they were sent."""
+def sent_texts(binary: str) -> list[tuple[str, dict[str, Any], str]]:
+    """The results that the daemon encodes, with their sessions and their texts as they were sent."""
     os.environ["THRESHER__MIDDLEWARE__MODE"] = "lossless"
     upstream = Upstream()
     found = []
@@ -35,7 +35,7 @@ def sent_texts(binary: str) -> list[tuple[dict[str, Any], str]]:
     try:
         for session in load(None):
             first = replay(session, Chat(session), daemon.url, upstream).first
-            found += [(result, first[result["call"]]) for result in results(session) if first[result["call"]] != result["text"]]
+            found += [(session["name"], result, first[result["call"]]) for result in results(session) if first[result["call"]] != result["text"]]
     finally:
         daemon.stop()
     return found
@@ -77,11 +77,16 @@ class Reader:
         return found
 
 
-def interval(values: list[float]) -> str:
+def interval(rows: list[dict[str, Any]]) -> str:
+    """The mean difference with its 95 % interval; results are drawn, since the values of one are alike."""
+    by_result: dict[str, list[float]] = {}
+    for row in rows:
+        by_result.setdefault(row["call"], []).append(row["encoded"] - row["raw"])
     random.seed(0)
-    means = [fmean(random.choices(values, k=len(values))) for _ in range(2_000)]
+    groups = list(by_result.values())
+    means = [fmean(value for group in random.choices(groups, k=len(groups)) for value in group) for _ in range(2_000)]
     cuts = quantiles(means, n=40)
-    return f"{fmean(values):+.3f} [{cuts[0]:+.3f}, {cuts[-1]:+.3f}]"
+    return f"{fmean(value for group in groups for value in group):+.3f} [{cuts[0]:+.3f}, {cuts[-1]:+.3f}] of {len(groups)} results"
 
 
 def main() -> None:
@@ -93,17 +98,17 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     reader, rows, left_out = Reader(arguments.gguf), [], 0
-    for result, sent in sent_texts(arguments.binary):
+    for name, result, sent in sent_texts(arguments.binary):
         asked = questions(result)
         if len(reader.ids(result["text"])) > arguments.tokens or not asked:
             left_out += 1
             continue
         raw, encoded = (reader.nats(text, asked) for text in (result["text"], sent))
-        rows += [{"kind": result["kind"], "value": value, "raw": a, "encoded": b} for (_, value), a, b in zip(asked, raw, encoded, strict=True) if a == a]
+        rows += [{"call": f"{name}/{result['call']}", "kind": result["kind"], "value": value, "raw": a, "encoded": b} for (_, value), a, b in zip(asked, raw, encoded, strict=True) if a == a]
     for kind in [*sorted({row["kind"] for row in rows}), "all"]:
         chosen = [row for row in rows if kind in ("all", row["kind"])]
-        raw, encoded = ([row[name] for row in chosen] for name in ("raw", "encoded"))
-        print(f"{kind:<22} {len(chosen):>3} values   raw {fmean(raw):>7.3f}   encoded {fmean(encoded):>7.3f}   difference {interval([b - a for a, b in zip(raw, encoded, strict=True)])}")
+        raw, encoded = ([row[side] for row in chosen] for side in ("raw", "encoded"))
+        print(f"{kind:<22} {len(chosen):>3} values   raw {fmean(raw):>7.3f}   encoded {fmean(encoded):>7.3f}   difference {interval(chosen)}")
     print(f"{left_out} encoded results were left out: longer than {arguments.tokens} tokens, or without a value")
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=1))
