@@ -38,7 +38,7 @@ def choose(options):
 
 def moved(reader, keys, by, layer):
     angles = by * reader.frequencies[layer]
-    cos, sin = (reader.torch.cat([part, part]) for part in (angles.cos(), angles.sin()))
+    cos, sin = (reader.torch.cat([part, part], -1) for part in (angles.cos(), angles.sin()))
     half = keys.shape[-1] // 2
     turned = reader.torch.cat([-keys[..., half:], keys[..., :half]], -1)
     return keys * cos + turned * sin

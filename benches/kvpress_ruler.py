@@ -50,6 +50,18 @@ SYLLABLES = [first + vowel for first in "bdfgklmnprstvz" for vowel in "aeiou"]
 Row = namedtuple("Row", "context question prefix expected is_any", defaults=[False])
 
 
+def rc_of_keys(logits, own, kv_heads):
+    """RC of each key, `[kv_head, key]`, from the logits over keys, `[head, query, key]`, and over the question's own keys."""
+    count = own.shape[-1]
+    # RC is the mean over y of max(x - y, 0), where y are the logits over the question's own keys that a query sees.
+    own = own.masked_fill(torch.ones(count, count).triu(1).bool(), torch.inf).sort(-1).values
+    sums = torch.nn.functional.pad(own.double().masked_fill(own.isinf(), 0).cumsum(-1), (1, 0))
+    below = torch.searchsorted(own, logits)
+    rc = (logits * below - sums.gather(-1, below)).clamp(min=0) / torch.arange(1, count + 1)[:, None]
+    scores = rc.square().view(kv_heads, -1, logits.shape[-1]).mean(1).sqrt()
+    return scores / scores.mean(-1, keepdim=True).clamp(min=1e-30).sqrt()
+
+
 @dataclass
 class RCPress(kvpress.BasePress):
     """Keeps the keys with the largest RC for the last `question_tokens` tokens, with one budget for all heads of `scope`."""
@@ -75,13 +87,7 @@ class RCPress(kvpress.BasePress):
         queries, _ = apply_rotary_pos_emb(queries, keys[:, :, -count:], cos, sin)
         logits = queries[0] @ keys[0].repeat_interleave(queries.shape[1] // kv_heads, 0).transpose(1, 2)
         logits, own = logits[..., : length - count].contiguous(), logits[..., length - count :]
-        # RC is the mean over y of max(x - y, 0), where y are the logits over the question's own keys that a query sees.
-        own = own.masked_fill(torch.ones(count, count).triu(1).bool(), torch.inf).sort(-1).values
-        sums = torch.nn.functional.pad(own.double().masked_fill(own.isinf(), 0).cumsum(-1), (1, 0))
-        below = torch.searchsorted(own, logits)
-        rc = (logits * below - sums.gather(-1, below)).clamp(min=0) / torch.arange(1, count + 1)[:, None]
-        scores = rc.square().view(kv_heads, -1, length - count).mean(1).sqrt()
-        self.scores.append(scores / scores.mean(-1, keepdim=True).clamp(min=1e-30).sqrt())
+        self.scores.append(rc_of_keys(logits, own, kv_heads))
         return keys, values
 
     def kept(self, scores):
