@@ -103,7 +103,7 @@ impl Default for TextKinds {
 }
 
 impl TextKinds {
-    /// Returns [`TextKind::of`] a text, from the cache if possible.
+    /// Returns the first of the kinds that a text is of, from the cache if possible; `None` if it may be shortened.
     pub fn of(&self, text: &str) -> Option<TextKind> {
         let key = *blake3::hash(text.as_bytes()).as_bytes();
         self.0.get(&key).unwrap_or_else(|| {
