@@ -1,11 +1,12 @@
 //! The store of originals: full texts that were compressed on their way to a model, and records of what was sent instead. It is on disk and
 //! bounded for each tenant; the oldest values are dropped. A crash loses nothing that was confirmed to a client.
 //!
-//! After an I/O error, such as a full disk, `redb` refuses every operation until its file is opened again. The store reopens the file with
-//! the next request, at most once a second; everything that was committed is still there.
+//! After an I/O error, such as a full disk, `redb` refuses every operation until its file is opened again, also those that run beside the one
+//! that failed. The store then closes the file, and the next operation opens it; everything that was committed is still there. A read that was
+//! refused is repeated.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use metrics::counter;
@@ -41,10 +42,7 @@ pub const FILE: &str = "originals.redb";
 /// Bytes of memory for pages of the file. The default of `redb` is a gigabyte.
 const CACHE_BYTES: usize = 32 << 20;
 
-/// How long writing the file anew waits for others that use it.
-const EXCLUSIVE_WAIT_MAX: Duration = Duration::from_secs(10);
-
-/// The shortest time between two attempts to open the file, and the time after a failed write in which no write is tried.
+/// The time after a failed attempt to open the file, or to write to it, in which no other is made.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// `[originals]`: the folder and size of the store.
@@ -114,16 +112,22 @@ from_redb!(redb::TransactionError, redb::TableError, redb::StorageError, redb::C
 /// The store of all tenants. Clones share it. Its file is opened when the store is first used.
 #[derive(Clone)]
 pub struct Originals {
-    state: Arc<Mutex<State>>,
+    /// Every operation holds this lock shared, so the file is closed or replaced only between operations.
+    file: Arc<RwLock<OpenFile>>,
+    health: Arc<Mutex<Health>>,
     settings: OriginalSettings,
 }
 
 #[derive(Default)]
-struct State {
+struct OpenFile {
     /// `None` before the first use, and after a failure.
-    database: Option<Arc<Database>>,
-    /// The time of the last attempt to open the file.
-    open_tried: Option<Instant>,
+    database: Option<Database>,
+    opened_count: u64,
+    open_failed: Option<Instant>,
+}
+
+#[derive(Default)]
+struct Health {
     write_failed: Option<Instant>,
     /// Whether a failure was logged, and no recovery since.
     is_failing: bool,
@@ -139,7 +143,7 @@ pub struct TenantOriginals {
 impl Originals {
     /// Creates a store whose file is not opened yet.
     pub fn at(settings: &OriginalSettings) -> Self {
-        Self { state: Arc::default(), settings: settings.clone() }
+        Self { file: Arc::default(), health: Arc::default(), settings: settings.clone() }
     }
 
     /// Opens the file of the store, or creates it.
@@ -147,12 +151,18 @@ impl Originals {
     /// # Errors
     /// Fails if the file cannot be opened or created. A damaged file is an error; it is never replaced.
     pub fn open(&self) -> Result<(), OriginalError> {
-        self.database().map(drop)
+        self.opened().map(drop)
     }
 
     /// Returns the part of the store that belongs to `tenant`.
     pub fn tenant(&self, tenant: &str) -> TenantOriginals {
         TenantOriginals { store: self.clone(), tenant: tenant.into() }
+    }
+
+    /// The bytes of memory that pages of the file take; 0 while it is not open. Never waits.
+    pub fn cached_bytes(&self) -> usize {
+        let Ok(file) = self.file.try_read() else { return 0 };
+        file.database.as_ref().map_or(0, |database| database.cache_stats().used_bytes())
     }
 
     /// Drops the values of all tenants that are too old. Returns how many there were.
@@ -182,8 +192,8 @@ impl Originals {
     /// Deletes all values of a tenant, and writes the file anew, so that nothing of them is left in it. Returns how many there were.
     ///
     /// # Errors
-    /// Fails if the store cannot be read or written, or is used for too long by others to be written anew: its values are deleted then, but
-    /// the file may still have their bytes until others are written over them.
+    /// Fails if the store cannot be read or written. The values may be deleted then although the file still has their bytes, until others are
+    /// written over them.
     pub fn delete_tenant(&self, tenant: &str) -> Result<u64, OriginalError> {
         let mut deleted = 0;
         self.write(|write| {
@@ -202,26 +212,14 @@ impl Originals {
 
     /// Copies what the file has into a new one, which takes its place.
     fn write_anew(&self) -> Result<(), OriginalError> {
-        let until = Instant::now() + EXCLUSIVE_WAIT_MAX;
-        let mut state = loop {
-            let state = self.state();
-            match &state.database {
-                Some(database) if Arc::strong_count(database) > 1 => {}
-                _ => break state,
-            }
-            drop(state);
-            if Instant::now() > until {
-                return Err(OriginalError::Paused);
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        };
+        let mut file = self.exclusive();
         let dir = &self.settings.dir;
         let failed = |cause| OriginalError::Dir { path: dir.display().to_string(), cause };
         let new = dir.join(format!("{FILE}.new"));
         let _ = std::fs::remove_file(&new);
-        let old = match state.database.take() {
+        let old = match file.database.take() {
             Some(database) => database,
-            None => Arc::new(self.open_database()?),
+            None => self.open_database()?,
         };
         {
             let copy = open_path(&new)?;
@@ -235,7 +233,7 @@ impl Originals {
         drop(old);
         std::fs::rename(&new, dir.join(FILE)).map_err(failed)?;
         // The next call opens the new file.
-        state.open_tried = None;
+        *file = OpenFile::default();
         Ok(())
     }
 
@@ -243,99 +241,125 @@ impl Originals {
         self.settings.dir.as_os_str().is_empty() || self.settings.bytes_max == 0
     }
 
-    /// Runs `work` in one read transaction. A failure of the file closes it, and the next call opens it again.
+    /// Runs `work` in one read transaction. If the file has to be opened again, it runs twice: a write that failed makes `redb` refuse the
+    /// reads beside it, too.
     fn read<T>(
         &self,
-        work: impl FnOnce(&ReadTransaction) -> Result<T, OriginalError>,
+        work: impl Fn(&ReadTransaction) -> Result<T, OriginalError>,
     ) -> Result<T, OriginalError> {
-        let database = self.database()?;
-        let done = database.begin_read().map_err(OriginalError::from).and_then(|read| work(&read));
-        self.finish(Operation::Get, database, done)
+        let attempt = || self.run(|database| work(&database.begin_read()?));
+        let done = match attempt() {
+            Err(error) if needs_reopening(&error) => attempt(),
+            done => done,
+        };
+        self.record(Operation::Get, &done);
+        done
     }
 
-    /// Runs `work` in one write transaction, which is committed as a whole or not at all. A failure of the file closes it, as for
-    /// [`Self::read`]. While the disk is full, every write closes the file, so no write is tried for a second after a failed one: reads
-    /// work in the meantime.
+    /// Runs `work` in one write transaction, which is committed as a whole or not at all. While the disk is full, every write closes the
+    /// file, so no write is tried for a second after a failed one.
     fn write(
         &self,
         work: impl FnOnce(&WriteTransaction) -> Result<(), OriginalError>,
     ) -> Result<(), OriginalError> {
-        if self.state().write_failed.is_some_and(|failed| failed.elapsed() < RETRY_DELAY) {
+        if self.health().write_failed.is_some_and(is_recent) {
             counter!("originals_failures_total", "operation" => Operation::Put.name()).increment(1);
             return Err(OriginalError::Paused);
         }
-        let database = self.database()?;
-        let done = database.begin_write().map_err(OriginalError::from).and_then(|write| {
+        let done = self.run(|database| {
+            let write = database.begin_write()?;
             work(&write)?;
             Ok(write.commit()?)
         });
-        self.finish(Operation::Put, database, done)
+        self.record(Operation::Put, &done);
+        done
     }
 
-    /// Records the outcome of an operation: counts and logs a failure, and closes the file if it must be opened again.
-    fn finish<T>(
-        &self,
-        operation: Operation,
-        database: Arc<Database>,
-        done: Result<T, OriginalError>,
-    ) -> Result<T, OriginalError> {
-        let mut state = self.state();
-        match &done {
-            Ok(_) => {
-                if matches!(operation, Operation::Put) {
-                    state.write_failed = None;
-                }
-                // Reads work while the disk is full, so only a write shows that the store works again.
-                if state.is_failing && state.write_failed.is_none() {
-                    state.is_failing = false;
-                    tracing::info!("the store of originals works again");
-                }
-            }
-            Err(error) => {
-                self.failed(&mut state, operation, error);
-                let is_current =
-                    state.database.as_ref().is_some_and(|current| Arc::ptr_eq(current, &database));
-                if is_current && !self.is_in_memory() && needs_reopening(error) {
-                    state.database = None;
-                    // Dropped before the lock is released, so that the file is closed when the next call opens it.
-                    drop(database);
-                }
+    /// Runs `work` on the open file, and closes the file if it must be opened again.
+    fn run<T>(&self, work: impl FnOnce(&Database) -> Result<T, OriginalError>) -> Result<T, OriginalError> {
+        let file = self.opened()?;
+        let opened_count = file.opened_count;
+        let done = work(file.database.as_ref().expect("the file is open"));
+        drop(file);
+        if !self.is_in_memory() && done.as_ref().is_err_and(needs_reopening) {
+            let mut file = self.exclusive();
+            // Another operation that failed may have closed it, and a third one opened it again.
+            if file.opened_count == opened_count {
+                file.database = None;
             }
         }
         done
     }
 
-    fn failed(&self, state: &mut State, operation: Operation, error: &OriginalError) {
+    /// Counts a failure, and logs the first one and the recovery.
+    fn record<T>(&self, operation: Operation, done: &Result<T, OriginalError>) {
+        match done {
+            Ok(_) => {
+                let mut health = self.health();
+                if matches!(operation, Operation::Put) {
+                    health.write_failed = None;
+                }
+                // Reads work while the disk is full, so only a write shows that the store works again.
+                if health.is_failing && health.write_failed.is_none() {
+                    health.is_failing = false;
+                    tracing::info!("the store of originals works again");
+                }
+            }
+            Err(error @ OriginalError::Store(_)) => self.failed(operation, error),
+            // Counted where the file could not be opened.
+            Err(_) => {}
+        }
+    }
+
+    fn failed(&self, operation: Operation, error: &OriginalError) {
         counter!("originals_failures_total", "operation" => operation.name()).increment(1);
+        let mut health = self.health();
         if matches!(operation, Operation::Put) {
-            state.write_failed = Some(Instant::now());
+            health.write_failed = Some(Instant::now());
         }
         // Logged once, not for every request.
-        if !std::mem::replace(&mut state.is_failing, true) {
+        if !std::mem::replace(&mut health.is_failing, true) {
             let dir = self.settings.dir.display();
             let operation = operation.name();
             tracing::error!(%error, operation, %dir, "the store of originals failed; the next requests will try it again");
         }
     }
 
-    fn database(&self) -> Result<Arc<Database>, OriginalError> {
-        let mut state = self.state();
-        if let Some(database) = &state.database {
-            return Ok(Arc::clone(database));
+    /// Returns the open file. It is opened if it is not open.
+    fn opened(&self) -> Result<RwLockReadGuard<'_, OpenFile>, OriginalError> {
+        loop {
+            let file = self.file.read().unwrap_or_else(PoisonError::into_inner);
+            if file.database.is_some() {
+                return Ok(file);
+            }
+            drop(file);
+            self.open_again()?;
         }
-        if state.open_tried.is_some_and(|tried| tried.elapsed() < RETRY_DELAY) {
+    }
+
+    fn open_again(&self) -> Result<(), OriginalError> {
+        let mut file = self.exclusive();
+        if file.database.is_some() {
+            return Ok(());
+        }
+        if file.open_failed.is_some_and(is_recent) {
             return Err(OriginalError::Paused);
         }
-        let is_first = state.open_tried.replace(Instant::now()).is_none();
         match self.open_database() {
             Ok(database) => {
-                if !is_first {
+                if file.opened_count > 0 {
                     counter!("originals_reopened_total").increment(1);
                 }
-                Ok(Arc::clone(state.database.insert(Arc::new(database))))
+                *file = OpenFile {
+                    database: Some(database),
+                    opened_count: file.opened_count + 1,
+                    open_failed: None,
+                };
+                Ok(())
             }
             Err(error) => {
-                self.failed(&mut state, Operation::Open, &error);
+                file.open_failed = Some(Instant::now());
+                self.failed(Operation::Open, &error);
                 Err(error)
             }
         }
@@ -360,9 +384,17 @@ impl Originals {
         Ok(database)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn exclusive(&self) -> RwLockWriteGuard<'_, OpenFile> {
+        self.file.write().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn health(&self) -> MutexGuard<'_, Health> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn is_recent(failed: Instant) -> bool {
+    failed.elapsed() < RETRY_DELAY
 }
 
 /// Whether the file must be opened again after `error`: `redb` then refuses every operation, or its cached pages may be wrong.

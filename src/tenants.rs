@@ -171,6 +171,16 @@ impl Tenants {
         self.0.read().pipeline.as_ref().map_or(0, |pipeline| pipeline.memory_held())
     }
 
+    /// The bytes of the recent compressions, and of the exports of keys and values, of all tenants.
+    pub fn handle_bytes(&self) -> (usize, usize) {
+        let (mut recent, mut exports) = (0, 0);
+        for tenant in self.all() {
+            recent += tenant.handles.bytes();
+            exports += tenant.kv_handles.bytes();
+        }
+        (recent, exports)
+    }
+
     /// Starts to read registered chunks ahead, also those of tenants that are opened later: one tenant at a time. Requests that wait
     /// for a permit of `admission` take precedence. Call it within a Tokio runtime, after [`Self::set_pipeline`].
     ///

@@ -55,6 +55,9 @@ async fn metrics(State(admin): State<Admin>) -> String {
     gauge!("requests_waiting").set(admin.service.admission.waiting() as f64);
     memory::observe(&admin.service.bodies, &admin.service.answers);
     gauge!("block_bytes_held").set(admin.service.block_bytes_held() as f64);
+    for (store, bytes) in admin.service.store_bytes_held() {
+        gauge!("store_bytes_held", "store" => store).set(bytes as f64);
+    }
     // Of all tenants together, since this is for the operator.
     let progress = admin.service.progress_of_all();
     for (state, count) in [("warm", progress.warm), ("queued", progress.queued), ("failed", progress.failed)]

@@ -363,7 +363,8 @@ async fn rewrite(
         let records = if request.treatment == Some(Treatment::Shadow) { Vec::new() } else { records };
         Ok((body, RewriteOutcome { report, sources: sources.map(Arc::new), records, late, left_out }))
     };
-    service.middleware.workers.run(time, finish).await
+    // Earlier turns that are sent otherwise than before cost more than waiting: the provider's cache misses, and the model sees another text.
+    service.middleware.workers.run(service.settings.time_limits.max, finish).await
 }
 
 impl ModelRequest {

@@ -159,6 +159,13 @@ impl Service {
         self.data.tenants.block_bytes_held()
     }
 
+    /// The memory of the stores of all tenants, by the store, for operators.
+    pub(super) fn store_bytes_held(&self) -> [(&'static str, usize); 3] {
+        let (recent, exports) = self.data.tenants.handle_bytes();
+        let originals = self.data.originals.cached_bytes();
+        [("recent_compressions", recent), ("kv_exports", exports), ("originals", originals)]
+    }
+
     /// The data of a tenant, which is opened if it is not; none if there is nothing of it.
     pub(super) fn opened_tenant(&self, tenant: &Tenant) -> Option<Arc<TenantState>> {
         self.data.tenants.opened(tenant)

@@ -120,6 +120,7 @@ const GAUGES: &[(&str, Unit, &str)] = &[
     ("body_bytes_held", Unit::Bytes, "Bytes of memory taken for request bodies, each counted twice"),
     ("answer_bytes_held", Unit::Bytes, "Bytes of answers that clients have not read yet"),
     ("block_bytes_held", Unit::Bytes, "Bytes of memory taken for the blocks of requests"),
+    ("store_bytes_held", Unit::Bytes, "Bytes of memory that a store of all tenants holds"),
     ("kv_bytes", Unit::Bytes, "Bytes that a tier holds, its overhead included"),
     ("kv_entries", Unit::Count, "Blocks that a tier holds"),
     ("kv_failing", Unit::Count, "1 while blocks cannot be written, else 0"),

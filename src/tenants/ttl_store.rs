@@ -127,6 +127,13 @@ impl<T: TtlEntry> TtlStore<T> {
         self.bytes_max
     }
 
+    /// Returns the number of bytes of all entries.
+    pub fn bytes(&self) -> usize {
+        let mut state = self.state();
+        state.remove_expired(self.expire);
+        state.bytes
+    }
+
     /// Returns the seconds until an entry expires.
     pub fn expire_s(&self) -> u64 {
         self.expire.as_secs()
