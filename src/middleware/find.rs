@@ -50,7 +50,7 @@ pub struct Policy {
     pub delimiters: Option<(&'static str, &'static str)>,
     /// Whether documents and search results are not compressed, because the upstream cites positions in them.
     pub keeps_documents: bool,
-    /// Tokens below which the result of a tool is not encoded.
+    /// Tokens below which the result of a tool is sent as it is.
     pub result_tokens_min: usize,
     pub bounds: Bounds,
 }
@@ -68,14 +68,18 @@ impl Policy {
     }
 
     /// Returns whether a result of this tool may be encoded, unless its text is [quoted](TextKind::is_quoted). A file that a model may edit is sent as it is, since an edit quotes it.
-    fn may_encode(&self, name: &str, arguments: Option<&str>, text: &str) -> bool {
+    fn may_encode(&self, name: &str, arguments: Option<&str>) -> bool {
         let is_edited = || {
             untouched::is_untouched(name) && !untouched::lists(name)
                 || untouched::is_named(name, &self.tools_untouched)
                 || arguments.is_some_and(|arguments| untouched::prints_file(name, arguments))
         };
-        thresher_codec::estimate(text) >= self.result_tokens_min
-            && (untouched::is_named(name, &self.tools) || !is_edited())
+        untouched::is_named(name, &self.tools) || !is_edited()
+    }
+
+    /// Returns whether a result of this tool need not be sent where the model has its text already.
+    fn may_refer(&self, name: &str) -> bool {
+        untouched::is_named(name, &self.tools) || !untouched::is_named(name, &self.tools_untouched)
     }
 }
 
@@ -163,8 +167,14 @@ pub struct CitedRecord {
 pub struct ToolResult {
     /// The range of the JSON string in the body, in bytes.
     pub string: Range<usize>,
+    pub tool: Arc<str>,
+    pub text_hash: [u8; 32],
     /// A hash of the call and the text: the key of how the result was sent, whatever is before it in the conversation.
     pub key: [u8; 32],
+    /// Whether the text may be encoded.
+    pub may_encode: bool,
+    /// Whether an earlier result with the same text may stand for it.
+    pub may_refer: bool,
 }
 
 /// How many texts before a question are kept for it.
@@ -186,7 +196,7 @@ pub struct Turn {
     pub passages: Vec<Passage>,
     /// The records of tool results, which are cited but not compressed.
     pub records: Vec<CitedRecord>,
-    /// The results of tools that may be encoded.
+    /// The results of tools, except short ones.
     pub results: Vec<ToolResult>,
     /// The range of the last message with a question in the turn, in bytes of the body.
     pub asked_at: Option<Range<usize>>,
@@ -474,10 +484,16 @@ impl PassageFinder<'_> {
             }
             PartKind::ToolResult { name, id } => {
                 let kind = LazyCell::new(|| self.kinds.of(&part.text));
-                let may_encode = self.policy.may_encode(name, part.arguments.as_deref(), &part.text);
-                if may_encode && !kind.is_some_and(TextKind::is_quoted) {
-                    turn.results
-                        .push(ToolResult { string: part.at.range(), key: key_of_result(id, &part.text) });
+                if thresher_codec::estimate(&part.text) >= self.policy.result_tokens_min {
+                    let may_encode = self.policy.may_encode(name, part.arguments.as_deref());
+                    turn.results.push(ToolResult {
+                        string: part.at.range(),
+                        tool: Arc::clone(name),
+                        text_hash: *blake3::hash(part.text.as_bytes()).as_bytes(),
+                        key: key_of_result(id, &part.text),
+                        may_encode: may_encode && !kind.is_some_and(TextKind::is_quoted),
+                        may_refer: self.policy.may_refer(name),
+                    });
                 }
                 if self.policy.may_compress(name, part.arguments.as_deref()) {
                     match parse_json(&part.text) {

@@ -1,6 +1,9 @@
 //! Compresses the passages of a conversation: which strings of the body change, and what the model will see of each source.
 
 mod pieces;
+mod plan;
+mod repeated;
+mod sent;
 mod strings;
 mod turn;
 
@@ -9,7 +12,6 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use thresher_core::domain::{Budget, ByteRange, Chunk, Format, Granularity, KeptSpan, Omissions};
 use thresher_core::pipeline::answerable::Answerable;
@@ -18,11 +20,15 @@ use thresher_core::pipeline::cancel::Cancel;
 use thresher_core::pipeline::{Pipeline, PipelineError};
 use thresher_core::text::outline::Layout;
 
+pub use self::plan::{Extent, TurnPlan, plan};
+use self::repeated::SeenResults;
+pub use self::sent::SentTurn;
+use self::sent::Spans;
 use self::strings::{Strings, encode_results};
 pub use self::turn::ReadTurns;
 use self::turn::{TurnWork, add_tokens};
 use super::dialect::{Dialect, PartKind};
-use super::find::{CONTEXT_DELIMITERS, CitedRecord, Passage, Turn};
+use super::find::{CONTEXT_DELIMITERS, CitedRecord, Turn};
 use super::json::{Edits, Located};
 use super::marks::mark;
 use super::records::Names;
@@ -51,33 +57,6 @@ pub struct CompressOptions {
     pub related_only: bool,
     /// The results of tools that stay whole because too much of them was lost before.
     pub off: Arc<ToolKinds>,
-}
-
-/// Start and end of ranges of a text, in bytes, ascending.
-type Spans = Vec<(usize, usize)>;
-
-/// What the middleware sent to the upstream of one turn. It is stored as JSON, so that later requests resend the turn byte-identically.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct SentTurn {
-    /// The options of the compression, as [`CompressOptions::id`] returns them; empty: the turn was not compressed.
-    #[serde(rename = "way")]
-    options: String,
-    /// For each passage, the ranges that were kept; `None`: the whole passage.
-    kept: Vec<Option<Spans>>,
-    /// For each passage, the text that was sent in its place; `None`: all of it. Empty: nothing was shortened. The texts are stored because
-    /// another version may write gaps differently, and because finding how a text is divided takes far longer than reading it.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    written: Vec<Option<String>>,
-    /// For each result of a tool that may be encoded, the text that was sent, without its mark; `None`: no encoded text. Empty: nothing was
-    /// encoded. The texts are stored because another version may encode differently.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    encoded: Vec<Option<String>>,
-    /// Whether shortened results of tools were sent with a mark.
-    #[serde(default)]
-    marked: bool,
-    /// Whether texts were sent whole because there was no time to read them.
-    #[serde(default)]
-    late: bool,
 }
 
 /// A text that an answer may have come from.
@@ -233,98 +212,6 @@ pub struct Compressor<'a> {
     pub pipeline: &'a Pipeline,
 }
 
-/// How much of a conversation is compressed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Extent {
-    /// Every turn, for its own question.
-    AllTurns,
-    /// The newest turn. Earlier turns are sent as they were sent before, but with `again`, those that went whole for lack of time are
-    /// compressed now.
-    NewestTurn { again: bool },
-    /// Nothing: all turns are sent as they were sent before.
-    AsBefore,
-    /// Nothing: earlier turns are sent as they were sent before, and the newest one whole.
-    NewestWhole,
-}
-
-/// How one turn is sent. A turn that was never sent shortened is sent whole.
-#[derive(Debug, Clone, PartialEq)]
-pub enum TurnPlan {
-    /// The turn is sent byte for byte as it was sent before.
-    AsBefore(SentTurn),
-    Whole {
-        /// Whether that is recorded: a turn without a record is resent whole, so only one that has a record, or instructions, need it.
-        is_recorded: bool,
-        /// Whether there was no time to read it, which is recorded, too.
-        is_late: bool,
-    },
-    /// Results of tools are encoded, and nothing is left out: the turn cannot be compressed.
-    Encode {
-        /// Whether it is recorded even if nothing is encoded.
-        is_recorded: bool,
-        /// Whether that is for lack of time.
-        is_late: bool,
-    },
-    Compress {
-        /// Whether it is recorded even if nothing is shortened.
-        is_recorded: bool,
-    },
-}
-
-/// Decides how each turn of a conversation is sent. `before` is what was sent of a turn, if the store has it, and `options` the id of the
-/// options of this request. Instructions, which begin a conversation, are compressed when they are first seen, and never after that.
-///
-/// # Errors
-/// Fails if `cancel` is cancelled, which is checked before every turn.
-pub fn plan(
-    turns: &[Turn],
-    extent: Extent,
-    options: &str,
-    before: &dyn Fn(&[u8; 32]) -> Option<SentTurn>,
-    cancel: &Cancel,
-) -> Result<Vec<TurnPlan>, PipelineError> {
-    let mut plans = Vec::with_capacity(turns.len());
-    for (at, turn) in turns.iter().enumerate() {
-        cancel.check()?;
-        plans.push(plan_turn(turn, at + 1 == turns.len(), extent, options, before));
-    }
-    Ok(plans)
-}
-
-fn plan_turn(
-    turn: &Turn,
-    is_newest: bool,
-    extent: Extent,
-    options: &str,
-    before: &dyn Fn(&[u8; 32]) -> Option<SentTurn>,
-) -> TurnPlan {
-    if extent == Extent::AllTurns {
-        return TurnPlan::Compress { is_recorded: false };
-    }
-    let stays = |sent: &SentTurn| match extent {
-        Extent::NewestTurn { again: true } if sent.late => false,
-        _ if !is_newest => true,
-        Extent::NewestTurn { .. } => sent.options == options,
-        Extent::AsBefore => true,
-        Extent::AllTurns | Extent::NewestWhole => false,
-    };
-    let found = before(&turn.key).filter(|sent| sent.fits_turn(turn));
-    // A client may have changed or cut what is before an older turn, or another text of the turn.
-    let found = found.or_else(|| {
-        if is_newest || turn.is_instructions { None } else { SentTurn::from_results(turn, before) }
-    });
-    let is_recorded = match found {
-        Some(sent) if stays(&sent) => return TurnPlan::AsBefore(sent),
-        Some(_) => true,
-        None if is_newest || turn.is_instructions => turn.is_instructions,
-        None => return TurnPlan::Whole { is_recorded: false, is_late: false },
-    };
-    match extent {
-        Extent::NewestTurn { .. } => TurnPlan::Compress { is_recorded },
-        _ => TurnPlan::Whole { is_recorded, is_late: false },
-    }
-}
-
 #[derive(Clone, Copy)]
 pub struct Conversation<'a> {
     pub dialect: Dialect,
@@ -355,6 +242,7 @@ pub fn rewrite(
     // The id quotes the question, so it is built once and not for every turn.
     let options = compressor.map(|compressor| compressor.options.id()).unwrap_or_default();
     let question_at = last_question(turns);
+    let mut seen = SeenResults::new(body, conversation.is_cited);
     let bytes_of_turns = |(turn, plan): (&Turn, &TurnPlan)| match plan {
         TurnPlan::Compress { .. } => turn.passages.iter().map(|passage| passage.text.len()).sum(),
         _ => 0,
@@ -381,17 +269,16 @@ pub fn rewrite(
             Some(compressor) => work.compress(compressor, read, &mut out)?,
             None => work.keep_all(),
         };
-        let (sent, is_recorded) = match plan {
-            TurnPlan::AsBefore(sent) => (Cow::Borrowed(sent), false),
+        let (mut sent, is_recorded, is_new) = match plan {
+            TurnPlan::AsBefore(sent) => (Cow::Borrowed(sent), false, false),
             TurnPlan::Whole { is_recorded, is_late } => {
                 let whole = SentTurn { late: *is_late, ..work.keep_all().0 };
-                (Cow::Owned(whole), *is_recorded || *is_late)
+                (Cow::Owned(whole), *is_recorded || *is_late, false)
             }
             TurnPlan::Encode { is_recorded, is_late } => {
                 compressed = SentTurn { late: *is_late, ..work.keep_all().0 };
                 encode_results(body, turn, &mut compressed);
-                let is_recorded = *is_recorded || *is_late || compressed.is_shortened();
-                (Cow::Owned(compressed), is_recorded)
+                (Cow::Owned(compressed), *is_recorded || *is_late, true)
             }
             TurnPlan::Compress { is_recorded } => {
                 // A prompt that is too short for a provider's cache stays as it is.
@@ -399,10 +286,12 @@ pub fn rewrite(
                     encode_results(body, turn, &mut compressed);
                 }
                 compressed.write(turn);
-                let is_recorded = *is_recorded || compressed.late || compressed.is_shortened();
-                (Cow::Owned(compressed), is_recorded)
+                let is_recorded = *is_recorded || compressed.late;
+                (Cow::Owned(compressed), is_recorded, !out.is_short)
             }
         };
+        seen.follow(turn, &mut sent, is_new);
+        let is_recorded = is_recorded || is_new && sent.is_shortened();
         if is_recorded && conversation.is_cited {
             out.records.extend(sent.by_result(turn));
             out.records.push((turn.key, sent.clone().into_owned()));
@@ -474,118 +363,6 @@ pub fn uncompressed(conversation: Conversation<'_>) -> Rewritten {
 
 fn last_question(turns: &[Turn]) -> Option<usize> {
     turns.iter().rposition(|turn| turn.asked_at.is_some())
-}
-
-impl SentTurn {
-    /// Returns a turn of which these ranges of each passage were sent.
-    #[cfg(test)]
-    pub fn keeping(kept: Vec<Option<Spans>>) -> Self {
-        Self { kept, ..Self::default() }
-    }
-
-    /// Returns a turn that is sent whole. It names no options, so that the turn is compressed when a later request asks for that.
-    fn whole(turn: &Turn) -> Self {
-        Self {
-            options: String::new(),
-            kept: vec![None; turn.passages.len()],
-            written: Vec::new(),
-            encoded: Vec::new(),
-            marked: false,
-            late: false,
-        }
-    }
-
-    /// Writes what is kept of the passages.
-    fn write(&mut self, turn: &Turn) {
-        let texts = (0..turn.passages.len()).map(|passage| self.text_of(turn, passage).map(Cow::into_owned));
-        let texts: Vec<Option<String>> = texts.collect();
-        self.written = if texts.iter().all(Option::is_none) { Vec::new() } else { texts };
-    }
-
-    /// Returns the text that is sent in place of a passage; `None`: all of it.
-    fn text_of(&self, turn: &Turn, passage: usize) -> Option<Cow<'_, str>> {
-        let kept = self.kept[passage].as_ref()?;
-        let written = self.written.get(passage).and_then(Option::as_deref);
-        Some(written.map_or_else(|| strings::shortened(&turn.passages[passage], kept).into(), Cow::from))
-    }
-
-    /// Returns whether less is sent than the turn has.
-    fn is_shortened(&self) -> bool {
-        self.kept.iter().any(Option::is_some) || self.encoded.iter().any(Option::is_some)
-    }
-
-    /// Returns what was sent of each result of a tool of which something was left out, with its keys: for its question, and for a
-    /// conversation of which the question was cut away. Of a turn that is whole now, all are returned: they may have been shortened before.
-    fn by_result(&self, turn: &Turn) -> Vec<([u8; 32], Self)> {
-        let is_whole = self.kept.iter().all(Option::is_none);
-        let mut found = Vec::new();
-        for string in turn.strings() {
-            let kept = &self.kept[string.clone()];
-            if !is_whole && kept.iter().all(Option::is_none) {
-                continue;
-            }
-            let keys =
-                [&*turn.query, ""].map(|query| Passage::key_of_result(&turn.passages[string.clone()], query));
-            // The text is stored with the turn only: this is for a client that has changed what is before it.
-            let part = || Self { kept: kept.to_vec(), marked: self.marked, ..Self::default() };
-            found.extend(keys.into_iter().flatten().map(|key| (key, part())));
-        }
-        for (result, text) in turn.results.iter().zip(&self.encoded) {
-            if text.is_some() {
-                found.push((result.key, Self { encoded: vec![text.clone()], ..Self::default() }));
-            }
-        }
-        found
-    }
-
-    /// Puts together what was sent of the results in a turn; `None` if nothing is known of any of them.
-    fn from_results(turn: &Turn, before: &dyn Fn(&[u8; 32]) -> Option<Self>) -> Option<Self> {
-        let mut sent = Self::whole(turn);
-        let mut is_known = false;
-        for string in turn.strings() {
-            let passages = &turn.passages[string.clone()];
-            let find = |question| Passage::key_of_result(passages, question).and_then(|key| before(&key));
-            let found = find(&*turn.query).or_else(|| find("").filter(|_| passages[0].has_unique_call()));
-            if let Some(found) = found.filter(|found| found.fits(passages)) {
-                is_known = true;
-                sent.marked |= found.marked;
-                sent.kept[string].clone_from_slice(&found.kept);
-            }
-        }
-        sent.encoded = vec![None; turn.results.len()];
-        for (result, text) in turn.results.iter().zip(&mut sent.encoded) {
-            *text = before(&result.key).and_then(|mut found| found.encoded.pop()).flatten();
-            is_known |= text.is_some();
-        }
-        is_known.then_some(sent)
-    }
-
-    /// Returns what was sent of a passage, in its own form or encoded; `None`: all of it.
-    pub fn kept_of(&self, passage: usize) -> Option<&[(usize, usize)]> {
-        self.kept.get(passage)?.as_deref()
-    }
-
-    /// The strings of the body that are sent encoded.
-    fn encoded_strings(&self, turn: &Turn) -> impl Iterator<Item = Range<usize>> {
-        let results = turn.results.iter().zip(&self.encoded);
-        results.filter(|(_, encoded)| encoded.is_some()).map(|(result, _)| result.string.clone())
-    }
-
-    fn fits_turn(&self, turn: &Turn) -> bool {
-        self.fits(&turn.passages)
-            && (self.written.is_empty() || self.written.len() == turn.passages.len())
-            && (self.encoded.is_empty() || self.encoded.len() == turn.results.len())
-    }
-
-    /// Whether the ranges fit these passages: as many passages, and ranges that ascend and end at characters.
-    fn fits(&self, passages: &[Passage]) -> bool {
-        let inside = |(kept, passage): (&Option<Spans>, &Passage)| {
-            let ends = kept.iter().flatten().all(|&(start, end)| passage.text.get(start..end).is_some());
-            let ascends = kept.iter().flatten().is_sorted_by(|a, b| a.1 <= b.0);
-            ends && ascends
-        };
-        self.kept.len() == passages.len() && self.kept.iter().zip(passages).all(inside)
-    }
 }
 
 /// Inserts what is kept of the added chunks before the user's last message.
@@ -704,13 +481,13 @@ mod tests {
     use crate::middleware::untouched::TextKinds;
 
     /// A conversation of `count` turns, each with one passage.
-    fn conversation(count: usize) -> String {
+    pub(super) fn conversation(count: usize) -> String {
         let message = |role, content| json!({"role": role, "content": content});
         let turn = |_| [message("user", "When? <c>At noon.</c>"), message("assistant", "A")];
         json!({"messages": (0..count).flat_map(turn).collect::<Vec<_>>()}).to_string()
     }
 
-    fn turns_of(body: Located) -> Vec<Turn> {
+    pub(super) fn turns_of(body: Located) -> Vec<Turn> {
         let delimiters = Some(("<c>", "</c>"));
         let policy = Policy { delimiters, ..Policy::default() };
         turns(&Dialect::Chat.conversation(body), &policy, &TextKinds::default()).turns
@@ -762,49 +539,5 @@ mod tests {
             turn.records.iter().filter(|record| is_sent(record, &turn, &sent)).count()
         };
         assert_eq!((cited(None), cited(Some(kept)), cited(Some(Vec::new()))), (9, 1, 0));
-    }
-
-    #[test]
-    fn each_turn_has_one_plan() {
-        let text = conversation(2);
-        let mut turns = turns_of(Located::parse(&text).expect("JSON"));
-        turns.truncate(2);
-        let [first, second] = [turns[0].key, turns[1].key];
-        let late =
-            |options: &str, late| SentTurn { options: options.into(), late, ..SentTurn::whole(&turns[0]) };
-        let sent = |options: &str| late(options, false);
-        let whole = |is_recorded| TurnPlan::Whole { is_recorded, is_late: false };
-        let compress = |is_recorded| TurnPlan::Compress { is_recorded };
-        let newest = Extent::NewestTurn { again: false };
-        let as_before = |options: &str| TurnPlan::AsBefore(sent(options));
-        let plan = |turns: &[Turn], extent, before: &dyn Fn(&[u8; 32]) -> Option<SentTurn>| {
-            plan(turns, extent, "now", before, &Cancel::default()).expect("not cancelled")
-        };
-        let check = |name: &str, extent, stored: &[([u8; 32], &str)], expect: [TurnPlan; 2]| {
-            let before = |key: &[u8; 32]| {
-                stored.iter().find(|(stored, _)| stored == key).map(|(_, options)| sent(options))
-            };
-            assert_eq!(plan(&turns, extent, &before), expect, "{name}");
-        };
-        let both = [(first, "then"), (second, "now")];
-        let other = [(first, "then"), (second, "then")];
-        check("new", newest, &[], [whole(false), compress(false)]);
-        check("sent with the same options", newest, &both, [as_before("then"), as_before("now")]);
-        check("sent with other options", newest, &other, [as_before("then"), compress(true)]);
-        check("not compressed, new", Extent::AsBefore, &[], [whole(false), whole(false)]);
-        check("not compressed", Extent::AsBefore, &other, [as_before("then"), as_before("then")]);
-        check("the newest whole", Extent::NewestWhole, &both, [as_before("then"), whole(true)]);
-        check("all", Extent::AllTurns, &both, [compress(false), compress(false)]);
-        let again = Extent::NewestTurn { again: true };
-        let was_late = |key: &[u8; 32]| (*key == first).then(|| late("then", true));
-        let as_late = TurnPlan::AsBefore(late("then", true));
-        assert_eq!(plan(&turns, newest, &was_late), [as_late, compress(false)], "too late, and cached since");
-        assert_eq!(plan(&turns, again, &was_late), [compress(true), compress(false)], "too late");
-        let unfit = SentTurn { kept: vec![Some(vec![(0, 99)])], ..sent("now") };
-        let found = plan(&turns, Extent::AsBefore, &|_| Some(unfit.clone()));
-        assert_eq!(found, [whole(false), whole(false)], "what was sent does not fit the texts");
-        turns[0].is_instructions = true;
-        let found = plan(&turns, newest, &|_| None);
-        assert_eq!(found, [compress(true), compress(false)], "new instructions");
     }
 }

@@ -129,11 +129,11 @@ class Row:
     needs: int
     lost: list[str]
     misleading: list[str]
-    outcome: str  # "unchanged", "encoded" (every byte can be read from it), "shortened" or "emptied"
+    outcome: str  # "unchanged", "encoded" (every byte can be read from it, or from the earlier result that it names), "shortened" or "emptied"
 
 
 def judge(result: dict[str, Any], id: str, sent: str, expanded: str, count: dict[str, int]) -> Row:
-    """Judges what was sent of a result by what can be read from it: `expanded` is the text that an encoding stands for, or `sent` itself."""
+    """Judges what was sent of a result by what can be read from it: `expanded` is the text that an encoding or a reference stands for, or `sent` itself."""
     before, kind, after = result["text"], result["kind"], expanded
     if after == before:
         outcome = "unchanged" if sent == before else "encoded"

@@ -323,15 +323,24 @@ def replay_peer(peer: str, sessions: list[Json], folder: str) -> list[Replay] | 
 
 
 def rows_of(sessions: list[Json], replays: list[dict[str, str]], tokens: Tokens, binary: str | None = None) -> list[Row]:
-    """The rows of all results. What `binary` has encoded is judged as it expands it."""
-    pairs = [(session["name"], result, sent[result["call"]]) for session, sent in zip(sessions, replays, strict=True) for result in results(session)]
+    """The rows of all results. What `binary` has encoded is judged as it expands it, and a reference as the earlier result of which all was sent."""
 
-    def expanded(result: Json, sent: str) -> str:
-        if binary is None or sent == result["text"]:
+    def expanded(text: str, sent: str) -> str:
+        if binary is None or sent == text:
             return sent
         return subprocess.run([binary, "expand"], input=sent.encode(), stdout=subprocess.PIPE, check=True, timeout=TIMEOUT_S).stdout.decode()
 
-    return [judge(result, f"{name}/{result['call']}", sent, expanded(result, sent), tokens) for name, result, sent in pairs]
+    rows = []
+    for session, replay in zip(sessions, replays, strict=True):
+        whole: set[str] = set()
+        for result in results(session):
+            text, sent = result["text"], replay[result["call"]]
+            is_reference = sent.startswith("[the same text as the result of ") and text in whole
+            after = text if is_reference else expanded(text, sent)
+            if after == text:
+                whole.add(text)
+            rows.append(judge(result, f"{session['name']}/{result['call']}", sent, after, tokens))
+    return rows
 
 
 def show(id: str, file: Path) -> None:

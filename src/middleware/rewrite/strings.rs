@@ -38,6 +38,10 @@ pub(super) fn encode_results(body: Located, turn: &Turn, sent: &mut SentTurn) {
         strings.written().into_iter().map(|(_, string)| (string.at.start, string)).collect();
     let mut encoded = Vec::with_capacity(turn.results.len());
     for result in &turn.results {
+        if !result.may_encode {
+            encoded.push(None);
+            continue;
+        }
         let text = match written.get(&result.string.start) {
             Some(string) => string.text_without_mark().to_owned(),
             None => strings.original(&result.string),
@@ -80,11 +84,8 @@ impl Strings<'_> {
         out.shortened.extend(written.into_iter().filter(is_shorter));
     }
 
-    /// The decoded text of a JSON string of the body.
     fn original(self, at: &Range<usize>) -> String {
-        let start = self.body.range().start;
-        let string = &self.body.json()[at.start - start..at.end - start];
-        serde_json::from_str(string).expect("a text is in a JSON string")
+        original(self.body, at)
     }
 
     /// The strings of the body of which the turn leaves something out, as they are written anew, with the indexes of their passages.
@@ -130,6 +131,13 @@ impl Strings<'_> {
         }
         written
     }
+}
+
+/// The decoded text of a JSON string of the body.
+pub(super) fn original(body: Located, at: &Range<usize>) -> String {
+    let start = body.range().start;
+    let string = &body.json()[at.start - start..at.end - start];
+    serde_json::from_str(string).expect("a text is in a JSON string")
 }
 
 impl Shortened {
