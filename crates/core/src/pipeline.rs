@@ -95,7 +95,7 @@ use crate::model::tokenizer::{ModelTokenizer, Tokens};
 use crate::model::{ModelError, ModelInfo, ModelRuntime, NoPast};
 use crate::rc;
 use crate::text::outline::Layout;
-use crate::text::{self, Mentions};
+use crate::text::{self, Mentions, definitions};
 
 /// The most tokens of a conversation that are read before its last question. More hardly change the vectors
 /// of the question (`docs/evaluation.md`) but take time.
@@ -627,8 +627,11 @@ impl Pipeline {
             Granularity::Sentence => clock.stage("repeats", || {
                 let mut repeats = Repeats::find(&request.chunks, &units);
                 let mut seams = Seams::find(&request.chunks, &units, &outlines);
-                let needs = std::mem::take(&mut seams.needs);
+                let mut needs = std::mem::take(&mut seams.needs);
                 repeats.add_seams(seams);
+                let texts: Vec<&str> =
+                    units.iter().map(|unit| unit.bytes.slice(&request.chunks[unit.chunk].text)).collect();
+                needs.extend(definitions::uses(&texts));
                 let needs =
                     needs.into_iter().map(|(unit, other)| (repeats.stays(unit), repeats.stays(other)));
                 outlines.require_across(needs.filter(|(unit, other)| unit != other));

@@ -22,7 +22,7 @@ mod term;
 mod terms;
 
 pub use thresher_text::{
-    Gram, GramWord, Mentions, RULES_VERSION, SENTENCE_BYTES_MAX, gram_words, intent,
+    Gram, GramWord, Mentions, RULES_VERSION, SENTENCE_BYTES_MAX, definitions, gram_words, intent,
     is_compared_by_characters, is_list_item, lexicon, outline, questions, script_of, sentences,
     sentences_within, words,
 };

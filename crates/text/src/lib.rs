@@ -13,6 +13,7 @@ mod stops;
 mod sentences;
 pub mod intent;
 mod questions;
+pub mod definitions;
 mod grams;
 mod mentions;
 pub mod outline;

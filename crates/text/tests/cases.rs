@@ -101,6 +101,8 @@ const ROWS: &[Row] = &[
         .keeps("terrace", &["May I smoke?"]).leaves(&["sing"]),
     row("an option of a command", Kind::Prose, "OPTIONS\n  -a, --all\n    Show all tides.\n\n    Slow.\n\n  -b, --brief\n    One line.")
         .keeps("Slow", &["-a, --all", "OPTIONS"]).leaves(&["brief"]),
+    row("what stands behind a label", Kind::Prose, "The pump failed in May.\nPaul Orr: I will repair it. You get the bill on Friday.\nThe lamp is new.")
+        .keeps("the bill", &["Paul Orr"]).leaves(&["lamp"]),
     row("records", Kind::Prose, "Name: Ann\nBorn: 1988\nTown: Ulm\n\nName: Bob\nBorn: 1961\nTown: Bern").keeps("1961", &["Name: Bob"]).leaves(&["Ann"]),
     row("justified prose", Kind::Prose, "The keeper of the  light has to trim\nthe lamp  every four hours,  and the\noil  is brought on  Saturday morning.")
         .keeps("lamp", &["keeper", "Saturday"]),
@@ -115,6 +117,8 @@ const ROWS: &[Row] = &[
     row("the scale of a table", Kind::Table, "## Income\n\n(in thousands of francs)\n\n| | 2025 |\n|---|---|\n| Fares | 812 |\n| Rent | 90 |")
         .keeps("Fares", &["in thousands of francs", "2025", "## Income"]).leaves(&["Rent"]),
     row("a checkbox", Kind::Markdown, "## Before departure\n\n- [x] check the oil\n- [ ] close the hatch").keeps("hatch", &["[ ]", "## Before departure"]).leaves(&["oil"]),
+    row("the units above the columns", Kind::Table, "# station North, May\n# flow in litres per minute, level in metres\ntime,pump,flow,level\n06:00,P-1,81,3.1\n06:00,P-2,44,3.0\n06:30,P-1,12,2.8")
+        .keeps("06:30", &["litres per minute", "time,pump"]).leaves(&["P-2"]),
     row("a row with its columns", Kind::Table, "hut,beds,price\nOben,12,40\nUnten,30,25").keeps("Unten", &["beds"]).leaves(&["Oben"]),
     row("a row of a page of figures", Kind::Pdf, "Year ended March 31,\n2024\n2023\nFares\n48,210\n44,907\nFuel\n(21,330)\n(20,118)\nRent\n90\n85")
         .keeps("Fuel", &["2024", "(20,118)"]).leaves(&["Fares"]),
@@ -125,6 +129,9 @@ const ROWS: &[Row] = &[
         .keeps("unknown type", &["foo x;"]).leaves(&["unused"]),
     row("an answer in a chat", Kind::Chat, "[09:00] Ann: who brings the ladder?\n[09:01] Bob: me\n[09:02] Ann: good\n[09:03] Bob: it rains")
         .keeps("me", &["ladder"]).leaves(&["rains"]),
+    row("speakers in a round", Kind::Chat, "Ann: The ferry is full on Monday.\nBob: It is full on Tuesday, too.\nCas: We could take the bus.\nAnn: Then we leave on Friday by bus.\nBob: Fine.\nCas: I buy the tickets.")
+        .keeps("Fine", &["on Friday by bus"]).leaves(&["Monday"]),
+    row("a short part of a transcript", Kind::Chat, "Ida : Qui répare la pompe ?\nPaul : Moi. J'arrive lundi avant midi.\nIda : Merci Paul.").keeps("lundi", &["Paul", "la pompe"]),
     row("what a speaker takes back", Kind::Chat, "[09:00] Ann: we meet at the north gate\n[09:01] Bob: ok\n[09:02] Cas: I am late\n[09:05] Ann: scratch that, we meet at the mill\n[09:06] Bob: fine")
         .keeps("north gate", &["the mill"]).leaves(&["late"]),
     row("a day in a mail", Kind::Mail, "From: Ann Lee\nTo: Bob\nDate: 3 March 2026\nSubject: Crane\n\nThe crane comes tomorrow. Bring gloves.")

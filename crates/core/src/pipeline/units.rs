@@ -54,7 +54,7 @@ pub struct Outlines {
     has_items: bool,
     /// Whether some chunk has rows of a table, also where units are chunks or words.
     has_rows: bool,
-    /// The units of other chunks that a unit requires.
+    /// The units that a unit requires wherever they stand: the rest of a sentence in another chunk, or the definition of a term.
     across: HashMap<usize, Vec<usize>>,
 }
 
@@ -128,14 +128,14 @@ impl Outlines {
         own.map(move |at| first + at).chain(self.across.get(&unit).into_iter().flatten().copied())
     }
 
-    /// Lets units require units of other chunks.
+    /// Lets units require others, wherever they stand.
     pub fn require_across(&mut self, needs: impl Iterator<Item = (usize, usize)>) {
         for (unit, other) in needs {
             self.across.entry(unit).or_default().push(other);
         }
     }
 
-    /// Returns the units that require units of other chunks, each with one of these.
+    /// Returns the units that require others wherever these stand, each with one of these.
     pub fn needs_across(&self) -> impl Iterator<Item = (usize, usize)> {
         self.across.iter().flat_map(|(&unit, others)| others.iter().map(move |&other| (unit, other)))
     }

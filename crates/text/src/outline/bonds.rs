@@ -16,7 +16,7 @@ use crate::kind::Kind;
 use crate::lexicon::{Class, is};
 use entries::entries;
 use headings::{banner, is_clause, titles, titles_of_page};
-use lists::{lists, records, steps, values};
+use lists::{labelled, lists, records, steps, values};
 use pages::{captions, contents, footnotes, interrupted};
 use questions::questions;
 pub(super) use references::is_dependent;
@@ -56,6 +56,7 @@ pub(super) fn bind(pieces: &mut Pieces, text: &str, kind: Kind) {
     steps(pieces, &parts);
     if kind == Kind::Prose {
         entries(pieces, &parts);
+        labelled(pieces, &parts);
     }
     // The head of a mail has fields as well.
     if kind != Kind::Mail {

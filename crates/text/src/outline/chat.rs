@@ -9,7 +9,8 @@
 mod answers;
 mod turn;
 
-pub(super) use turn::{Format, format};
+pub(super) use turn::format;
+use turn::{Format, format_of_chat};
 
 use super::{Pieces, Sentences};
 use crate::line::{Line, lines, span};
@@ -31,7 +32,7 @@ struct Turn<'a> {
 /// Returns the pieces of a chat; none if fewer than two turns are found.
 pub(super) fn outline(text: &str, sentences: &Sentences) -> Pieces {
     let lines = lines(text);
-    let Some(format) = format(&lines) else { return Pieces::default() };
+    let Some(format) = format_of_chat(&lines) else { return Pieces::default() };
     let mut pieces = Pieces::default();
     let mut turns = turns(text, &lines, format);
     if turns.len() < 2 {

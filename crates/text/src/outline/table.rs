@@ -3,11 +3,11 @@
 //!
 //! - The header is a frame that every row requires, if it surely is one: names above numbers, or names above
 //!   an underline. If it only may be one, as in a table of words, rows require it and it can also be chosen.
-//! - Lines above a table, such as its title, are prose.
+//! - Lines above a table are prose. Those directly above it, such as its title or its units, come with the header.
 
 mod cells;
 
-use cells::{Cells, is_rule};
+use cells::{Cells, is_comment, is_rule};
 pub(super) use cells::{Form, are_aligned, form, is_bar_row};
 
 use super::{Pieces, Role, Sentences};
@@ -16,6 +16,9 @@ use crate::range::ByteRange;
 
 /// How many rows decide whether the line above them is a header.
 const ROWS_READ: usize = 30;
+/// The most lines directly above a table that say what it has, and the longest of them, in bytes.
+const PREAMBLE_LINES_MAX: usize = 4;
+const PREAMBLE_BYTES_MAX: usize = 120;
 /// The longest name of a column, in bytes.
 const NAME_BYTES_MAX: usize = 60;
 
@@ -117,7 +120,9 @@ impl Writer<'_, '_> {
     fn block(&mut self, lines: &[Line], above: &mut Option<Header>) {
         let cells = Cells { form: self.form };
         let columns = cells.usual_count(lines);
-        let is_wide = |line: &Line| !is_rule(line.text) && cells.count(line.text) + 1 >= columns.max(3);
+        let is_wide = |line: &Line| {
+            !is_rule(line.text) && !is_comment(line.text) && cells.count(line.text) + 1 >= columns.max(3)
+        };
         let first = lines.iter().position(is_wide).filter(|_| columns >= 2 && lines.len() >= 2);
         let Some(first) = first else {
             // A single line below a table can be its last row.
@@ -127,14 +132,21 @@ impl Writer<'_, '_> {
             }
             return;
         };
-        self.prose(&lines[..first]);
+        let above_table = &lines[..first];
+        let says =
+            |line: &&Line| !is_rule(line.text) && (1..=PREAMBLE_BYTES_MAX).contains(&line.text.trim().len());
+        let preamble = above_table.iter().rev().take(PREAMBLE_LINES_MAX).take_while(says).count();
+        self.prose(&above_table[..first - preamble]);
+        let before = self.pieces.len();
+        self.prose(&above_table[first - preamble..]);
+        let preamble: Vec<usize> = (before..self.pieces.len()).collect();
         let lines = &lines[first..];
         let underlined = lines.get(1).is_some_and(|line| is_rule(line.text));
         let head = if underlined { 2 } else { 1 };
         let header = match cells.header(lines[0].text, &lines[head.min(lines.len())..]) {
-            _ if underlined => Some(self.pieces.frame(span(&lines[..head]), &[])),
-            Named::Surely => Some(self.pieces.frame(span(&lines[..head]), &[])),
-            Named::Maybe if above.is_none() => Some(self.pieces.push(span(&lines[..head]), &[])),
+            _ if underlined => Some(self.pieces.frame(span(&lines[..head]), &preamble)),
+            Named::Surely => Some(self.pieces.frame(span(&lines[..head]), &preamble)),
+            Named::Maybe if above.is_none() => Some(self.pieces.push(span(&lines[..head]), &preamble)),
             Named::Maybe | Named::No => None,
         };
         let from = if header.is_some() { head } else { 0 };
@@ -143,7 +155,7 @@ impl Writer<'_, '_> {
         }
         let header =
             above.as_ref().filter(|header| header.cells.abs_diff(columns) <= 1).map(|header| header.piece);
-        rows(self.pieces, self.text, &lines[from..], &[], header, self.form);
+        rows(self.pieces, self.text, &lines[from..], &preamble, header, self.form);
     }
 
     /// Writes the lines around a table, each with the rule below it.

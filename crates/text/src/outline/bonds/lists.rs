@@ -150,6 +150,28 @@ pub(super) fn records(pieces: &mut Pieces, parts: &[Part]) {
     }
 }
 
+/// The most words of a label that says who speaks or what a line is about.
+const LABEL_WORDS_MAX: usize = 4;
+
+/// Lets the sentences behind a label require the one that it stands before: "Ann: I can do it. You get it on Friday." does not say who.
+pub(super) fn labelled(pieces: &mut Pieces, parts: &[Part]) {
+    for (at, part) in parts.iter().enumerate().filter(|(_, part)| part.begins_line && !part.is_item()) {
+        let label = part.text.split_once(": ").map(|(label, _)| label.trim_end());
+        let is_label = |label: &&str| {
+            label.len() <= FIELD_BYTES_MAX
+                && label.starts_with(char::is_uppercase)
+                && label.split_whitespace().nth(LABEL_WORDS_MAX).is_none()
+                && label
+                    .chars()
+                    .all(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '\'' | '’' | '.' | '&'))
+        };
+        if label.filter(is_label).is_some() {
+            let rest = parts[at + 1..].iter().take_while(|next| !next.begins_line).count();
+            (at + 1..at + 1 + rest).for_each(|next| pieces.need(next, at));
+        }
+    }
+}
+
 /// Returns whether a piece introduces a list, whose first item is the next piece.
 pub(super) fn begins_list(parts: &[Part], intro: usize) -> bool {
     let (first, above) = (&parts[intro + 1], &parts[intro]);

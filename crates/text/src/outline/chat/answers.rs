@@ -15,12 +15,15 @@ const TAKEN_BACK_TURNS: usize = 3;
 
 /// How many turns before are looked at.
 const TURNS_BACK_MAX: usize = 64;
+/// The longest turn that says little without the one before it, in bytes: "Agreed.", "Then I'll do it."
+const REPLY_BYTES_SHORT: usize = 40;
 /// The longest turn that says nothing of its own, in bytes: "one moment", "ok".
 const FILLER_BYTES: usize = 24;
 
-/// Lets questions require their answers, short answers their questions, and turns those that take them back.
+/// Lets questions require their answers, short answers their questions, short turns the longer ones before them, and turns those that take them back.
 pub(super) fn link(pieces: &mut Pieces, turns: &[Turn]) {
     corrections(pieces, turns);
+    replies(pieces, turns);
     for (index, turn) in turns.iter().enumerate() {
         let Some(asks) = question_piece(pieces, turn) else { continue };
         let Some(answer) = answer(turns, index) else { continue };
@@ -29,6 +32,22 @@ pub(super) fn link(pieces: &mut Pieces, turns: &[Turn]) {
         pieces.require(asks, piece);
         if turn.said.len() <= ANSWER_BYTES_SHORT {
             pieces.require(piece, asks);
+        }
+    }
+}
+
+/// Lets short turns of one speaker require what another one has said right before.
+fn replies(pieces: &mut Pieces, turns: &[Turn]) {
+    for pair in turns.windows(2) {
+        let [said, reply] = pair else { continue };
+        // In a chat of short turns, replies to replies soon end.
+        let is_short = reply.said.len() <= REPLY_BYTES_SHORT
+            && said.said.len() >= 2 * reply.said.len()
+            && !is_same(said.speaker, reply.speaker);
+        if let (Some(last), Some(first)) = (said.pieces.clone().next_back(), reply.pieces.clone().next())
+            && is_short
+        {
+            pieces.need(first, last);
         }
     }
 }

@@ -52,13 +52,30 @@ impl Format {
     }
 }
 
+const FORMATS: [Format; 6] =
+    [Format::Timed, Format::NameThenTime, Format::NameLine, Format::Bold, Format::Angle, Format::Named];
+
 /// Returns how the turns begin; none if this is no chat.
 pub(in super::super) fn format(lines: &[Line]) -> Option<Format> {
-    let read = lines.iter().take(LINES_READ);
-    let lines: Vec<&str> = read.map(|line| line.text).filter(|line| !line.trim().is_empty()).collect();
-    let all =
-        [Format::Timed, Format::NameThenTime, Format::NameLine, Format::Bold, Format::Angle, Format::Named];
-    all.into_iter().find(|format| is_chat(*format, &lines))
+    let lines = read(lines);
+    FORMATS.into_iter().find(|format| is_chat(*format, &lines))
+}
+
+/// Returns how the turns of a chat begin. The text is one: it may be too short to tell. None if it has no turns.
+pub(super) fn format_of_chat(lines: &[Line]) -> Option<Format> {
+    let has_turns = |format: &Format| {
+        let lines = read(lines);
+        let turns: Vec<&&str> = lines.iter().filter(|line| format.head(line).is_some()).collect();
+        let sentences = turns.iter().filter(|line| ends_sentence(line)).count();
+        turns.len() >= 2 && turns.len() * 4 >= lines.len() && sentences * 2 >= turns.len()
+    };
+    format(lines).or_else(|| FORMATS.into_iter().find(has_turns))
+}
+
+/// Returns the lines that decide.
+fn read<'a>(lines: &[Line<'a>]) -> Vec<&'a str> {
+    let lines = lines.iter().take(LINES_READ).map(|line| line.text);
+    lines.filter(|line| !line.trim().is_empty()).collect()
 }
 
 /// The fewest different names that make turns in a fixed order the fields of records.
@@ -67,6 +84,8 @@ const RECORD_FIELDS_MIN: usize = 3;
 /// Returns whether the lines are a chat in a format: at least two speakers who speak again and again.
 fn is_chat(format: Format, lines: &[&str]) -> bool {
     let (mut speakers, mut turns, mut roles): (Vec<(&str, usize)>, usize, usize) = (Vec::new(), 0, 0);
+    // People speak in sentences, and the values of fields hardly ever are some.
+    let mut sentences = 0;
     // The fields of records come in the same order again and again, as speakers hardly do.
     let (mut last, mut records, mut is_ordered) = (0, 1, true);
     for line in lines {
@@ -74,6 +93,7 @@ fn is_chat(format: Format, lines: &[&str]) -> bool {
             continue;
         };
         turns += 1;
+        sentences += usize::from(ends_sentence(line));
         let at = speakers.iter().position(|(name, _)| *name == speaker).unwrap_or(speakers.len());
         is_ordered &= turns == 1 || at > last || at == 0;
         records += usize::from(turns > 1 && at == 0);
@@ -87,8 +107,10 @@ fn is_chat(format: Format, lines: &[&str]) -> bool {
         }
         roles += usize::from(is_role(speaker));
     }
+    let is_speech = sentences * 3 >= turns * 2;
     let is_again = records > 2 || records == 2 && turns == 2 * speakers.len();
-    if format == Format::Named && is_ordered && is_again && speakers.len() >= RECORD_FIELDS_MIN {
+    if format == Format::Named && !is_speech && is_ordered && is_again && speakers.len() >= RECORD_FIELDS_MIN
+    {
         return false;
     }
     let again: usize = speakers.iter().filter(|(_, count)| *count > 1).map(|(_, count)| count).sum();
@@ -99,12 +121,19 @@ fn is_chat(format: Format, lines: &[&str]) -> bool {
     };
     let are_roles = roles >= 2 && roles == turns && turns * 4 >= lines.len();
     let speak_again = match format {
+        Format::Named if is_speech => turns >= 3 && again >= 2,
         Format::Named => {
             turns >= 4 && again * 3 >= turns * 2 && speakers.iter().filter(|s| s.1 > 1).count() >= 2
         }
         _ => turns >= 3 && again * 2 >= turns,
     };
     speakers.len() >= 2 && (are_roles || is_dense && speak_again)
+}
+
+fn ends_sentence(line: &str) -> bool {
+    line.trim_end()
+        .trim_end_matches(['"', '”', '»', ')', '」'])
+        .ends_with(['.', '!', '?', '…', '。', '！', '？'])
 }
 
 /// Returns whether a name is that of a part, such as "User": no other text than a chat is made of those.

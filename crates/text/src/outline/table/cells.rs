@@ -25,7 +25,8 @@ pub(in super::super) enum Form {
 pub(in super::super) fn form(lines: &[Line]) -> Option<Form> {
     let lines: Vec<&str> =
         lines.iter().map(|line| line.text).filter(|line| !line.trim().is_empty()).collect();
-    let lines = &lines[..lines.len().min(LINES_READ)];
+    let comments = lines.iter().take_while(|line| is_comment(line)).count();
+    let lines = &lines[comments..lines.len().min(comments + LINES_READ)];
     let bars = lines.iter().filter(|line| is_bar_row(line)).count();
     if bars >= 2 && bars * 2 >= lines.len() {
         return Some(Form::Pipes);
@@ -37,6 +38,13 @@ pub(in super::super) fn form(lines: &[Line]) -> Option<Form> {
     let records = if records.is_empty() { lines } else { &records };
     let separated = ['\t', ';', ','].into_iter().find(|&separator| is_separated(records, separator));
     separated.map(Form::Separated).or_else(|| is_columns(lines).then_some(Form::Columns))
+}
+
+/// Returns whether a line above a table says what the table has: "# flow in litres per minute".
+pub(super) fn is_comment(line: &str) -> bool {
+    let line = line.trim();
+    ["# ", "## ", "// ", "-- "].iter().any(|sign| line.starts_with(sign))
+        || line.starts_with('(') && line.ends_with(')')
 }
 
 fn has_open_quote(text: &str) -> bool {
