@@ -46,9 +46,8 @@ const RECOVERY_TIME: Duration = Duration::from_secs(20);
 /// Size of the disk, in bytes. What the daemon stores in an hour takes less.
 const DISK_BYTES: u64 = 2 << 30;
 
-/// Time after the last restart in which the store of recent compressions and the cache of the originals' pages fill, so that resident memory
-/// may grow: some 100 MB in 25 minutes.
-const WARM_UP: Duration = Duration::from_secs(1_800);
+/// Time after the last restart in which resident memory may grow.
+const WARM_UP: Duration = Duration::from_secs(600);
 
 /// Largest growth of resident memory after [`WARM_UP`] that may be certain, in MB an hour: a slope less two standard errors.
 const SLOPE_MAX: f64 = 1.0;
@@ -265,7 +264,7 @@ async fn restart_daemon(
 
 fn findings(results: &Results, watch: &Watch<'_>, slope: Option<(f64, f64)>) -> Vec<Finding> {
     let Results { tally, turns, interrupted, refused_by_disk, chunks_checked, .. } = results;
-    let aim = "growth of resident memory without cached blocks, less two standard errors, MB an hour";
+    let aim = "growth of resident memory without bounded stores, less two standard errors, MB an hour";
     let slope = match slope {
         Some((slope, error)) => Finding::at_most(aim, slope - 2.0 * error, SLOPE_MAX)
             .note(format!("{slope:.2} with a standard error of {error:.2}")),
@@ -316,7 +315,7 @@ impl Shared {
 struct Watch<'a> {
     shared: &'a Shared,
     started: Instant,
-    /// Lowest resident memory of each minute, in MB, without cached blocks.
+    /// Lowest resident memory of each minute, in MB, without what bounded stores hold.
     minutes: Vec<f64>,
     peak_mb: f64,
     most_mb: f64,
@@ -342,11 +341,11 @@ impl<'a> Watch<'a> {
                 lowest = lowest.min(daemon.resident()?.now_mb);
             }
             let cpu_seconds = daemon.cpu_seconds()? - cpu_seconds;
-            let blocks_mb = cached_block_bytes(daemon).await? / 1e6;
+            let stored_mb = stored_bytes(daemon).await? / 1e6;
             let Results { tally, turns, chunks_checked, chunks_lost, .. } = &*self.shared.results();
-            self.minutes.push(lowest - blocks_mb);
+            self.minutes.push(lowest - stored_mb);
             println!(
-                "{} s: {lowest:.1} MB, of these {blocks_mb:.1} MB of blocks; \
+                "{} s: {lowest:.1} MB, of these {stored_mb:.1} MB in stores; \
                  {cpu_seconds:.1} s of CPU; {tally}; {turns} turns; {chunks_lost} of {chunks_checked} chunks lost",
                 self.started.elapsed().as_secs()
             );
@@ -358,12 +357,18 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// Returns the bytes of cached blocks, as the daemon's metrics report them.
-async fn cached_block_bytes(daemon: &DaemonProcess) -> anyhow::Result<f64> {
+/// Returns the bytes that the daemon's bounded stores hold, as its metrics report them: cached blocks, recent compressions, pages of files.
+async fn stored_bytes(daemon: &DaemonProcess) -> anyhow::Result<f64> {
     let metrics = HttpRequest::get("/metrics").send(&Caller::new(daemon.admin())).await?;
     let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
-    let line = metrics.lines().find_map(|line| line.strip_prefix("kv_bytes{tier=\"memory\"}"));
-    line.and_then(|value| value.trim().parse().ok()).context("/metrics has no kv_bytes of memory")
+    let mut bytes = None;
+    for line in metrics.lines() {
+        if line.starts_with("kv_bytes{tier=\"memory\"}") || line.starts_with("store_bytes_held{") {
+            let value: f64 = line.rsplit(' ').next().unwrap_or_default().parse()?;
+            bytes = Some(bytes.unwrap_or_default() + value);
+        }
+    }
+    bytes.context("/metrics has no bytes of stores")
 }
 
 /// Returns the slope of values that are one minute apart, by least squares, and its standard error; `None` for too few of
@@ -511,6 +516,7 @@ impl Client {
         results.turns += 1;
         if !received.starts_with(&self.conversation.sent) {
             results.turns_changed += 1;
+            println!("a turn of {} has other earlier messages; disk full: {is_disk_full}", self.model);
         }
         messages.push(answer["choices"][0]["message"].clone());
         let tokens = self.conversation.tokens + tokens;

@@ -22,6 +22,7 @@ use crate::clients::HttpRequest;
 use crate::process::{DaemonProcess, Setup};
 use crate::tenants::create_key;
 use thresher_lab::client::{Caller, HttpResponse};
+use thresher_lab::upstream::{Script, Upstream};
 use thresher_lab::workload::{prose_of, seeded};
 
 /// Directory in which a daemon with default settings keeps its data.
@@ -32,6 +33,10 @@ const DISK_BYTES: u64 = 16 << 20;
 
 /// Conversations that are sent while the disk is full, and that must succeed afterwards.
 const CONVERSATIONS: usize = 5;
+
+/// Clients that go on with a conversation meanwhile, and the turns that each of them sends.
+const CLIENTS: usize = 4;
+const TURNS_WHILE_FULL: usize = 25;
 
 /// How long the daemon may take to notice free space.
 const RECOVERY_TIME_MAX: Duration = Duration::from_secs(20);
@@ -150,7 +155,14 @@ pub async fn deletion(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
 
 /// Runs the row `full-disk`.
 pub async fn full_disk(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
-    let sandbox = setup.sandbox()?;
+    let mut sandbox = setup.sandbox()?;
+    let mut conversations = Vec::new();
+    for number in 0..CLIENTS {
+        conversations.push(StoredConversation::new(number, Upstream::start(Script::ShortAnswer).await?));
+    }
+    let upstreams = conversations.iter().map(|one| one.upstream.setting_with_model(&one.model));
+    sandbox.set("middleware.upstreams", upstreams.collect::<Vec<toml::Value>>());
+    sandbox.set("middleware.tools", vec!["*".to_owned()]);
     let originals = sandbox.path().join(DATA).join("originals");
     let Some(disk) = Mount::new(&originals, DISK_BYTES) else {
         return Ok(vec![Finding::skipped("a full disk", "this user may not mount a file system (tmpfs)")]);
@@ -160,7 +172,14 @@ pub async fn full_disk(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let mut rng = seeded(0, "hostile disk");
     let first = compress_conversation(&caller, &mut rng).await?;
     ensure!(first.status == StatusCode::OK, "a conversation was answered with {}", first.status);
+    for conversation in &mut conversations {
+        conversation.store_first_turn(&caller).await?;
+    }
     let ballast = disk.fill()?;
+    let mut clients = JoinSet::new();
+    for conversation in conversations {
+        clients.spawn(conversation.count_changes(daemon.caller()));
+    }
     let mut while_full = Vec::new();
     for _ in 0..CONVERSATIONS {
         while_full.push(compress_conversation(&caller, &mut rng).await?.status.as_u16());
@@ -172,6 +191,13 @@ pub async fn full_disk(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
         CONVERSATIONS as f64,
     )
     .note(format!("answered {while_full:?}"));
+    let mut changed = 0;
+    while let Some(done) = clients.join_next().await {
+        changed += done??;
+    }
+    let unchanged =
+        Finding::at_most("turns with other earlier messages while the disk is full", changed as f64, 0.0)
+            .note(format!("of {}", CLIENTS * TURNS_WHILE_FULL));
     fs::remove_file(&ballast)?;
     let until = Instant::now() + RECOVERY_TIME_MAX;
     let (mut answered, mut tries, mut last) = (0, 0, String::new());
@@ -191,17 +217,77 @@ pub async fn full_disk(setup: &Setup) -> anyhow::Result<Vec<Finding>> {
     let aim = "conversations answered and stored once the disk has space again";
     let recovered = Finding::at_least(aim, answered as f64, CONVERSATIONS as f64)
         .note(format!("after {tries} requests; the last one: {last}"));
-    Ok(vec![alive, recovered])
+    Ok(vec![alive, unchanged, recovered])
+}
+
+/// A conversation through the middleware, whose first turn was stored before the disk was full.
+struct StoredConversation {
+    model: String,
+    upstream: Upstream,
+    rng: Rng,
+    messages: Vec<Value>,
+    /// The messages of the first turn, as the upstream got them.
+    sent: Vec<Value>,
+}
+
+impl StoredConversation {
+    fn new(number: usize, upstream: Upstream) -> Self {
+        let rng = seeded(number as u64, "hostile disk conversation");
+        Self { model: format!("disk-{number}"), upstream, rng, messages: Vec::new(), sent: Vec::new() }
+    }
+
+    async fn store_first_turn(&mut self, caller: &Caller) -> anyhow::Result<()> {
+        self.messages = self.next_messages();
+        self.sent = self.send(caller, &self.messages).await?;
+        ensure!(self.sent != self.messages, "the first turn was not compressed");
+        self.messages.push(json!({"role": "assistant", "content": "At noon."}));
+        Ok(())
+    }
+
+    /// Sends turns that follow the first one, and counts those in which the first one reaches the upstream in another form than before.
+    async fn count_changes(mut self, caller: Caller) -> anyhow::Result<usize> {
+        let mut changed = 0;
+        for _ in 0..TURNS_WHILE_FULL {
+            let mut messages = self.messages.clone();
+            messages.extend(self.next_messages());
+            let received = self.send(&caller, &messages).await?;
+            changed += usize::from(!received.starts_with(&self.sent));
+        }
+        Ok(changed)
+    }
+
+    /// A question, a call of a tool, and its result.
+    fn next_messages(&mut self) -> Vec<Value> {
+        let call = json!({"id": "c", "type": "function", "function": {"name": "search", "arguments": "{}"}});
+        vec![
+            json!({"role": "user", "content": prose_of(&mut self.rng, 16)}),
+            json!({"role": "assistant", "content": null, "tool_calls": [call]}),
+            json!({"role": "tool", "tool_call_id": "c", "content": prose_of(&mut self.rng, 4 * TOOL_RESULT_TOKENS)}),
+        ]
+    }
+
+    /// Returns the messages as the upstream gets them.
+    async fn send(&self, caller: &Caller, messages: &[Value]) -> anyhow::Result<Vec<Value>> {
+        let body = json!({"model": self.model, "messages": messages, "thresher": {"budget": {"ratio": 0.5}}});
+        let response = HttpRequest::post("/v1/chat/completions", body.to_string()).send(caller).await?;
+        ensure!(response.status.is_success(), "a turn was answered with {}", response.status);
+        let received = self.upstream.take_requests();
+        let last = received.last().context("the upstream got no request")?;
+        let body: Value = serde_json::from_slice(&last.body)?;
+        Ok(body["messages"].as_array().cloned().unwrap_or_default())
+    }
 }
 
 /// Compresses a conversation with a new tool result.
 async fn compress_conversation(caller: &Caller, rng: &mut Rng) -> anyhow::Result<HttpResponse> {
     let call = json!({"id": "c", "type": "function", "function": {"name": "search", "arguments": "{}"}});
-    let body = json!({"messages": [
+    let messages = json!([
         {"role": "user", "content": prose_of(rng, 16)},
         {"role": "assistant", "content": null, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": prose_of(rng, TOOL_RESULT_TOKENS)},
-    ]});
+    ]);
+    // Without a budget, nothing is left out of a result that is not related to the question.
+    let body = json!({"messages": messages, "config": {"target_ratio": 0.5}});
     HttpRequest::post("/headroom/v1/compress", body.to_string()).send(caller).await
 }
 
