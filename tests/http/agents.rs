@@ -656,3 +656,29 @@ async fn results_are_encoded_without_loss_and_sent_again_as_they_were() {
     let sent = bodies.pop_json()["messages"][2]["content"].as_str().expect("a text").to_owned();
     assert_eq!(thresher_codec::decode(&sent).as_deref(), Ok(&*log(80)));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_result_that_the_model_has_is_not_sent_twice() {
+    let (url, bodies) = upstream().await;
+    let daemon = in_front(&with_tools(url, &["*"]), true, 1).await;
+    let file = DOCUMENT.repeat(20);
+    let answer = json!({"role": "assistant", "content": "At noon."});
+    let mut messages = called("read_file", &file);
+    messages.push(answer.clone());
+    messages.extend(called("read_file", &file));
+    let sent = async |messages: &[Value]| -> [Value; 2] {
+        send(&daemon, messages).await;
+        let body = bodies.pop_json();
+        [2, 6].map(|at| body["messages"][at]["content"].clone())
+    };
+    let [first, second] = sent(&messages).await;
+    assert_eq!(first, json!(file));
+    assert_eq!(
+        second,
+        json!("[the same text as the result of read_file above that begins \"Water is wet.\"]")
+    );
+    messages.extend([answer, json!({"role": "user", "content": "And the moon?"})]);
+    assert_eq!(sent(&messages).await, [first, second], "in later turns");
+    messages[2]["content"] = json!("[cleared]");
+    assert_eq!(sent(&messages).await, [json!("[cleared]"), json!(file)], "the first one has gone");
+}
