@@ -20,7 +20,7 @@ pub use self::json_values::json_values;
 use super::limits::{Body, BodyLimits, ListLimit};
 use super::request::{ChunkBody, chunks_of};
 use super::schema::require_one;
-use super::wire::{choice, or_default};
+use super::wire::{TextOrInteger, choice, ids, or_default};
 use crate::error::{ApiError, ErrorCode};
 
 /// Body of `POST /v1/attribute`.
@@ -37,7 +37,8 @@ pub struct AttributeBody {
     #[serde(default)]
     chunks: Option<Vec<ChunkBody>>,
     /// Instead of `chunks`: the ids of registered chunks, each once.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "ids")]
+    #[schemars(with = "Option<Vec<TextOrInteger>>")]
     chunk_ids: Option<Vec<String>>,
     /// Instead of `chunks`: the `id` of the compression whose context the answer was written from.
     #[serde(default)]

@@ -16,6 +16,7 @@ use super::fields;
 use super::limits::{Body, BodyLimits, ListLimit};
 use super::place::{self, PageBody};
 use super::request::{ChunkBody, ChunkFields, read, without_position};
+use super::wire::{Id, TextOrInteger};
 use crate::error::{ApiError, ErrorCode};
 
 /// The most bytes of an id, which is a term of the index and part of a URL.
@@ -44,8 +45,8 @@ pub struct RegisterBody {
 #[serde(deny_unknown_fields)]
 pub struct DeleteBody {
     /// The ids of the chunks to delete.
-    #[schemars(length(min = 1))]
-    pub ids: Vec<String>,
+    #[schemars(with = "Vec<TextOrInteger>", length(min = 1))]
+    ids: Vec<Id>,
 }
 
 /// A parsed batch: the chunks to register, and the errors about the others.
@@ -218,7 +219,7 @@ impl DeleteBody {
     /// `field_empty`.
     pub fn into_ids(self) -> Result<Vec<String>, ApiError> {
         check_not_empty(self.ids.len(), "ids")?;
-        Ok(self.ids)
+        Ok(self.ids.into_iter().map(|Id(id)| id).collect())
     }
 }
 

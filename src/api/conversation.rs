@@ -17,7 +17,7 @@ use super::budget::BudgetBody;
 use super::limits::{Body, BodyLimits, ListLimit};
 use super::request::{ChunkBody, chunks_of};
 use super::response::Range;
-use super::wire::{Object, choice, or_default};
+use super::wire::{Object, TextOrInteger, choice, ids, or_default};
 use crate::error::{ApiError, ErrorCode};
 
 /// The schema of a conversation for `POST /v1/compress`. The body itself is not parsed into this type: its texts are replaced where they
@@ -178,8 +178,8 @@ pub struct MiddlewareBody {
     #[schemars(length(min = 1))]
     chunks: Option<Vec<ChunkBody>>,
     /// Instead of `chunks`: the ids of registered chunks, each once; at least one.
-    #[serde(default)]
-    #[schemars(length(min = 1))]
+    #[serde(default, deserialize_with = "ids")]
+    #[schemars(with = "Option<Vec<TextOrInteger>>", length(min = 1))]
     chunk_ids: Option<Vec<String>>,
     /// How much may be kept; default: as the settings say.
     #[serde(default)]

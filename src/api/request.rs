@@ -23,7 +23,7 @@ use super::kv::{Include, KvBody, KvWanted};
 use super::limits::{Body, BodyLimits, ListLimit};
 use super::place::{self, PageBody};
 use super::schema::require_one;
-use super::wire::{Object, TextOrInteger, Word, choice, or_default, text_or_integer};
+use super::wire::{Object, TextOrInteger, Word, choice, id, ids, or_default};
 use crate::error::{ApiError, ErrorCode};
 
 /// Body of `POST /v1/compress`.
@@ -41,7 +41,8 @@ pub struct CompressBody {
     #[serde(default)]
     chunks: Option<Vec<ChunkBody>>,
     /// Instead of `chunks`: the ids of registered chunks, each once.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "ids")]
+    #[schemars(with = "Option<Vec<TextOrInteger>>")]
     chunk_ids: Option<Vec<String>>,
     /// How much may be kept. Default: as much as the scores support.
     #[serde(default)]
@@ -51,9 +52,9 @@ pub struct CompressBody {
     #[schemars(with = "Option<Granularity>")]
     granularity: Granularity,
     /// The ids of chunks to keep whole.
-    #[serde(default, deserialize_with = "or_default")]
-    #[schemars(with = "Option<Vec<String>>")]
-    keep: Vec<String>,
+    #[serde(default, deserialize_with = "ids")]
+    #[schemars(with = "Option<Vec<TextOrInteger>>")]
+    keep: Option<Vec<String>>,
     /// The order of chunks in the context.
     #[serde(default, deserialize_with = "choice")]
     #[schemars(with = "Option<Order>")]
@@ -125,7 +126,7 @@ pub(super) struct ChunkBody(pub(super) ChunkFields);
 /// A chunk: its text, and optionally an id, a title, metadata and its place in the document.
 pub(super) struct ChunkFields {
     /// The id of the chunk, unique within the request. Default: its index. An integer is taken as the string of its digits.
-    #[serde(default, deserialize_with = "text_or_integer")]
+    #[serde(default, deserialize_with = "id")]
     #[schemars(with = "Option<TextOrInteger>")]
     pub(super) id: Option<String>,
     /// The title, which the model reads before the text.
@@ -317,7 +318,7 @@ impl CompressBody {
             registered: by_id,
             budget: self.budget.map_or(Ok(Budget::default()), |Object(budget)| budget.into_domain())?,
             granularity: self.granularity,
-            keep: self.keep,
+            keep: self.keep.unwrap_or_default(),
             order: self.order,
             format: self.format,
             titles: self.titles,
@@ -471,6 +472,19 @@ mod tests {
         ] {
             assert!(read(json).is_err(), "{json}");
         }
+    }
+
+    #[test]
+    fn ids_of_chunks_may_be_integers() {
+        let read = |ids: &str| {
+            let body = format!(r#"{{"query": "q", "chunk_ids": {ids}}}"#);
+            parse::<CompressBody>(body.as_bytes(), &BodyLimits::default()).map(|body| body.chunk_ids)
+        };
+        let ids = ["7", "a", "-1"].map(str::to_owned).to_vec();
+        assert_eq!(read(r#"[7, "a", -1]"#).expect("ids"), Some(ids));
+        assert_eq!(read("null").expect("none"), None);
+        let error = read("[null]").expect_err("null is no id");
+        assert_eq!(error.message, "chunk_ids[0] is null, expected a string or an integer");
     }
 
     #[test]

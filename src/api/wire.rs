@@ -32,22 +32,38 @@ pub(super) enum TextOrInteger {
     Integer(i64),
 }
 
-/// Reads a string, the digits of an integer, or null as none.
-pub(super) fn text_or_integer<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
-    from.deserialize_any(TextVisitor)
+/// The id of a chunk: a string, or the digits of an integer.
+#[derive(Debug, Clone)]
+pub(super) struct Id(pub(super) String);
+
+/// Reads an id, or null as none.
+pub(super) fn id<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    Ok(Option::deserialize(from)?.map(|Id(id)| id))
 }
 
-struct TextVisitor;
+/// Reads a list of ids, or null as none.
+pub(super) fn ids<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<String>>, D::Error> {
+    let ids: Option<Vec<Id>> = Option::deserialize(from)?;
+    Ok(ids.map(|ids| ids.into_iter().map(|Id(id)| id).collect()))
+}
 
-impl Visitor<'_> for TextVisitor {
-    type Value = Option<String>;
+impl<'de> Deserialize<'de> for Id {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_any(IdVisitor)
+    }
+}
+
+struct IdVisitor;
+
+impl Visitor<'_> for IdVisitor {
+    type Value = Id;
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.write_str("a string or an integer")
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
-        Ok(Some(text.to_owned()))
+        Ok(Id(text.to_owned()))
     }
 
     fn visit_u64<E: de::Error>(self, number: u64) -> Result<Self::Value, E> {
@@ -57,11 +73,7 @@ impl Visitor<'_> for TextVisitor {
     }
 
     fn visit_i64<E: de::Error>(self, number: i64) -> Result<Self::Value, E> {
-        Ok(Some(number.to_string()))
-    }
-
-    fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
-        Ok(None)
+        Ok(Id(number.to_string()))
     }
 }
 

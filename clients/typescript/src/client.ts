@@ -64,7 +64,7 @@ export class Client {
   }
 
   /** Deletes registered chunks. An id that is not registered has the status `unknown`; it is not an error. */
-  deleteChunks(chunkIds: readonly string[], options: CallOptions = {}): Promise<Changes> {
+  deleteChunks(chunkIds: readonly (string | number)[], options: CallOptions = {}): Promise<Changes> {
     return this.json({ method: "POST", path: "/v1/chunks/delete", body: { ids: chunkIds } }, options);
   }
 

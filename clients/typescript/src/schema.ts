@@ -13,13 +13,13 @@ export interface components {
             /** @description The retrieved chunks, in any order. */
             chunks?: components["schemas"]["Chunk"][] | null;
             /** @description Instead of `chunks`: the ids of registered chunks, each once. */
-            chunk_ids?: string[] | null;
+            chunk_ids?: (string | number)[] | null;
             /** @description How much may be kept. Default: as much as the scores support. */
             budget?: components["schemas"]["Budget"] | null;
             /** @description The unit that is kept or dropped as a whole. Default: `sentence`. */
             granularity?: components["schemas"]["Granularity"] | null;
-            /** @description The ids of chunks to keep whole. Default: []. */
-            keep?: string[] | null;
+            /** @description The ids of chunks to keep whole. */
+            keep?: (string | number)[] | null;
             /** @description The order of chunks in the context. Default: `input`. */
             order?: components["schemas"]["Order"] | null;
             /** @description The format of the context. Default: `numbered`. */
@@ -218,7 +218,7 @@ export interface components {
             /** @description The chunks that the answer may have come from. */
             chunks?: components["schemas"]["Chunk"][] | null;
             /** @description Instead of `chunks`: the ids of registered chunks, each once. */
-            chunk_ids?: string[] | null;
+            chunk_ids?: (string | number)[] | null;
             /** @description Instead of `chunks`: the `id` of the compression whose context the answer was written from. */
             compress_id?: string | null;
             /** @description The parts of the answer that are attributed. */
@@ -295,7 +295,7 @@ export interface components {
         /** @description Body of `POST /v1/chunks/delete`. */
         DeleteBody: {
             /** @description The ids of the chunks to delete. */
-            ids: string[];
+            ids: (string | number)[];
         };
         /** @description Body of `POST /v1/search`. */
         SearchBody: {
@@ -394,7 +394,7 @@ export interface components {
             /** @description Chunks to put before the user's message; at least one. */
             chunks?: components["schemas"]["Chunk"][] | null;
             /** @description Instead of `chunks`: the ids of registered chunks, each once; at least one. */
-            chunk_ids?: string[] | null;
+            chunk_ids?: (string | number)[] | null;
             /** @description How much may be kept; default: as the settings say. */
             budget?: components["schemas"]["Budget"] | null;
             /** @description The unit that is kept or dropped as a whole. Default: `sentence`. */

@@ -186,7 +186,7 @@ def register_chunks(
     return Call(Changes, "POST", "/v1/chunks", body)
 
 
-def delete_chunks(chunk_ids: Iterable[str]) -> Call[Changes]:
+def delete_chunks(chunk_ids: Iterable[str | int]) -> Call[Changes]:
     # Also for one id: this endpoint answers `unknown` where `DELETE /v1/chunks/{id}` answers 404, so a retry does not fail.
     return Call(Changes, "POST", "/v1/chunks/delete", fields(ids=chunk_ids))
 

@@ -128,7 +128,7 @@ Tokenizer: TypeAlias = Literal["model", "o200k_base", "cl100k_base"]
 class AttributeOptions(TypedDict, total=False):
     """Options: fields of the body of `POST /v1/attribute`."""
 
-    chunk_ids: Iterable[str] | None
+    chunk_ids: Iterable[str | int] | None
     """Instead of `chunks`: the ids of registered chunks, each once."""
     compress_id: str | None
     """Instead of `chunks`: the `id` of the compression whose context the answer was written from."""
@@ -186,14 +186,14 @@ class CompressOptions(TypedDict, total=False):
 
     messages: Iterable[Mapping[str, Any]] | None
     """The conversation before the question, oldest message first. The question is read with its newest turns."""
-    chunk_ids: Iterable[str] | None
+    chunk_ids: Iterable[str | int] | None
     """Instead of `chunks`: the ids of registered chunks, each once."""
     budget: Budget | None
     """How much may be kept. Default: as much as the scores support."""
     granularity: Granularity | None
     """The unit that is kept or dropped as a whole. Default: `sentence`."""
-    keep: Iterable[str] | None
-    """The ids of chunks to keep whole. Default: []."""
+    keep: Iterable[str | int] | None
+    """The ids of chunks to keep whole."""
     order: Order | None
     """The order of chunks in the context. Default: `input`."""
     format: Format | None

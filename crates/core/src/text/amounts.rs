@@ -5,7 +5,7 @@
 use thresher_text::lexicon::{self, Class};
 
 use super::measure::{Amount, Measure, VERSION_BASE, YEARS};
-use super::term::{MONTHS, Term, WEEKDAYS};
+use super::term::{MONTHS, Run, Term, WEEKDAYS};
 use crate::domain::ByteRange;
 
 /// Units by their names: the base unit, and how many of it one unit is. Names that are also other words, such as
@@ -36,12 +36,12 @@ const UNITS: [(&[&str], &str, f64); 33] = [
     (&["lb", "lbs"], "g", 453.592_37),
     (&["ms", "millisecond", "milliseconds"], "s", 0.001),
     (&["seconds", "sec"], "s", 1.0),
-    (&["minute", "minutes", "min"], "s", 60.0),
-    (&["hour", "hours"], "s", 3600.0),
+    (&["minute", "minutes", "min", "mins"], "s", 60.0),
+    (&["hour", "hours", "hr", "hrs"], "s", 3600.0),
     (&["day", "days"], "s", 86_400.0),
     (&["week", "weeks"], "s", 604_800.0),
     (&["month", "months"], "month", 1.0),
-    (&["year", "years"], "month", 12.0),
+    (&["year", "years", "yr", "yrs"], "month", 12.0),
     (&["decade", "decades"], "month", 120.0),
     (&["century", "centuries"], "month", 1200.0),
 ];
@@ -76,6 +76,10 @@ pub(super) fn set(text: &str, terms: &mut [Term]) {
     for at in 1..terms.len() {
         terms[at].is_unit =
             has_unit(&terms[at - 1]) && is_after(text, terms, at) && unit(&terms[at].folded).is_some();
+        if ["a", "an"].contains(&&*terms[at - 1].folded) {
+            let of = unit(&terms[at].folded);
+            terms[at].of_article = of.map(|(base, factor)| Amount::exact(Measure::Unit(base), factor));
+        }
     }
     for at in 0..terms.len() {
         set_range(text, terms, at);
@@ -101,11 +105,12 @@ fn set_range(text: &str, terms: &mut [Term], at: usize) {
     };
     let Some(end) = terms.get(last) else { return };
     let (Some(first), Some(second)) = (in_unit_of(end, first), end.amount) else { return };
-    // "2-14" without anything that is counted may also be a number of a room, a score or a telephone.
-    if is_joined && first.measure == Measure::Count && !is_between() {
-        return;
-    }
     let Some(second) = in_unit_of(&terms[at], second) else { return };
+    // `8-18, Mon-Fri`.
+    let neighbours = [at.checked_sub(1), Some(last + 1)].into_iter().flatten();
+    let mut amounts = neighbours.filter_map(|at| terms.get(at)?.amount);
+    let is_hours = is_joined && amounts.any(|amount| amount.measure == Measure::Weekday);
+    let [first, second] = [first, second].map(|end| end.as_hour().filter(|_| is_hours).unwrap_or(end));
     if let Some(range) = first.through(&second) {
         (terms[at].amount, terms[at].range) = (Some(first), Some(range));
         (terms[last].amount, terms[last].range) = (Some(second), Some(range));
@@ -124,12 +129,7 @@ fn in_unit_of(other: &Term, number: Amount) -> Option<Amount> {
             let of_other: f64 = other.folded.parse().ok().filter(|value| *value != 0.0)?;
             Some(Amount::exact(amount.measure, rounded(value * amount.low / of_other)?))
         }
-        Measure::Clock if (0.0..=24.0).contains(&value) => {
-            let (day, half) = (24.0 * 60.0, 12.0 * 60.0);
-            let low = value * 60.0 % day;
-            let high = if (1.0..=12.0).contains(&value) { (low + half) % day } else { low };
-            Some(Amount { measure: Measure::Clock, low, high })
-        }
+        Measure::Clock => number.as_hour().or(Some(number)),
         // A day of the month of the other one.
         Measure::Date | Measure::DayOfYear if (1.0..=31.0).contains(&value) => {
             Some(Amount::exact(amount.measure, (amount.low / 100.0).floor() * 100.0 + value))
@@ -152,14 +152,17 @@ fn amount(text: &str, terms: &[Term], at: usize) -> Option<Amount> {
     if let Some((_, place)) = ORDINALS.iter().find(|(word, _)| *word == term.folded) {
         return Some(Amount::exact(Measure::Ordinal, *place));
     }
-    let is_named = term.is_translated || term.bytes.slice(text).starts_with(char::is_uppercase);
-    let place = |names: &[&str]| names.iter().position(|name| is_named && *name == term.folded);
-    if let Some(day) = place(&WEEKDAYS) {
+    if let Some(day) = place_among(&WEEKDAYS, text, terms, at) {
         return Some(Amount::exact(Measure::Weekday, day as f64));
     }
-    if let Some(month) = place(&MONTHS) {
+    if let Some(month) = place_among(&MONTHS, text, terms, at) {
         let first = 100.0 * (month + 1) as f64;
         return Some(Amount { measure: Measure::DayOfYear, low: first, high: first + 99.0 });
+    }
+    if term.folded == "one" {
+        let unit =
+            terms.get(at + 1).filter(|_| is_after(text, terms, at + 1)).and_then(|next| unit(&next.folded));
+        return unit.map(|(base, factor)| Amount::exact(Measure::Unit(base), factor));
     }
     if !term.is_number() {
         return None;
@@ -179,6 +182,36 @@ fn amount(text: &str, terms: &[Term], at: usize) -> Option<Amount> {
         }
         None => Amount::exact(Measure::Count, value),
     })
+}
+
+/// How many words a short name may be from what shows that it is one.
+const SHORT_NAME_REACH: usize = 2;
+
+/// Returns the place among the names of weekdays or months of the word at an index. Short names are also other words: they count near another
+/// name or a time of day, as in `Mon-Fri` and `Sat 10:00`.
+fn place_among(names: &[&str], text: &str, terms: &[Term], at: usize) -> Option<usize> {
+    let place = |term: &Term| {
+        let is_name = term.is_translated || term.bytes.slice(text).starts_with(char::is_uppercase);
+        let is_short =
+            || [Class::Weekday, Class::Month].iter().any(|&class| lexicon::has(class, &term.folded));
+        let is_it = |name: &&str| **name == term.folded || name.starts_with(&*term.folded) && is_short();
+        if is_name { names.iter().position(is_it) } else { None }
+    };
+    let found = place(&terms[at])?;
+    let is_time = |term: &Term| term.amount.is_some_and(|amount| amount.measure == Measure::Clock);
+    let near = at.saturating_sub(SHORT_NAME_REACH)..terms.len().min(at + SHORT_NAME_REACH + 1);
+    let is_shown = || {
+        near.clone().any(|other| other != at && (is_time(&terms[other]) || place(&terms[other]).is_some()))
+    };
+    (names[found] == terms[at].folded || is_shown()).then_some(found)
+}
+
+/// Returns `half a` before a unit as a number, as in `half an hour`.
+pub(super) fn half(terms: &[Term]) -> Option<Run> {
+    let [half, article, of, ..] = terms else { return None };
+    let is_half =
+        half.folded == "half" && ["a", "an"].contains(&&*article.folded) && unit(&of.folded).is_some();
+    is_half.then(|| Run { terms: 2, folded: "0.5".to_owned(), amount: None })
 }
 
 /// Returns the version that a word is, as it is written and as an amount: `v2.1`, `1.2.3`, or two numbers after a name or a word such as
@@ -295,7 +328,7 @@ fn unit(name: &str) -> Option<(&'static str, f64)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Amount, Measure};
+    use super::{Amount, Measure, Term};
     use crate::text::{terms, terms_in};
 
     fn amounts(text: &str) -> Vec<Amount> {
@@ -316,7 +349,8 @@ mod tests {
         check("$12 and 12 dollars, $4.2 million", "$", &[12.0, 12.0, 4_200_000.0]);
         check("12 euros and € 12", "€", &[12.0, 12.0]);
         check("ninety minutes, 1.5 hours", "s", &[5400.0, 5400.0]);
-        check("two years, 24 months", "month", &[24.0, 24.0]);
+        check("two years, 24 months, one year", "month", &[24.0, 24.0, 12.0]);
+        check("one hour, 60 mins, half an hour, one-hour", "s", &[3600.0, 3600.0, 1800.0, 3600.0]);
         check("0.1 kg, 100 g", "g", &[100.0, 100.0]);
         check("9 km², 9,000,000 m², 9 square kilometres, 900 hectares", "m²", &[9e6, 9e6, 9e6, 9e6]);
         check("2 m³", "m³", &[2.0]);
@@ -338,7 +372,7 @@ mod tests {
         let measures: Vec<Measure> =
             amounts("In 2019 $12 million").iter().map(|amount| amount.measure).collect();
         assert_eq!(measures, [Measure::Year, Measure::Unit("$")]);
-        assert_eq!(amounts("B12 and no number, %; 3:1, 12/5/1931"), []);
+        assert_eq!(amounts("B12 and no number, %; 3:1, 12/5/1931; one of them, the Sun"), []);
         check("in May", Measure::DayOfYear, 500.0, 599.0);
     }
 
@@ -392,7 +426,14 @@ mod tests {
             ("from 8 to 6 pm", "10 am", true),
             ("24 to 31 December", "28 December", true),
             ("from 2 to 5", "4", true),
-            ("2-14", "8", false),
+            ("Open 8-18", "10:00", true),
+            ("Mon-Fri, 8-18", "19:00", false),
+            ("Mon-Fri 8-18, Sat 9-12", "10:00", true),
+            ("Mon to Fri", "Wednesday", true),
+            ("Mon–Fri", "Sunday", false),
+            ("Oct-Apr", "January", true),
+            ("takes 3-5 working days", "4", true),
+            ("3-5 working days", "7", false),
         ] {
             let of = |text: &str| terms_in(text, &[], None);
             let stated = of(stated).remove(0);
@@ -406,5 +447,8 @@ mod tests {
         let found = terms("5 km away, km", &[]);
         let units: Vec<bool> = found.iter().map(|term| term.is_unit).collect();
         assert_eq!(units, [false, true, false, false]);
+        let keys = |text: &str| terms(text, &[]).iter().filter_map(Term::number_key).collect::<Vec<_>>();
+        assert_eq!(keys("an hour"), keys("60 minutes"));
+        assert_eq!(amounts("an hour"), [], "it may be a rate");
     }
 }

@@ -31,6 +31,9 @@ pub enum Measure {
 /// The base to which the numbers of a version are digits. Larger ones are no versions.
 pub(super) const VERSION_BASE: f64 = 100_000.0;
 
+/// Half a day in minutes, the unit of [`Measure::Clock`].
+const HALF_DAY: f64 = 12.0 * 60.0;
+
 /// The amounts between two, which are counted as they are written: from October to April is a range.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AmountRange {
@@ -96,10 +99,21 @@ impl Amount {
         matches!(self.measure, Measure::Clock | Measure::DayOfYear | Measure::Weekday)
     }
 
-    /// Returns whether the amount can lie in a range.
+    /// Returns a count of hours as the time of day that it can be, as in `8-18`; `None` if it is none.
+    pub(super) fn as_hour(&self) -> Option<Self> {
+        const HOUR: f64 = 60.0;
+        let is_hour = self.measure == Measure::Count && (0.0..=24.0).contains(&self.low);
+        let low = self.low * HOUR % (2.0 * HALF_DAY);
+        let is_ambiguous = (1.0..=12.0).contains(&self.low);
+        let high = if is_ambiguous { (low + HALF_DAY) % (2.0 * HALF_DAY) } else { low };
+        is_hour.then_some(Self { measure: Measure::Clock, low, high })
+    }
+
+    /// Returns whether the amount can lie in a range. For a time of day, a range of counts is one of hours.
     pub(super) fn is_within(&self, range: &AmountRange) -> bool {
-        let Some((amount, from)) = self.on_one_scale(&range.from) else { return false };
-        let Some((_, to)) = self.on_one_scale(&range.to) else { return false };
+        let end = |end: &Self| end.as_hour().filter(|_| self.measure == Measure::Clock).unwrap_or(*end);
+        let Some((amount, from)) = self.on_one_scale(&end(&range.from)) else { return false };
+        let Some((_, to)) = self.on_one_scale(&end(&range.to)) else { return false };
         let is_between = |low: f64, high: f64, from: f64, to: f64| {
             if from <= to { from <= low && high <= to } else { low >= from || high <= to }
         };
@@ -107,7 +121,6 @@ impl Amount {
             return is_between(amount.low, amount.high, from.low, to.high);
         }
         // Each of the times can be one of two: `8:00 to 6:00` ends at 18:00, and `1:00 to 5:00` is at night or in the afternoon.
-        const HALF_DAY: f64 = 12.0 * 60.0;
         let end = if from.low <= to.low { to.low } else { to.high };
         let is_ambiguous = from.low != from.high && to.low != to.high;
         [amount.low, amount.high].iter().any(|&time| {

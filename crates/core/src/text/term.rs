@@ -38,6 +38,8 @@ pub struct Term {
     pub range: Option<AmountRange>,
     /// Whether the term is the unit of the number before it.
     pub is_unit: bool,
+    /// The amount of a unit behind an article, as in `an hour`. It may also be a rate: `600 requests an hour`.
+    pub of_article: Option<Amount>,
     /// Whether the term is the English name of a month or a weekday that the text has in another language.
     pub is_translated: bool,
 }
@@ -53,7 +55,15 @@ pub(super) struct Run {
 
 impl Term {
     pub(super) fn new(bytes: ByteRange, folded: String) -> Self {
-        Self { bytes, folded, amount: None, range: None, is_unit: false, is_translated: false }
+        Self {
+            bytes,
+            folded,
+            amount: None,
+            range: None,
+            is_unit: false,
+            of_article: None,
+            is_translated: false,
+        }
     }
 
     /// Returns whether the term is an English function word, which has little meaning by itself, such as
@@ -62,12 +72,13 @@ impl Term {
         !lexicon::langs(Class::Function, &self.folded).and(Langs::ENGLISH).is_empty()
     }
 
-    /// Returns a second name for a number, which says what it counts: its amount in the base unit, its place in an order or, without a
-    /// unit, its value. It begins with `=`, as no [`Self::folded`] does.
+    /// Returns a second name for a number, and for the unit in `an hour`, which says what it counts: its amount in the base unit, its place in an
+    /// order or in the week or, without a unit, its value. It begins with `=`, as no [`Self::folded`] does.
     pub fn number_key(&self) -> Option<String> {
-        match self.amount {
+        match self.amount.or(self.of_article) {
             Some(Amount { measure: Measure::Unit(base), low, .. }) => Some(format!("={low} {base}")),
             Some(Amount { measure: Measure::Ordinal, low, .. }) => Some(format!("={low} ordinal")),
+            Some(Amount { measure: Measure::Weekday, low, .. }) => Some(format!("={low} weekday")),
             Some(_) => Some(self.key_without_unit()),
             None => None,
         }
@@ -84,9 +95,11 @@ impl Term {
         format!("={}", self.folded)
     }
 
-    /// Returns whether the term is a number with a known unit, or a place in an order.
+    /// Returns whether the term is a number with a known unit, a place in an order or a day of the week.
     pub fn is_measured(&self) -> bool {
-        self.amount.is_some_and(|amount| matches!(amount.measure, Measure::Unit(_) | Measure::Ordinal))
+        self.amount.is_some_and(|amount| {
+            matches!(amount.measure, Measure::Unit(_) | Measure::Ordinal | Measure::Weekday)
+        })
     }
 
     /// Returns whether the term is the name of a weekday or a month. `may` and `march` are words, too.
@@ -147,8 +160,14 @@ pub enum Limit {
     AtMost,
 }
 
-/// Returns the other names of a date, which say less than it: for `2028-06-30` these are `2028`, `june`, `2028-06` and `06-30`.
+/// Returns the other names of a date, which say less than it: for `2028-06-30` these are `2028`, `june`, `2028-06` and `06-30`; and `8:00` of
+/// the `8` in `8 bis 18 Uhr`.
 fn coarser_names(term: &Term) -> Vec<String> {
+    if let Some(Amount { measure: Measure::Clock, low, .. }) = term.amount
+        && !term.folded.contains(':')
+    {
+        return vec![format!("{}:{:02}", (low / 60.0).floor(), low % 60.0)];
+    }
     if !term.amount.is_some_and(|amount| matches!(amount.measure, Measure::Date | Measure::DayOfYear)) {
         return Vec::new();
     }

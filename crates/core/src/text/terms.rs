@@ -69,7 +69,9 @@ fn read(text: &str, cuts: &[usize], writing: Option<Writing>) -> Vec<Term> {
         Some(writing) => locale::translate(text, cuts, found, writing),
         None => found,
     };
-    join(text, cuts, found, |text, terms| clock::read(text, terms).or_else(|| negation(terms)))
+    join(text, cuts, found, |text, terms| {
+        clock::read(text, terms).or_else(|| negation(terms)).or_else(|| amounts::half(terms))
+    })
 }
 
 /// Returns the negation of several words with which a list of terms begins, such as `instead of`.
@@ -122,7 +124,7 @@ fn words(text: &str, cuts: &[usize]) -> Vec<ByteRange> {
         let inside = cuts[first..].iter().copied().take_while(|&cut| cut < end);
         let mut from = start;
         for to in inside.chain([end]) {
-            for part in cells(ByteRange::new(from, to).slice(text)) {
+            for part in cells(text, ByteRange::new(from, to)) {
                 let part = part.trim_matches('_');
                 let at = part.as_ptr() as usize - text.as_ptr() as usize;
                 let unit = numbers::unit_at(part).filter(|&unit| unit < part.len()).unwrap_or(0);
@@ -140,12 +142,19 @@ fn words(text: &str, cuts: &[usize]) -> Vec<ByteRange> {
     found
 }
 
-/// Divides what UAX #29 takes for one word at the separators of cells: `Q4,1248` and `12;13` are two cells, `1,248` and `1,5` are numbers.
-fn cells(word: &str) -> impl Iterator<Item = &str> {
+/// Divides what UAX #29 takes for one word at the separators of cells: `Q4,1248`, `12;13` and, between two more cells, `120,340` are two cells;
+/// `1,248` and `1,5` are numbers.
+fn cells(text: &str, bytes: ByteRange) -> impl Iterator<Item = &str> {
+    let word = bytes.slice(text);
     let groups = || word.split(',');
     let is_number = !word.contains(char::is_alphabetic);
     let is_decimal = groups().count() == 2 && groups().any(|group| group.len() < 3);
-    let is_one = word.contains(',') && is_number && (is_decimal || numbers::value(word).is_some());
+    // A comma of a sentence has a space behind it.
+    let is_cell = |c: char| c.is_alphanumeric() || c == '"';
+    let is_in_row = text[..bytes.start].strip_suffix(',').is_some_and(|before| before.ends_with(is_cell))
+        || text[bytes.end..].strip_prefix(',').is_some_and(|after| after.starts_with(is_cell));
+    let is_one =
+        word.contains(',') && is_number && !is_in_row && (is_decimal || numbers::value(word).is_some());
     word.split(move |c: char| c == ';' || c == ',' && !is_one)
 }
 
@@ -317,6 +326,12 @@ mod tests {
             "Q4,1248;12 1010,1100 2021,5,7",
             &[],
             &["q4", "1248", "12", "1010", "1100", "2021", "5", "7"],
+        );
+        check(
+            "cells of three digits",
+            "North,120,340\n12,500,South \"Q1\",1,5 fell to 1,248, then",
+            &[],
+            &["north", "120", "340", "12", "500", "south", "q1", "1", "5", "fell", "to", "1248", "then"],
         );
         check("decimal commas and groups", "1,248 1,5 1,248,000", &[], &["1248", "1,5", "1248000"]);
         check("a name in capitals", "not by IT, it is", &[], &["not", "by", "IT", "it", "is"]);

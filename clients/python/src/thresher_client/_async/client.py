@@ -165,7 +165,7 @@ class AsyncClient:
         """
         return await self._call(_calls.register_chunks(chunks, extra_body=extra_body, **options), timeout_s)
 
-    async def delete_chunks(self, chunk_ids: Iterable[str], *, timeout_s: float | None = None) -> Changes:
+    async def delete_chunks(self, chunk_ids: Iterable[str | int], *, timeout_s: float | None = None) -> Changes:
         """Deletes registered chunks. An id that is not registered has the status `unknown`; it is not an error."""
         return await self._call(_calls.delete_chunks(chunk_ids), timeout_s)
 

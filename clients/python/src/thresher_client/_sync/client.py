@@ -166,7 +166,7 @@ class Client:
         """
         return self._call(_calls.register_chunks(chunks, extra_body=extra_body, **options), timeout_s)
 
-    def delete_chunks(self, chunk_ids: Iterable[str], *, timeout_s: float | None = None) -> Changes:
+    def delete_chunks(self, chunk_ids: Iterable[str | int], *, timeout_s: float | None = None) -> Changes:
         """Deletes registered chunks. An id that is not registered has the status `unknown`; it is not an error."""
         return self._call(_calls.delete_chunks(chunk_ids), timeout_s)
 

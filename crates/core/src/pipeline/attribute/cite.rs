@@ -54,7 +54,7 @@ pub struct PartOutcome {
     /// The chunks that the part may have come from, best first.
     pub sources: Vec<Source>,
     /// How many independent sources support the part: copies, windows that overlap and chunks with the same title count once, and chunks
-    /// that support it only together as one. 0 if no source is cited, and at most [`SOURCES_INDEPENDENT_MAX`].
+    /// that support it only together as one. 0 if no source is cited or all support it only partly, and at most [`SOURCES_INDEPENDENT_MAX`].
     pub sources_independent: usize,
     /// What the sources say that excludes the part, in the order of the answer.
     pub conflicts: Vec<Conflict>,
@@ -226,14 +226,16 @@ pub(super) fn attribute(
     if !verdict.is_cited() || lacks_number {
         sources.iter_mut().for_each(|source| (source.cited, source.tied) = (false, false));
     }
-    let sources_independent = if !sources.iter().any(Source::is_citation) {
+    let sources_independent = if verdict == Verdict::Partly || !sources.iter().any(Source::is_citation) {
         0
     } else if let Some(complete) = complete {
         let holders = units_with_all(candidates, scores, part).filter(|&unit| unit != complete);
         let holds = |unit: usize| {
             Part::align(candidates, scores, part, &[unit]).is_some_and(|part| {
                 let Gathered { evidence, .. } = Gathered::gather(&part, true);
-                !evidence.negation_differs && evidence.numbers_excluded + evidence.numbers_missing == 0.0
+                !evidence.negation_differs
+                    && !evidence.negation_is_unclear
+                    && evidence.numbers_excluded + evidence.numbers_missing == 0.0
             })
         };
         count_independent(candidates, complete, holders, holds, cancel)?

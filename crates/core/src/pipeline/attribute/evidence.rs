@@ -26,6 +26,8 @@ pub struct Evidence {
     pub numbers_within: f32,
     /// Whether either the part or its sources deny a word that the others do not deny.
     pub negation_differs: bool,
+    /// Whether both deny something, and cannot be told to deny the same: `not ordered by IT`, of what is `ordered, but not by IT`.
+    pub negation_is_unclear: bool,
     /// The number of the part's content words that no cited chunk has.
     pub words_missing: f32,
     /// The share of the pairs of neighbouring words of the part that are neighbours in the sources.

@@ -7,12 +7,15 @@
 //!       └─▶ how far it repeats the sources ─────────────┘
 //! ```
 
+use std::collections::HashSet;
+
 use super::evidence::{
     Conflict, ConflictKind, EVIDENCE_MIN, Evidence, UnsupportedKind, UnsupportedSpan, mean,
 };
 use super::part::{Part, PartWord, UnitWord, denied};
 use super::sentence_scores::AnswerTerm;
 use super::term_ids::TermId;
+use crate::text::lexicon::{self, Class};
 use crate::text::{Amount, Limit};
 
 /// The weight of a word outside of the part, relative to a word inside, is [`CONTEXT_WEIGHT`] times
@@ -120,6 +123,8 @@ impl Gathered {
             part.words.iter().map(|word| (word.term.id, word.term.is_negation)).collect();
         let is_content = |at: usize| part.words[at].term.is_content;
         let denied_by_part = denied(own.len(), &|at| own[at].1, &is_content);
+        let reached = reached_by_negations(part, &denied_by_part);
+        let may_agree = part.all_unit_words().any(|word| reached.contains(&word.id) && part.denies(&word));
         for &(negation, word) in &denied_by_part {
             let Some(id) = part.words[word].term.id else { continue };
             let places: Vec<UnitWord> = part.all_unit_words().filter(|other| other.id == Some(id)).collect();
@@ -127,6 +132,10 @@ impl Gathered {
                 continue;
             }
             let Some(&place) = places.first() else { continue };
+            if may_agree {
+                self.evidence.negation_is_unclear = true;
+                continue;
+            }
             let (bytes, kind) = (part.words[negation].term.bytes, UnsupportedKind::Negation);
             self.evidence.negation_differs = true;
             self.unsupported.push(UnsupportedSpan { bytes, kind });
@@ -135,8 +144,7 @@ impl Gathered {
         // A denial of the sentence that has most of the part's words, which the part leaves out.
         let Some(top) = part.unit_words.first() else { return };
         let affirmed = |word: &&UnitWord| {
-            let own = part.words.iter().position(|own| own.term.is_content && own.term.id == word.id);
-            own.is_some_and(|own| !denied_by_part.iter().any(|(_, denied)| *denied == own))
+            part.content().any(|own| own.term.id == word.id) && !reached.contains(&word.id)
         };
         if let Some(word) = top.iter().filter(|word| part.denies(word)).find(affirmed) {
             let (bytes, kind) = (part.bytes, UnsupportedKind::NegationDropped);
@@ -188,8 +196,7 @@ impl Gathered {
         if self.unsupported.is_empty() {
             // Words that do not count much, such as `until`, are all that the sources lack.
             for word in missing {
-                let is_number = word.term.is_number || word.term.word.amount.is_some();
-                let kind = if is_number { UnsupportedKind::Number } else { UnsupportedKind::Word };
+                let kind = if word.term.is_number { UnsupportedKind::Number } else { UnsupportedKind::Word };
                 self.unsupported.push(UnsupportedSpan { bytes: word.term.bytes, kind });
             }
         }
@@ -209,6 +216,20 @@ fn conflict_with_units(part: &Part, at: usize, other: UnitWord) -> Conflict {
         conflict.source.end = part.source_bytes(*unit).end;
     }
     conflict
+}
+
+/// Returns the ids of the words that a negation of the part may deny: those that it denies, and all content words after it, up to a word such as
+/// `but`. "Not ordered by IT" may deny that something is ordered, or that IT does it.
+fn reached_by_negations(part: &Part, denied: &[(usize, usize)]) -> HashSet<Option<TermId>> {
+    let mut reached: HashSet<_> = denied.iter().map(|&(_, word)| part.words[word].term.id).collect();
+    let mut is_denied = false;
+    for PartWord { term, .. } in &part.words {
+        is_denied = (is_denied || term.is_negation) && !lexicon::has(Class::GoesOn, &term.word.folded);
+        if is_denied && term.is_content {
+            reached.insert(term.id);
+        }
+    }
+    reached
 }
 
 /// Returns the number of a unit that has all other words of the part, if it differs from the number `at` of the part, which stands only in

@@ -94,7 +94,7 @@ pub(super) struct AnswerTerm {
     /// The id of the term; `None` if no chunk contains it.
     pub id: Option<TermId>,
     /// The ids of what a source may say instead of a number with a unit: the same amount, or the number without a
-    /// unit. Also for a place in an order. `None` for other words.
+    /// unit. Also for a place in an order and a day of the week. `None` for other words.
     pub amount_ids: Option<[Option<TermId>; 2]>,
     /// Whether the word is the unit of the number before it.
     pub is_unit: bool,
@@ -113,7 +113,8 @@ impl AnswerTerm {
     /// Returns whether a source has the word, of which `has` tells whether it has a term.
     pub fn is_in(&self, has: impl Fn(Option<TermId>) -> bool) -> bool {
         match self.amount_ids {
-            Some(ids) => ids.into_iter().any(has),
+            // A place or a day, and `one`, may also be plain words.
+            Some(ids) => ids.into_iter().any(&has) || !self.word.is_number() && has(self.id),
             None => has(self.id),
         }
     }

@@ -114,7 +114,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         return Judgement::without_support(Verdict::NotFound);
     }
     // Whether what holds from one number to another holds for one between them cannot be told.
-    if !is_repeated(evidence) || evidence.numbers_within > 0.0 {
+    if !is_repeated(evidence) || evidence.numbers_within > 0.0 || evidence.negation_is_unclear {
         return Judgement::without_support(Verdict::Unjudged);
     }
     let support = sigmoid(log_odds_if_copied(evidence));
@@ -167,7 +167,8 @@ fn is_repeated(evidence: &Evidence) -> bool {
 
 /// Returns whether the sources have every word of a part, most of them in its order, and nothing that excludes one.
 fn is_complete_copy(evidence: &Evidence) -> bool {
-    evidence.copied >= COMPLETE_MIN && evidence.words_missing == 0.0 && !evidence.negation_differs
+    let negates_same = !evidence.negation_differs && !evidence.negation_is_unclear;
+    evidence.copied >= COMPLETE_MIN && evidence.words_missing == 0.0 && negates_same
 }
 
 /// Returns the log-odds that the sources support a part that repeats them. The weights are set by hand, so that a complete copy has a
@@ -231,6 +232,7 @@ mod tests {
         check("a number differs", differs, Contradicted, numbers);
         let negated = Evidence { negation_differs: true, ..copied };
         check("a negation differs", negated, Contradicted, copy);
+        check("another negation", Evidence { negation_is_unclear: true, ..copied }, Unjudged, None);
         check("a negation and a word differ", Evidence { words_missing: 1.0, ..negated }, Partly, copy);
         check("in other words", Evidence { negation_differs: true, ..other }, Unjudged, None);
 
