@@ -97,11 +97,12 @@ const CORE: Table = &[
     ("regular_files", &[]),
     ("shape", &[]),
     ("text", &["domain"]),
+    ("text_cache", &[]),
     ("rc", &["domain"]),
     ("model", &["domain", "regular_files", "text::script_of", "rc::OverQuestion", "rc::Reference"]),
     ("private_files", &[]),
     ("kv", &["domain", "private_files"]),
-    ("pipeline", &["domain", "memory", "text", "rc", "model", "kv", "plain", "regular_files"]),
+    ("pipeline", &["domain", "memory", "text", "text_cache", "rc", "model", "kv", "plain", "regular_files"]),
     ("engine", &["domain", "model", "kv", "pipeline"]),
 ];
 
@@ -143,7 +144,6 @@ const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
             "calibration",
             "cancel",
             "clock",
-            "count",
             "question",
             "repeats",
             "scan",
@@ -194,7 +194,7 @@ const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
     ("seams", &["neighbours", "units"]),
     ("source_conflicts", &["cancel", "units"]),
     ("tokenize", &["cancel", "validate"]),
-    ("units", &["blocks", "count", "tokenize"]),
+    ("units", &["blocks", "tokenize"]),
     ("validate", &[]),
 ];
 
@@ -208,16 +208,7 @@ const OWNED: &[(&str, &[&str])] = &[
     ("icu_segmenter", &["crates/text/src/sentences.rs", "crates/text/src/stops.rs"]),
     ("aho_corasick", &["crates/text/src/mentions.rs", "src/middleware/copied.rs"]),
     ("tiktoken_rs", &["crates/core/src/pipeline/count.rs", "crates/core/src/pipeline/units.rs"]),
-    (
-        "quick_cache",
-        &[
-            "crates/core/src/kv/local/bounded.rs",
-            "crates/core/src/pipeline/attribute/term_ids.rs",
-            "crates/core/src/pipeline/count.rs",
-            "crates/core/src/pipeline/units.rs",
-            "src/middleware/untouched.rs",
-        ],
-    ),
+    ("quick_cache", &["crates/core/src/kv/local/bounded.rs", "crates/core/src/text_cache.rs"]),
     ("axum", &["src/http.rs", "src/http/", "src/app.rs", "src/config/relations.rs"]),
     ("clap", &["src/cli.rs", "src/cli/"]),
     ("anyhow", &["src/app.rs", "src/cli.rs", "src/cli/"]),

@@ -3,10 +3,10 @@
 
 use std::collections::BTreeSet;
 
-use quick_cache::sync::Cache;
 use serde::{Deserialize, Serialize};
 use thresher_core::domain::Kind;
 use thresher_core::text::outline::{Layout, kind_of};
+use thresher_core::text_cache::TextCache;
 
 use super::json::Located;
 
@@ -90,27 +90,22 @@ impl TextKind {
     }
 }
 
-/// A cache of the kinds of texts, by the hashes of the texts: an agent sends the results of its tools with each request again.
-pub struct TextKinds(Cache<[u8; 32], Option<TextKind>>);
+/// A cache of the kinds of texts: an agent sends the results of its tools with each request again.
+pub struct TextKinds(TextCache<(), Option<TextKind>>);
 
-/// The number of texts whose kinds are remembered. An entry takes about 70 bytes.
+/// The number of texts whose kinds are remembered.
 const TEXTS_MAX: usize = 1 << 12;
 
 impl Default for TextKinds {
     fn default() -> Self {
-        Self(Cache::new(TEXTS_MAX))
+        Self(TextCache::new(TEXTS_MAX))
     }
 }
 
 impl TextKinds {
     /// Returns the first of the kinds that a text is of, from the cache if possible; `None` if it may be shortened.
     pub fn of(&self, text: &str) -> Option<TextKind> {
-        let key = *blake3::hash(text.as_bytes()).as_bytes();
-        self.0.get(&key).unwrap_or_else(|| {
-            let kind = TextKind::of(text);
-            self.0.insert(key, kind);
-            kind
-        })
+        self.0.get_or_find((), text, || TextKind::of(text))
     }
 }
 

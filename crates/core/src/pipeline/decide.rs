@@ -374,7 +374,7 @@ mod tests {
             are_probabilities: false,
         };
         let counter = TokenCounter::new(request.tokenizer, &tokenizer);
-        let (cancel, text_costs) = (Cancel::default(), TextCosts::new());
+        let (cancel, text_costs) = (Cancel::default(), TextCosts::default());
         // The evidence of twenty labelled questions was complete at efforts up to 10, and that of one at 60.
         let efforts = (1..=20).map(|effort| effort as f32 / 2.0).chain([60.0]).collect();
         let limits = CoverageLimits::of_efforts(efforts, String::new(), String::new()).expect("enough rows");
