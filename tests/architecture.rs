@@ -456,7 +456,6 @@ impl File {
         if path == "lib" { String::new() } else { path }
     }
 
-    /// The code before its tests.
     fn code_of_product(&self) -> &str {
         self.code.split("mod tests {").next().unwrap_or_default()
     }

@@ -127,7 +127,6 @@ impl<T: TtlEntry> TtlStore<T> {
         self.bytes_max
     }
 
-    /// Returns the seconds until an entry expires.
     pub fn expire_s(&self) -> u64 {
         self.expire.as_secs()
     }
@@ -139,7 +138,6 @@ impl<T: TtlEntry> TtlStore<T> {
         state.by_id.get(id).cloned()
     }
 
-    /// Drops the values for which `keeps` is false.
     pub fn retain(&self, keeps: impl Fn(&T) -> bool) {
         let mut state = self.state();
         let State { by_id, ages, bytes } = &mut *state;

@@ -147,7 +147,6 @@ pub struct Settings {
     pub scoring: Scoring,
 }
 
-/// The error of a request that has no result.
 #[derive(Debug, Error)]
 pub enum PipelineError {
     /// The caller must change the request; the message says what.

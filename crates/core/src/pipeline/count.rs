@@ -9,7 +9,6 @@ use crate::domain::TokenizerName;
 use crate::model::tokenizer::ModelTokenizer;
 use crate::text_cache::TextCache;
 
-/// Counts tokens with one tokenizer.
 #[derive(Clone)]
 pub enum TokenCounter {
     Model(Arc<ModelTokenizer>),

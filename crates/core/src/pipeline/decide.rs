@@ -41,7 +41,6 @@ const IN_PLACE_OF_BEST_MIN: f32 = 0.5;
 pub struct Decision {
     /// The text to send to the language model.
     pub context: String,
-    /// The tag in the markers of the context.
     pub marker_tag: Option<MarkerTag>,
     pub usage: Usage,
     /// The indices of all chunks, in the order of the result.
@@ -65,7 +64,6 @@ pub struct Decision {
 /// What a decision needs besides the request and its scores.
 #[derive(Clone, Copy)]
 pub struct DecideContext<'a> {
-    /// Counts tokens with the request's tokenizer.
     pub counter: &'a TokenCounter,
     /// The cache of the token counts of frames.
     pub text_costs: &'a TextCosts,

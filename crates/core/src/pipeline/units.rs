@@ -126,7 +126,6 @@ impl Outlines {
         own.map(move |at| first + at).chain(self.across.get(&unit).into_iter().flatten().copied())
     }
 
-    /// Lets units require units of other chunks.
     pub fn require_across(&mut self, needs: impl Iterator<Item = (usize, usize)>) {
         for (unit, other) in needs {
             self.across.entry(unit).or_default().push(other);
