@@ -163,7 +163,6 @@ impl Access {
         }
     }
 
-    /// Returns whether clients need a key.
     pub fn is_keyed(&self) -> bool {
         self.0.is_some()
     }

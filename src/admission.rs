@@ -17,9 +17,7 @@ pub use self::shares::{Sharer, Shares, Slot};
 /// The numbers of requests that are admitted at the same time.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// The most requests that are worked on at once.
     pub concurrency_max: usize,
-    /// The most requests that wait for a permit.
     pub queue_max: usize,
 }
 
@@ -101,7 +99,6 @@ impl Admission {
         self.draining.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether [`Self::drain`] was called.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }

@@ -62,17 +62,10 @@ pub struct Config {
     pub telemetry: Telemetry,
 }
 
-/// Why the settings cannot be used.
 #[derive(Debug, Error)]
 pub enum ConfigError {
-    /// The settings file cannot be read.
     #[error("cannot read {path}: {source}{}", advice(path, source))]
-    Read {
-        path: PathBuf,
-        /// The error of the operating system.
-        source: std::io::Error,
-    },
-    /// The settings file is not TOML.
+    Read { path: PathBuf, source: std::io::Error },
     #[error("{path} is not TOML: {source}")]
     Parse {
         path: PathBuf,
@@ -224,7 +217,6 @@ fn split(setting: &str) -> (&str, &str) {
     setting.rsplit_once('.').unwrap_or(("", setting))
 }
 
-/// The environment variable that sets `setting`.
 fn variable_name(setting: &str) -> String {
     format!("{ENV_PREFIX}{}", setting.to_ascii_uppercase().replace('.', "__"))
 }

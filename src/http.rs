@@ -113,7 +113,6 @@ pub fn paths() -> Vec<&'static str> {
     routes().into_iter().map(|(path, _)| path).collect()
 }
 
-/// The router of the public listener.
 pub fn router(service: Service) -> Router {
     let (origins, cors) = (service.origins.clone(), service.origins.cors());
     // Gateways join paths in different ways, so a slash may follow each of them.
@@ -150,7 +149,6 @@ async fn without_sniffing(mut answer: Response) -> Response {
     answer
 }
 
-/// The methods that are passed on to upstreams.
 fn passed_on() -> MethodRouter<Service> {
     let handle = middleware::passthrough::handle;
     get(handle).post(handle).put(handle).patch(handle).delete(handle)

@@ -34,7 +34,6 @@ impl KvDtype {
         }
     }
 
-    /// The bytes of a number.
     fn size(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -201,7 +200,6 @@ impl KvExportFile {
         self.kept.is_none() && self.export.is_exact()
     }
 
-    /// Returns the number format of keys and values.
     pub fn dtype(&self) -> KvDtype {
         self.layout.dtype
     }

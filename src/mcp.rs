@@ -135,7 +135,6 @@ impl Refusal {
         Self::new(-32600, Shortened(text).to_string())
     }
 
-    /// An error about a wrong header.
     pub fn request(text: &str) -> Self {
         Self::new(-32000, Shortened(text).to_string())
     }
@@ -145,7 +144,6 @@ impl Refusal {
         !self.id.is_null()
     }
 
-    /// Whether the body is not JSON.
     pub fn is_no_json(&self) -> bool {
         self.code == -32700
     }

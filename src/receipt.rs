@@ -40,7 +40,6 @@ struct Signature {
     sig: String,
 }
 
-/// Why a receipt cannot be verified.
 #[derive(Debug, Error)]
 pub enum ReceiptError {
     #[error("the type of the payload is {0:?}; it must be {PAYLOAD_TYPE:?}")]

@@ -34,7 +34,6 @@ const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most bytes that are read of a collector's answer, which names the spans that the collector refused.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
-/// Why logs and traces cannot be set up.
 #[derive(Debug, Error)]
 pub enum TelemetryError {
     #[error("telemetry.log is not a filter: {0}")]

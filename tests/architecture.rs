@@ -97,11 +97,12 @@ const CORE: Table = &[
     ("regular_files", &[]),
     ("shape", &[]),
     ("text", &["domain"]),
+    ("text_cache", &[]),
     ("rc", &["domain"]),
     ("model", &["domain", "regular_files", "text::script_of", "rc::OverQuestion", "rc::Reference"]),
     ("private_files", &[]),
     ("kv", &["domain", "private_files"]),
-    ("pipeline", &["domain", "memory", "text", "rc", "model", "kv", "plain", "regular_files"]),
+    ("pipeline", &["domain", "memory", "text", "text_cache", "rc", "model", "kv", "plain", "regular_files"]),
     ("engine", &["domain", "model", "kv", "pipeline"]),
 ];
 
@@ -143,7 +144,6 @@ const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
             "calibration",
             "cancel",
             "clock",
-            "count",
             "question",
             "repeats",
             "scan",
@@ -194,7 +194,7 @@ const STAGE_MAY_NAME: &[(&str, &[&str])] = &[
     ("seams", &["neighbours", "units"]),
     ("source_conflicts", &["cancel", "units"]),
     ("tokenize", &["cancel", "validate"]),
-    ("units", &["blocks", "count", "tokenize"]),
+    ("units", &["blocks", "tokenize"]),
     ("validate", &[]),
 ];
 
@@ -208,16 +208,7 @@ const OWNED: &[(&str, &[&str])] = &[
     ("icu_segmenter", &["crates/text/src/sentences.rs", "crates/text/src/stops.rs"]),
     ("aho_corasick", &["crates/text/src/mentions.rs", "src/middleware/copied.rs"]),
     ("tiktoken_rs", &["crates/core/src/pipeline/count.rs", "crates/core/src/pipeline/units.rs"]),
-    (
-        "quick_cache",
-        &[
-            "crates/core/src/kv/local/bounded.rs",
-            "crates/core/src/pipeline/attribute/term_ids.rs",
-            "crates/core/src/pipeline/count.rs",
-            "crates/core/src/pipeline/units.rs",
-            "src/middleware/untouched.rs",
-        ],
-    ),
+    ("quick_cache", &["crates/core/src/kv/local/bounded.rs", "crates/core/src/text_cache.rs"]),
     ("axum", &["src/http.rs", "src/http/", "src/app.rs", "src/config/relations.rs"]),
     ("clap", &["src/cli.rs", "src/cli/"]),
     ("anyhow", &["src/app.rs", "src/cli.rs", "src/cli/"]),
@@ -465,7 +456,6 @@ impl File {
         if path == "lib" { String::new() } else { path }
     }
 
-    /// The code before its tests.
     fn code_of_product(&self) -> &str {
         self.code.split("mod tests {").next().unwrap_or_default()
     }
@@ -559,10 +549,11 @@ fn libraries_are_used_only_by_the_files_that_own_them() {
     }
 }
 
-/// The folders whose rules know words, and how many lists of words they have outside `crates/text/lexicon`. The number may only fall.
+/// The folders whose rules know words, and how many lists of words they have outside `crates/text/lexicon`: weekdays and months, whose places
+/// are their numbers, and the codes of languages. The number may only fall.
 const RULES: [&str; 4] =
     ["crates/text/src/", "crates/core/src/text/", "crates/core/src/pipeline/", "src/middleware/"];
-const WORD_LISTS_MAX: usize = 23;
+const WORD_LISTS_MAX: usize = 3;
 
 #[test]
 fn words_that_rules_know_are_in_the_lexicon() {
@@ -572,7 +563,10 @@ fn words_that_rules_know_are_in_the_lexicon() {
         let source = std::fs::read_to_string(root.join(&file.path)).expect("a source file");
         let code = source.split("#[cfg(test)]").next().unwrap_or_default();
         let inside = code.split('[').map(|part| part.split(']').next().unwrap_or_default());
-        let found = inside.filter(|part| is_word_list(part));
+        let strings =
+            code.split("&str =").skip(1).filter_map(|rest| rest.split(';').next()?.split('"').nth(1));
+        let found =
+            inside.filter(|part| is_word_list(part)).chain(strings.filter(|text| is_words_in_one(text)));
         lists
             .extend(found.map(|list| format!("{}: {:.60}", file.path, list.trim_start().replace('\n', " "))));
     }
@@ -587,6 +581,13 @@ fn is_word_list(inside: &str) -> bool {
         !word.is_empty() && word.chars().all(|c| c.is_alphabetic() || c == ' ' || c == '\'')
     };
     items.len() >= 6 && items.iter().filter(|item| is_word(item)).count() * 4 >= items.len() * 3
+}
+
+/// Returns whether a string is a list of at least six words in lower case.
+fn is_words_in_one(text: &str) -> bool {
+    let words: Vec<&str> = text.split_whitespace().filter(|word| *word != "\\").collect();
+    let is_word = |word: &&str| word.chars().all(|c| c.is_lowercase() || c == '-' || c == '_');
+    words.len() >= 6 && words.iter().all(is_word)
 }
 
 #[test]

@@ -14,7 +14,6 @@ use libfuzzer_sys::Corpus;
 
 pub type Target = fn(&[u8]) -> Corpus;
 
-/// Each target with its name.
 pub const ALL: &[(&str, Target)] = &[
     ("blocks", blocks::run),
     ("changes", changes::run),

@@ -16,17 +16,9 @@ const NAME_BYTES_MAX: usize = 64;
 #[derive(Debug, Error)]
 pub enum KeysError {
     #[error("cannot read {} (access.keys_file): {cause}", path.display())]
-    Read {
-        path: PathBuf,
-        /// The error of the operating system.
-        cause: io::Error,
-    },
+    Read { path: PathBuf, cause: io::Error },
     #[error("{}: {problem}", path.display())]
-    Content {
-        path: PathBuf,
-        /// What is wrong, and where.
-        problem: KeyFileProblem,
-    },
+    Content { path: PathBuf, problem: KeyFileProblem },
 }
 
 impl KeysError {

@@ -45,17 +45,9 @@ pub enum IssueError {
     #[error("the system provides no random numbers for a key")]
     Random,
     #[error("cannot use the key file {}: {cause}", path.display())]
-    File {
-        path: PathBuf,
-        /// The error of the operating system.
-        cause: io::Error,
-    },
+    File { path: PathBuf, cause: io::Error },
     #[error("{}: {problem}; nothing was added", path.display())]
-    Content {
-        path: PathBuf,
-        /// What is wrong, and where.
-        problem: KeyFileProblem,
-    },
+    Content { path: PathBuf, problem: KeyFileProblem },
 }
 
 impl NewKey {

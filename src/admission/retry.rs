@@ -25,9 +25,7 @@ pub struct Load {
     pub hold: Duration,
     /// Mean time for which the slots that are held now have been held.
     pub age: Duration,
-    /// Number of slots that are held now.
     pub held: usize,
-    /// Number of requests that wait for a slot.
     pub waiting: usize,
 }
 

@@ -19,7 +19,6 @@ pub struct Limits {
     pub body_bytes_max: usize,
     /// How long the head of a request may take to arrive, and again the first byte of its body.
     pub read_max: Duration,
-    /// The longest deadline that a request may set.
     pub deadline_max: Duration,
     pub bodies: BodyLimits,
     pub prefilter: Prefilter,

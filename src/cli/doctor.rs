@@ -37,7 +37,6 @@ struct Report {
 }
 
 impl Report {
-    /// Prints the line of a check.
     fn line<E: Into<anyhow::Error>>(&mut self, name: &str, found: Result<Finding, E>) {
         let (level, text) = match found {
             Ok(Fine(text)) => ("ok", text),

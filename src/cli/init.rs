@@ -20,7 +20,6 @@ use crate::process;
 /// The file that the project ships, with all settings and their defaults.
 const SETTINGS: &str = include_str!("../../config/thresher.toml");
 
-/// The folder of `--system`.
 const ROOT_OF_SYSTEM: &str = "/var/lib/thresher";
 
 /// The line of [`SETTINGS`] that names the folder of the model.

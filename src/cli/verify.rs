@@ -32,14 +32,12 @@ pub struct Args {
     public_key: Option<String>,
 }
 
-/// The outcome of the check, as JSON.
 #[derive(Serialize)]
 struct Report {
     verified: bool,
     signed_by: Option<String>,
     /// Whether the receipt was signed by the key that `--public-key` names.
     signer_checked: bool,
-    /// Why the receipt itself is invalid.
     receipt_error: Option<String>,
     /// Where the receipt differs from the attribution that was just made.
     differences: Vec<Difference>,

@@ -76,7 +76,6 @@ struct ParsedRequest {
     chunk_reference: Option<ChunkReference>,
 }
 
-/// A request together with its chunks.
 struct LoadedRequest {
     request: AttributeRequest,
     options: AttributeOptions,

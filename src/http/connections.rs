@@ -74,7 +74,6 @@ pub struct Connection {
     connections: Connections,
 }
 
-/// Why the daemon closes a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Close {
     /// It has been idle for too long. The client is told before the connection is closed.
@@ -97,7 +96,6 @@ struct State {
     requests_in_flight: usize,
     /// The ids of those requests whose keys are valid.
     accepted: HashSet<u64>,
-    /// The end of the last request.
     idle_since: Instant,
     next_id: u64,
     /// Responses of which the connection took a frame and has not asked for the next one, with the time of that frame.
@@ -124,7 +122,6 @@ impl RequestHandle {
         self.activity.state().accepted.insert(self.id);
     }
 
-    /// Whether the request comes from this machine.
     pub fn is_local(&self) -> bool {
         self.activity.peer.to_canonical().is_loopback()
     }

@@ -181,7 +181,6 @@ pub fn tool(tool: &'static str, code: &'static str) {
     counter!("mcp_calls_total", "tool" => tool, "code" => code).increment(1);
 }
 
-/// Metrics of an export of keys and values.
 pub fn kv_export(export: &KvAnswer) {
     let policy = match export.policy {
         KvPolicy::Chunks => "chunks",
@@ -198,7 +197,6 @@ pub fn kv_export_part(bytes: usize) {
     counter!("kv_export_bytes_sent_total").increment(bytes as u64);
 }
 
-/// Records the model and its device.
 pub fn model(model: &ModelInfo) {
     gauge!("model_info", "model" => model.name.clone(), "device" => model.device.name.clone()).set(1.0);
 }

@@ -100,7 +100,6 @@ impl OriginPolicy {
         Self(Arc::new(Allowed { hosts, origins, ..allowed }))
     }
 
-    /// The origins that the settings name.
     pub(super) fn origins(&self) -> Vec<String> {
         let origins = self.0.origins.iter().filter_map(|origin| origin.to_str().ok());
         origins.map(str::to_owned).collect()

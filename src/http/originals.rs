@@ -32,7 +32,6 @@ impl StoredTurns {
         serde_json::from_slice(&found?).ok()
     }
 
-    /// Stores what was sent of turns, by their keys.
     pub fn put(&self, turns: &[([u8; 32], SentTurn)]) {
         let turns: Vec<([u8; 32], Vec<u8>)> =
             turns.iter().map(|(key, sent)| (*key, serde_json::to_vec(sent).expect("it is JSON"))).collect();
@@ -65,7 +64,6 @@ pub struct StoredText<'a> {
 }
 
 impl<'a> StoredText<'a> {
-    /// The text under its hash.
     pub fn new(text: &'a str) -> Self {
         Self { hash: Hash::compute(text), text }
     }

@@ -25,7 +25,6 @@ struct File {
     bytes: &'static [u8],
 }
 
-/// Includes a built file of the page.
 macro_rules! built {
     ($name:literal) => {
         include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/web/dist/", $name))

@@ -261,7 +261,6 @@ pub fn check_ids(ids: &[String], count_max: usize) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// A lookup of registered chunks by their ids.
 pub struct ChunkLookup<'a> {
     pub registry: &'a Registry,
     pub ids: &'a [String],

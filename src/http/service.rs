@@ -46,7 +46,6 @@ pub struct Service {
 
 #[derive(Clone)]
 pub struct Admin {
-    /// The state of the public listener.
     pub service: Service,
     /// Renders all metrics in the text format of Prometheus.
     pub render: Arc<dyn Fn() -> String + Send + Sync>,
@@ -55,7 +54,6 @@ pub struct Admin {
 /// What handlers read of the settings and limits.
 #[derive(Debug, Clone)]
 pub struct ServeSettings {
-    /// Whether the listeners serve the page.
     pub page: bool,
     pub time_limits: TimeLimits,
     /// The bytes of a body, for requests that the daemon answers itself.
@@ -238,12 +236,10 @@ impl Scope {
         Ok(self.tenant_state.registry()?)
     }
 
-    /// The recent compressions of the tenant.
     pub fn handles(&self) -> &TtlStore<RecentRequest> {
         self.tenant_state.handles()
     }
 
-    /// The exports of keys and values of the tenant.
     pub fn kv_handles(&self) -> &TtlStore<KvExportFile> {
         self.tenant_state.kv_handles()
     }

@@ -31,7 +31,6 @@ pub struct Tls {
     current: Arc<CurrentCertificate>,
 }
 
-/// Why a certificate cannot be used.
 #[derive(Debug, ThisError)]
 pub enum TlsError {
     #[error("cannot read {} and {} (http.tls_cert_file, http.tls_key_file): {cause}", cert.display(), key.display())]

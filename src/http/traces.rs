@@ -48,7 +48,6 @@ fn begin(
     parent.with_span(span.start_with_context(tracer, parent))
 }
 
-/// Marks the span of a context as failed.
 fn fail(context: &Context, error: impl Into<Cow<'static, str>>) {
     let span = context.span();
     span.set_attribute(KeyValue::new(ERROR_TYPE, error.into()));
@@ -173,7 +172,6 @@ impl Retrieval {
     }
 }
 
-/// Records a compression in the current span.
 pub fn compressed(outcome: &Compressed) {
     let kept = outcome.chunks.iter().filter(|chunk| chunk.kept).count();
     chunks(outcome.chunks.len(), Some(kept));

@@ -33,7 +33,6 @@ pub struct BlockStream {
     splits: Vec<(u64, u64)>,
 }
 
-/// A text block that arrives.
 #[derive(Debug, Default)]
 struct OpenBlock {
     text: Relayed,
@@ -47,7 +46,6 @@ impl BlockStream {
         !self.splits.is_empty()
     }
 
-    /// Returns the bytes of text that are kept.
     pub fn held_bytes(&self) -> usize {
         self.open.values().map(|block| block.text.held_bytes() + TEXT_BYTES).sum()
     }
@@ -71,7 +69,6 @@ impl BlockStream {
         self.open.contains_key(&index)
     }
 
-    /// Reads more text of an open block.
     pub fn text(&mut self, index: u64, more: &str, event: Bytes) -> Vec<BlockStep> {
         let Some(block) = self.open.get_mut(&index).filter(|_| !more.is_empty()) else {
             return self.pass(event);
@@ -82,7 +79,6 @@ impl BlockStream {
         steps
     }
 
-    /// Reads the end of a block.
     pub fn stop(&mut self, index: u64, event: Bytes) -> Vec<BlockStep> {
         let mut steps = Vec::new();
         if let Some(block) = self.open.get_mut(&index) {

@@ -49,7 +49,6 @@ impl SeenTexts {
         })
     }
 
-    /// Returns the text of a source, by its index.
     pub fn text(&self, index: usize) -> &str {
         &self.sources[index].chunk.text
     }
@@ -85,7 +84,6 @@ impl SeenTexts {
     }
 }
 
-/// What is added to an answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Additions {
     pub citations: bool,

@@ -66,7 +66,6 @@ impl<'a> Part<'a> {
     }
 }
 
-/// The kind of a text in a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PartKind {
     /// Text that the author of the message wrote.

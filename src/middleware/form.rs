@@ -8,10 +8,8 @@ use std::fmt::Write as _;
 
 use memchr::memmem;
 
-/// The most parts of a form that are read.
 const PARTS_MAX: usize = 1_000;
 
-/// The most bytes of the headers of a part.
 const HEAD_BYTES_MAX: usize = 4_096;
 
 /// The most bytes of a delimiter without its hyphens (RFC 2046, 5.1.1).

@@ -36,7 +36,6 @@ impl<'a> Located<'a> {
         self.at..self.at + self.json.len()
     }
 
-    /// Returns the JSON text of the value.
     pub fn json(self) -> &'a str {
         self.json
     }
@@ -256,7 +255,6 @@ impl Edits {
         }
     }
 
-    /// Returns whether there are no replacements.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -1,19 +1,6 @@
 //! What a person wrote in a message. Clients put other text beside it: reminders, the state of an editor, memories, files of rules.
 
-use super::untouched::is_in;
-
-/// Elements that clients insert into messages of the user, as far as their names follow no rule of [`is_inserted`].
-const INSERTED: &str = "\
-    additional_data agents attached_files claude current_file editor_state environment git_status memories memory \
-    open_and_recently_viewed_files project_layout tool_use_error workspace";
-
-/// First and last words of the names of such elements.
-const BEGINS: &str = "agents claude command environment ide local-command system user-prompt";
-const ENDS: &str = "caveat context details hook info memories memory reminder rules selection stderr stdout";
-
-/// Elements in which clients put what the person wrote, next to elements of their own. People write such elements, too, beside
-/// other words.
-const WRITTEN: &str = "feedback query question request task user_message user_query user_request";
+use thresher_core::text::lexicon::{Class, has};
 
 /// Returns what a person wrote of the text of a message: without the elements that clients insert, and only the content of
 /// elements such as `<task>`, if there are any.
@@ -24,7 +11,7 @@ pub fn written(text: &str) -> String {
     while let Some(element) = Element::next(text, at) {
         rest.push_str(&text[at..element.start]);
         at = element.end;
-        if is_in(WRITTEN, element.name) {
+        if has(Class::UserElement, element.name) {
             written.push_str(if written.is_empty() { "" } else { "\n" });
             written.push_str(&text[element.content.clone()]);
         } else if !is_inserted(element.name) {
@@ -41,9 +28,11 @@ pub fn written(text: &str) -> String {
 
 /// Returns whether clients insert elements with this name.
 fn is_inserted(name: &str) -> bool {
-    let begins = || name.match_indices(['-', '_']).any(|(at, _)| is_in(BEGINS, &name[..at]));
+    let begins =
+        || name.match_indices(['-', '_']).any(|(at, _)| has(Class::ClientElementBegins, &name[..at]));
     let end = name.rsplit(['-', '_']).next().unwrap_or_default();
-    is_in(INSERTED, name) || name.contains(['-', '_']) && (is_in(ENDS, end) || begins())
+    has(Class::ClientElement, name)
+        || name.contains(['-', '_']) && (has(Class::ClientElementEnds, end) || begins())
 }
 
 /// An element such as `<task>…</task>` that begins a line of a text.
@@ -69,7 +58,7 @@ impl<'a> Element<'a> {
                 .chars()
                 .next_back()
                 .is_none_or(|c| c == '\n' || c == '>');
-            if !begins_line || !(is_in(WRITTEN, name) || is_inserted(name)) {
+            if !begins_line || !(has(Class::UserElement, name) || is_inserted(name)) {
                 continue;
             }
             let open = name_end + text[name_end..].find('>')? + 1;

@@ -97,7 +97,6 @@ pub struct Record {
     parent: usize,
 }
 
-/// The records of a JSON text, in order.
 #[derive(Debug, Clone, Default)]
 pub struct Records(Vec<Record>);
 
@@ -147,7 +146,6 @@ struct Object {
 /// A list or object that is open.
 struct Level {
     is_list: bool,
-    /// The index of the innermost object.
     object: usize,
     /// Whether its fields may name the object.
     names_object: bool,

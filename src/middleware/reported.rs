@@ -9,7 +9,6 @@ use super::json::Located;
 use super::sse::{self, Events};
 use super::usage::{Counted, Usage};
 
-/// The most bytes of a name that are kept.
 const NAME_BYTES_MAX: usize = 256;
 
 /// The most reasons that are kept: one for each choice.
@@ -20,7 +19,6 @@ const REASON_COUNT_MAX: usize = 32;
 pub struct Reported {
     pub id: Option<String>,
     pub model: Option<String>,
-    /// Why the model stopped, for each choice.
     pub finish_reasons: Vec<String>,
     /// The tokens of the input, those that were read from a cache or written to one included.
     pub input_tokens: Option<u64>,
@@ -85,7 +83,6 @@ impl AnswerReader {
         Self { dialect, form, wanted, counted, reported, text, bytes_max, is_cut: false, is_complete: false }
     }
 
-    /// Reads the next bytes of the answer.
     pub fn push(&mut self, bytes: &[u8]) {
         match &mut self.form {
             Form::Json(_) if self.is_cut => {}

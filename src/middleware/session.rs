@@ -14,7 +14,6 @@ use super::dialect::{Conversation, Message, Part};
 use super::find;
 use super::rewrite::Shortened;
 
-/// The most characters of the id of a session.
 pub const SESSION_ID_CHARS_MAX: usize = 256;
 
 /// The key of a value in the store of originals.

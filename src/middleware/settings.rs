@@ -17,7 +17,6 @@ use super::paths;
 pub struct MiddlewareSettings {
     /// The upstreams. A request goes to the first one that has its model. Empty: the middleware is off.
     pub upstreams: Vec<UpstreamSettings>,
-    /// What compression may leave out.
     pub mode: Mode,
     /// Whether citations are added to answers of compressed requests.
     pub cite: bool,
@@ -105,7 +104,6 @@ pub struct UpstreamSettings {
 /// The key that requests to an upstream carry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Credential {
-    /// The key in the upstream's `key_file`.
     KeyFile,
     Caller,
     Nothing,
@@ -129,7 +127,6 @@ const RESERVED_HEADERS: [&str; 13] = [
     "x-api-key",
 ];
 
-/// Which requests the middleware compresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum When {

@@ -60,7 +60,6 @@ impl Events {
         self.buffer.len() > self.bytes_max
     }
 
-    /// Returns the number of buffered bytes.
     pub fn held_bytes(&self) -> usize {
         self.buffer.len()
     }

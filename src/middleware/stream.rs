@@ -23,7 +23,6 @@ pub enum Step {
     /// Citations of a text are added here.
     Cite {
         finished: FinishedText,
-        /// The event that ended the text.
         event: Bytes,
     },
     /// An event is forwarded as [`AnswerStream::forward`] returns it.
@@ -64,7 +63,6 @@ pub struct AnswerStream {
     is_incomplete: bool,
     /// Bytes of all texts of the answer, and of what is kept to address their citations.
     counted_bytes: usize,
-    /// The limit of `counted_bytes`.
     bytes_max: usize,
 }
 

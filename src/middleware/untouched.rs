@@ -3,10 +3,11 @@
 
 use std::collections::BTreeSet;
 
-use quick_cache::sync::Cache;
 use serde::{Deserialize, Serialize};
 use thresher_core::domain::Kind;
+use thresher_core::text::lexicon::{self, Class};
 use thresher_core::text::outline::{Layout, kind_of};
+use thresher_core::text_cache::TextCache;
 
 use super::json::Located;
 
@@ -18,32 +19,11 @@ const LINES_MIN: usize = 3;
 
 const PATH_BYTES_MAX: usize = 260;
 
-/// Words in the name of a tool that works on files, or on what a person or another agent says.
-const VERBS: &str = "\
-    apply ask cat codebase delete diff edit editor glob grep insert ls memories memory multiedit notebook patch path paths replace rg \
-    skill skills todo tree write agent subagent";
-
-/// Words in the name of a tool that lists files or lines.
-const LISTING: &str = "glob grep ls paths rg tree";
-
-/// Words that mean a file in the name of a tool.
-const FILES: &str = "dir directory file files filesystem folder fs";
-
-/// Words in the name of a tool that reads something: a file, unless another word says what.
-const READING: &str = "load open read show view";
-
-/// Words in the name of a tool that reads something of the web.
-const WEB: &str = "browser html http link page pages site url urls web webpage website wiki";
-
 /// Names of tools that no rule knows: those that give originals back, and that of a sub-agent.
 const NAMES: [&str; 3] = ["headroom_retrieve", "task", "thresher__retrieve"];
 
 /// Names of tools of retrievers that have a word of a file.
 const RETRIEVERS: [&str; 2] = ["file_search", "files_search"];
-
-const SHELLS: &str = "bash cmd command exec execute powershell run shell sh terminal";
-
-const PRINTING: &str = "awk bat cat get-content head less more nl sed tail type";
 
 /// Names of tools with the kind of their results.
 pub type ToolKinds = BTreeSet<(String, &'static str)>;
@@ -90,27 +70,22 @@ impl TextKind {
     }
 }
 
-/// A cache of the kinds of texts, by the hashes of the texts: an agent sends the results of its tools with each request again.
-pub struct TextKinds(Cache<[u8; 32], Option<TextKind>>);
+/// A cache of the kinds of texts: an agent sends the results of its tools with each request again.
+pub struct TextKinds(TextCache<(), Option<TextKind>>);
 
-/// The number of texts whose kinds are remembered. An entry takes about 70 bytes.
+/// The number of texts whose kinds are remembered.
 const TEXTS_MAX: usize = 1 << 12;
 
 impl Default for TextKinds {
     fn default() -> Self {
-        Self(Cache::new(TEXTS_MAX))
+        Self(TextCache::new(TEXTS_MAX))
     }
 }
 
 impl TextKinds {
     /// Returns the first of the kinds that a text is of, from the cache if possible; `None` if it may be shortened.
     pub fn of(&self, text: &str) -> Option<TextKind> {
-        let key = *blake3::hash(text.as_bytes()).as_bytes();
-        self.0.get(&key).unwrap_or_else(|| {
-            let kind = TextKind::of(text);
-            self.0.insert(key, kind);
-            kind
-        })
+        self.0.get_or_find((), text, || TextKind::of(text))
     }
 }
 
@@ -118,17 +93,17 @@ impl TextKinds {
 /// user, or brings the report of another agent. Web pages are no files.
 pub fn is_untouched(name: &str) -> bool {
     let (server, tool) = parts(name);
-    let has = |list: &str| tool.split('_').any(|word| is_in(list, word));
-    let is_file = has(FILES) || server.is_some_and(|server| server.split('_').any(|word| is_in(FILES, word)));
+    let has = |class| has_word(class, &tool);
+    let is_file = has(Class::ToolFile) || server.is_some_and(|server| has_word(Class::ToolFile, &server));
     if RETRIEVERS.contains(&&*tool) {
         return false;
     }
-    is_named(name, &NAMES) || has(VERBS) || is_file || has(READING) && !has(WEB)
+    is_named(name, &NAMES) || has(Class::ToolActs) || is_file || has(Class::ToolReads) && !has(Class::ToolWeb)
 }
 
 /// Returns whether the name of a tool says that it lists files or lines that match.
 pub fn lists(name: &str) -> bool {
-    parts(name).1.split('_').any(|word| is_in(LISTING, word))
+    has_word(Class::ToolLists, &parts(name).1)
 }
 
 /// Returns whether a tool runs a command that prints a file that is no log. `arguments` begins with the command.
@@ -142,8 +117,8 @@ pub fn prints_file(name: &str, arguments: &str) -> bool {
     };
     let (program, rest) = command.split_once(' ').unwrap_or((command, ""));
     let program = program.rsplit('/').next().unwrap_or(program);
-    tool.split('_').any(|word| is_in(SHELLS, word))
-        && is_in(PRINTING, &program.to_lowercase())
+    has_word(Class::Shell, &tool)
+        && lexicon::is(Class::Prints, program)
         && !rest.contains(['|', '>'])
         && !rest.split_whitespace().any(is_log)
 }
@@ -175,9 +150,9 @@ pub fn retrieves(name: &str) -> bool {
     parts(name).1.ends_with("retrieve")
 }
 
-/// Returns whether a list of words, divided by white space, has a word.
-pub fn is_in(list: &str, word: &str) -> bool {
-    list.split_ascii_whitespace().any(|listed| listed == word)
+/// Returns whether the name of a tool, as [`parts`] returns it, has a word of a class.
+fn has_word(class: Class, name: &str) -> bool {
+    name.split('_').any(|word| lexicon::has(class, word))
 }
 
 /// Returns whether the name of a tool is one of `names`. The server before a name, its case and its hyphens do not matter: `mcp__files__ReadFile` is

@@ -22,15 +22,10 @@ pub struct SigningKey {
     pkcs8: Vec<u8>,
 }
 
-/// Why the key cannot be loaded or created.
 #[derive(Debug, Error)]
 pub enum KeyError {
     #[error("cannot read or write the key file {} (receipts.key_file): {cause}", path.display())]
-    File {
-        path: PathBuf,
-        /// The error of the operating system.
-        cause: io::Error,
-    },
+    File { path: PathBuf, cause: io::Error },
     #[error(
         "{} (receipts.key_file) is not an Ed25519 key as PKCS#8 in PEM; remove the file, and the daemon creates a new key",
         path.display()

@@ -16,7 +16,6 @@ use thresher_core::pipeline::{Codec, Pipeline};
 const SCORE_TOLERANCE_RELATIVE: f64 = 1e-3;
 const SCORE_TOLERANCE_ABSOLUTE: f64 = 1e-5;
 
-/// The version of the form of statements.
 pub const VERSION: u32 = 2;
 
 /// A record of one attribution. All ranges are in bytes.

@@ -13,7 +13,6 @@ use crate::middleware::usage::Usage;
 /// The name under which models, or tools, are counted together if there are too many.
 pub const OTHER: &str = "other";
 
-/// A million tokens, of which prices are.
 const MILLION: f64 = 1e6;
 
 /// What was done to a request that was to be compressed.
@@ -127,7 +126,6 @@ impl SavedAs {
 }
 
 impl Counts {
-    /// Returns the counts of one request.
     pub fn count(exchange: &Exchange) -> Self {
         let (before, after) = exchange.tokens;
         // Where nothing was left out, nothing was saved.

@@ -144,7 +144,6 @@ impl State {
     }
 }
 
-/// The path of the API of a request.
 pub fn route(dialect: Dialect) -> &'static str {
     match dialect {
         Dialect::Chat => "/v1/chat/completions",

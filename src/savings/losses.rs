@@ -13,7 +13,6 @@ use crate::middleware::untouched::ToolKinds;
 /// The most tools that are counted apart, with the kinds of their texts.
 const ROW_COUNT_MAX: usize = 256;
 
-/// The most bytes of the name of a tool.
 const NAME_BYTES_MAX: usize = 128;
 
 /// How many results are remembered, so that each counts once.

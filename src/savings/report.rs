@@ -89,7 +89,6 @@ pub struct Coverage {
 }
 
 impl ModelSavings {
-    /// Creates the row of a model and its route.
     pub fn new(model: String, route: &str, counts: Counts, price: Option<Price>) -> Self {
         let money = price.as_ref().map(|price| counts.money(price));
         let money_missing =
@@ -124,7 +123,6 @@ impl Coverage {
         .with_shares()
     }
 
-    /// Returns the same counts with their share.
     pub fn with_shares(mut self) -> Self {
         self.sentences_kept_share =
             (self.sentences > 0).then(|| self.sentences_kept as f64 / self.sentences as f64);

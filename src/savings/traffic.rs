@@ -31,7 +31,6 @@ use crate::middleware::usage::Usage;
 /// The most turns whose compression is remembered for later requests of their conversations.
 const TURN_COUNT_MAX: usize = 100_000;
 
-/// The most bytes of an answer that are read.
 const ANSWER_BYTES_MAX: usize = 8 << 20;
 
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -143,7 +142,6 @@ impl Turns {
 }
 
 impl Replay {
-    /// Creates a replay without any request.
     pub fn new(middleware: MiddlewareSettings, savings: SavingsSettings, pipeline: Arc<Pipeline>) -> Self {
         let (limits, ledger) = (MiddlewareLimits::default(), Ledger::new(Arc::new(savings)));
         let (kinds, turns) = (TextKinds::default(), Turns::default());

@@ -134,7 +134,6 @@ impl<T: TtlEntry> TtlStore<T> {
         state.bytes
     }
 
-    /// Returns the seconds until an entry expires.
     pub fn expire_s(&self) -> u64 {
         self.expire.as_secs()
     }
@@ -146,7 +145,6 @@ impl<T: TtlEntry> TtlStore<T> {
         state.by_id.get(id).cloned()
     }
 
-    /// Drops the values for which `keeps` is false.
     pub fn retain(&self, keeps: impl Fn(&T) -> bool) {
         let mut state = self.state();
         let State { by_id, ages, bytes } = &mut *state;

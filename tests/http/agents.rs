@@ -24,7 +24,6 @@ use crate::{
 
 const DOCUMENT: &str = "Water is wet.\nThe tide is at noon.\nThe moon is far.\nShips are slow.\nGulls are loud.\nRopes are long.\n";
 
-/// The bodies of requests.
 #[derive(Clone, Default)]
 struct Bodies(Arc<Mutex<Vec<String>>>);
 

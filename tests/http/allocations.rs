@@ -115,7 +115,6 @@ fn check<T>(
     check_within(TIMES_MAX, name, body, error, parse);
 }
 
-/// The same with another limit.
 #[track_caller]
 fn check_within<T>(
     times_max: usize,

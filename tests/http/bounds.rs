@@ -6,7 +6,6 @@ use serde_json::{Value, json};
 use crate::support::wire::{ask_with, post};
 use crate::{check_error, daemon, good, scripted};
 
-/// A list of `count` equal items.
 fn many(item: &str, count: usize) -> String {
     format!("[{}]", vec![item; count].join(","))
 }

@@ -22,7 +22,6 @@ fn two_tenants() -> String {
     entry("a", "tenant = \"a\"") + &entry("b", "tenant = \"b\"")
 }
 
-/// A scripted model behind a gate, and the gate.
 fn gated() -> (Arc<Gate>, Arc<dyn thresher_core::model::ModelRuntime>) {
     let gate = Arc::new(Gate::default());
     let model = double({
@@ -32,7 +31,6 @@ fn gated() -> (Arc<Gate>, Arc<dyn thresher_core::model::ModelRuntime>) {
     (gate, model)
 }
 
-/// The `Retry-After` of a refusal in seconds.
 #[track_caller]
 fn retry_after_s(refused: &Response) -> u64 {
     let value = refused.header("retry-after").unwrap_or_else(|| panic!("no Retry-After: {refused:?}"));

@@ -31,7 +31,6 @@ fn said(role: &str, content: impl Into<String>) -> Value {
     json!({"role": role, "content": content.into()})
 }
 
-/// A question, and the result of a tool.
 fn asked() -> [Value; 2] {
     [said("user", "When is the tide?"), said("tool", DOCUMENT.repeat(5))]
 }

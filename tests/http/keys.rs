@@ -45,7 +45,6 @@ impl Keyed {
         Self::start_with(keys, caching(model), registry).await
     }
 
-    /// Serves this pipeline with these keys.
     pub async fn start_with(keys: &str, pipeline: Pipeline, registry: &RegistrySettings) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("keys.toml");
@@ -57,7 +56,6 @@ impl Keyed {
         Self { daemon: serve(made).await, file, _folder: folder }
     }
 
-    /// Replaces the file of keys.
     fn write(&self, keys: &str) {
         let next = self.file.with_extension("next");
         std::fs::write(&next, keys).expect("written");
@@ -79,7 +77,6 @@ impl Keyed {
     }
 }
 
-/// A pipeline that caches blocks in memory.
 pub fn caching(model: Arc<dyn ModelRuntime>) -> Pipeline {
     let settings = LocalSettings {
         memory_bytes_max: 64 << 20,

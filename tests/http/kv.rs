@@ -36,7 +36,6 @@ impl Model {
         Self::of("models/facts", "small")
     }
 
-    /// The model in a folder of the checkout.
     fn of(folder: &str, name: &str) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         let options = ExportOptions { name: name.into(), ..ExportOptions::default() };

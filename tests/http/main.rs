@@ -109,7 +109,6 @@ fn keyed_service(
     service_that_counts(loaded, bounds, settings, (access, SavingsSettings::default()))
 }
 
-/// The same with these settings of savings.
 fn service_that_counts(
     loaded: Option<Pipeline>,
     bounds: (usize, usize),

@@ -43,7 +43,6 @@ const DOCUMENT: &str =
 /// An upstream that gives every request the same response, and records requests.
 #[derive(Clone, Default)]
 struct Upstream {
-    /// Path and body of each request.
     requests: Arc<Mutex<Vec<(String, Value)>>>,
 }
 
@@ -66,7 +65,6 @@ impl Upstream {
         address
     }
 
-    /// The body of the last request.
     fn last_body(&self) -> Value {
         self.requests.lock().expect("no panic").last().expect("a request").1.clone()
     }
@@ -85,7 +83,6 @@ pub fn asked_settings(url: String) -> MiddlewareSettings {
     settings
 }
 
-/// Limits for texts of tests, which are short.
 pub fn limits() -> MiddlewareLimits {
     MiddlewareLimits { result_tokens_min: 0, body_bytes_max: 10_000, ..MiddlewareLimits::default() }
 }
@@ -116,12 +113,10 @@ fn chat() -> Value {
     json!({"model": "m-1", "messages": [{"role": "user", "content": content}]})
 }
 
-/// Sends a chat completion request.
 async fn send_chat(daemon: &Daemon, body: &Value) -> Response {
     send_to(daemon, "/v1/chat/completions", &[], body.to_string()).await
 }
 
-/// Sends a body with these headers.
 async fn send_to(daemon: &Daemon, path: &str, headers: &[&str], body: impl AsRef<[u8]>) -> Response {
     let headers = [&["content-type: application/json"], headers].concat();
     ask_with(daemon.http, ("POST", path), &headers, body).await
@@ -883,7 +878,6 @@ async fn framed(kind: &'static str, frames: Arc<Vec<Bytes>>) -> SocketAddr {
     address
 }
 
-/// Removes the HTTP chunk framing from a body.
 fn unchunked(body: &str) -> String {
     let (mut rest, mut out) = (body, String::new());
     loop {

@@ -76,7 +76,6 @@ async fn send(daemon: &Daemon, call: (&str, &str), headers: &[&str], body: &str)
     ask_with(daemon.http, call, headers, body).await
 }
 
-/// Sends a request without a content type.
 async fn send_untyped(daemon: &Daemon, (method, path): (&str, &str), body: &str) -> Response {
     let (address, length) = (daemon.http, body.len());
     let request = format!(

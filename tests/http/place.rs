@@ -19,7 +19,6 @@ async fn answer(daemon: &Daemon, path: &str, body: Value) -> Value {
     response.json()
 }
 
-/// The place of a citation.
 fn place(citation: &Value) -> Value {
     json!([citation["page"], citation["line"], citation["heading"]])
 }

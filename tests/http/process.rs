@@ -28,7 +28,6 @@ impl Running {
         Self::start_with(&[])
     }
 
-    /// The same with more settings.
     pub fn start_with(settings: &[(&str, &str)]) -> Self {
         let mut child = thresher(&["serve"])
             .env("THRESHER__HTTP__LISTEN", "127.0.0.1:0")

@@ -42,7 +42,6 @@ impl Upstream {
         Self { answer: Arc::new(answer), bodies: Arc::default() }
     }
 
-    /// Answers every request with this JSON.
     fn json(answer: Value) -> Self {
         Self::new(move |_| (200, "application/json", answer.to_string()))
     }

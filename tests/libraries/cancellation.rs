@@ -50,7 +50,6 @@ fn pipeline() -> Pipeline {
     Pipeline::new(Arc::new(model), tokenizer.into(), KvStore::without_tiers().into(), settings)
 }
 
-/// Processor time of this thread.
 fn thread_time() -> Duration {
     let times = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux");
     let on_cpu = times.split(' ').next().and_then(|time| time.parse().ok());

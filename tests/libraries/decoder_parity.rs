@@ -15,7 +15,6 @@ use thresher_export::{ExportOptions, export};
 /// The largest allowed difference of a next-token logit, a key, a value or a raw attention logit.
 const TOLERANCE: f64 = 1e-5;
 
-/// The directories of all tiny decoders.
 const MODELS: [&str; 13] = [
     "llama",
     "llama3-tied",

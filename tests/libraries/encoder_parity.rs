@@ -19,7 +19,6 @@ const TOLERANCE: f64 = 1e-5;
 /// The reference results of one model.
 #[derive(Deserialize)]
 struct Golden {
-    /// The number of components of a vector.
     dim: usize,
     passages: Vec<Case>,
     questions: Vec<Case>,

@@ -56,7 +56,6 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Edits a JSON file in place.
 fn edit(file: &str, change: impl FnOnce(&mut Value)) -> impl FnOnce(&Path) {
     move |dir| {
         let path = dir.join(file);
@@ -664,7 +663,6 @@ fn a_failed_export_keeps_the_earlier_one() {
     assert_eq!(names(parent.path()), ["out"]);
 }
 
-/// Changes the graph of `model.onnx`.
 fn graph(change: impl FnOnce(&mut GraphProto)) -> impl FnOnce(&Path) {
     move |dir| {
         let path = dir.join("model.onnx");
@@ -674,7 +672,6 @@ fn graph(change: impl FnOnce(&mut GraphProto)) -> impl FnOnce(&Path) {
     }
 }
 
-/// Changes a tensor of `model.onnx`.
 fn tensor(name: &'static str, change: impl FnOnce(&mut TensorProto)) -> impl FnOnce(&Path) {
     graph(move |graph| change(graph.initializer.iter_mut().find(|tensor| tensor.name == name).unwrap()))
 }

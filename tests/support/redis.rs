@@ -134,12 +134,10 @@ impl Server {
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
-    /// The URL of the server, as settings name it.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Writes a file into the server's directory.
     pub fn file(&self, name: &str, content: &str) -> PathBuf {
         let path = self.folder.path().join(name);
         std::fs::write(&path, content).expect("a file");
@@ -182,7 +180,6 @@ fn free_ports() -> (u16, u16) {
     (port(&one), port(&other))
 }
 
-/// Whether the process with this id is stopped.
 fn is_stopped(id: &str) -> bool {
     match std::fs::read_to_string(format!("/proc/{id}/stat")) {
         // The state is the letter behind the program's name, which stands in parentheses.

@@ -100,7 +100,6 @@ pub async fn send(address: SocketAddr, method: &str, path: &str, body: &[u8], fr
     stream
 }
 
-/// Parses a whole response.
 pub fn parse(response: &str) -> Response {
     let (head, body) = response.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no head: {response:?}"));
     let mut lines = head.lines();

@@ -90,7 +90,6 @@ impl TokenSpan {
         self.start == self.end
     }
 
-    /// Returns the span moved right by `tokens`.
     pub fn shifted(self, tokens: usize) -> Self {
         Self::new(self.start + tokens, self.end + tokens)
     }
@@ -113,7 +112,6 @@ impl Lang {
         code.iter().all(u8::is_ascii_lowercase).then_some(Self(code))
     }
 
-    /// Returns the bytes of the code.
     pub fn as_bytes(self) -> [u8; 3] {
         self.0
     }
@@ -335,7 +333,6 @@ pub enum OnError {
 /// A request to compress: a question and the chunks to keep only the needed parts of.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CompressRequest {
-    /// The question that decides what is relevant.
     pub query: String,
     /// The texts of the turns of the conversation before the question, oldest first. They say what "she" is in
     /// "When was she born?".

@@ -216,7 +216,6 @@ impl EngineBuilder {
         self
     }
 
-    /// Returns the settings with which the model is loaded.
     pub fn load_settings(&self) -> &OrtSettings {
         &self.load
     }
@@ -338,7 +337,6 @@ impl Engine {
         &self.pipeline
     }
 
-    /// Returns the pipeline and drops the engine.
     pub fn into_pipeline(self) -> Arc<Pipeline> {
         self.pipeline
     }

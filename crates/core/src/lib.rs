@@ -7,6 +7,7 @@ pub mod plain;
 pub mod regular_files;
 pub mod shape;
 pub mod text;
+pub mod text_cache;
 pub mod rc;
 pub mod model;
 pub mod private_files;

@@ -80,7 +80,6 @@ impl MemoryPool {
         Self(Arc::new(Shared { bytes_max, state: Mutex::new(state), freed: Notify::new() }))
     }
 
-    /// The number of bytes that are taken.
     pub fn held(&self) -> usize {
         self.0.bytes_max - self.state().free
     }

@@ -204,7 +204,6 @@ impl Past for NoPast {
     }
 }
 
-/// The raw attention logits of a question.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RawLogits {
     /// The logits over the keys of the chunks, `[head, question_token, key]`.
@@ -307,10 +306,8 @@ pub fn raw_logits(vectors: ArrayView3<'_, f32>, keys: ArrayView3<'_, f32>) -> Ar
     logits
 }
 
-/// A model's identity and dimensions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelInfo {
-    /// The model's name from its contract.
     pub name: String,
     /// A hash over everything that keys depend on: graphs, weights, tokenizer, window and shapes. It is part
     /// of the key of each cached block, so models with different fingerprints share no blocks.
@@ -331,7 +328,6 @@ pub struct ModelInfo {
     pub device: DeviceInUse,
 }
 
-/// The properties that only decoders have.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DecoderInfo {
     /// The largest number of tokens in the attention context, special tokens and question included.
@@ -393,7 +389,6 @@ impl PlaneLayout {
         first..first + self.kv_heads
     }
 
-    /// Returns the layer to which a plane belongs.
     pub fn layer(self, plane: usize) -> usize {
         plane / self.count(1)
     }

@@ -147,7 +147,6 @@ pub struct Settings {
     pub scoring: Scoring,
 }
 
-/// The error of a request that has no result.
 #[derive(Debug, Error)]
 pub enum PipelineError {
     /// The caller must change the request; the message says what.
@@ -186,8 +185,8 @@ impl Pipeline {
             model,
             tokenizer,
             reader,
-            text_costs: TextCosts::new(),
-            layouts: Layouts::new(),
+            text_costs: TextCosts::default(),
+            layouts: Layouts::default(),
             term_ids: TermIds::default(),
             settings,
             exporter: None,
@@ -233,8 +232,8 @@ impl Pipeline {
             reader: self.reader.of_tenant(tenant, Arc::clone(&model)),
             model,
             tokenizer: Arc::clone(&self.tokenizer),
-            text_costs: TextCosts::new(),
-            layouts: Layouts::new(),
+            text_costs: TextCosts::default(),
+            layouts: Layouts::default(),
             term_ids: TermIds::default(),
             settings: self.settings.clone(),
             exporter: self.exporter.as_ref().map(|exporter| Arc::new(exporter.of_tenant(tenant))),

@@ -17,7 +17,6 @@ pub struct ShapeLimits {
     pub depth_max: usize,
 }
 
-/// Why a JSON text was refused.
 #[derive(Debug, Error)]
 pub enum ShapeError {
     #[error("it has too many values")]

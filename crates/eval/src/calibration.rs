@@ -48,7 +48,6 @@ const AUROC_MIN: f64 = 0.7;
 /// The penalty of the regression, which has two parameters.
 const PENALTY: f64 = 1e-6;
 
-/// What a model says of labelled questions.
 #[derive(Default)]
 pub struct Observed {
     /// The relevance of chunks to their own question, where they are prose.

@@ -76,7 +76,6 @@ pub struct Promise {
     pub groups: Vec<(String, Estimate, usize)>,
 }
 
-/// All labelled rows of a file.
 pub struct Rankings {
     pub rows: Vec<Ranking>,
     /// How many rows were left out because their evidence is not in their chunks.
@@ -315,7 +314,6 @@ impl Rankings {
         })
     }
 
-    /// Returns the measurements as a text table.
     pub fn table(&self) -> String {
         let mut out = format!(
             "{} rows; each fifth is measured with the limits of the others\n{:>9} {:>24} {:>8} {:>22}\n",

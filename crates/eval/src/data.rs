@@ -54,13 +54,11 @@ impl SelectionRow {
     }
 }
 
-/// A turn of a conversation.
 #[derive(Debug, Clone, Deserialize)]
 pub struct LabelledTurn {
     pub content: String,
 }
 
-/// An answer with labelled spans.
 #[derive(Debug, Clone, Deserialize)]
 pub struct AttributionRow {
     pub answer: String,
@@ -186,7 +184,6 @@ impl<'a> RowFile<'a> {
         self.has_field("spans")
     }
 
-    /// Returns whether the first row has a field.
     pub fn has_field(&self, name: &str) -> bool {
         let first = self.lines().next().map(|(_, row)| serde_json::from_str::<Value>(row));
         first.is_some_and(|row| row.is_ok_and(|row| row.get(name).is_some()))
@@ -320,12 +317,10 @@ fn check_gold<'a>(mut gold: impl Iterator<Item = &'a usize>, chunks: &[LabelledC
     }
 }
 
-/// A claim, and whether the chunks support it.
 #[derive(Debug, Clone, Deserialize)]
 pub struct ClaimRow {
     pub claim: String,
     pub chunks: Vec<LabelledChunk>,
-    /// What a person said of the claim.
     pub label: Label,
 }
 
@@ -340,7 +335,6 @@ pub enum Label {
     NotEnoughInfo,
 }
 
-/// A question, and whether a chunk answers it.
 #[derive(Debug, Clone, Deserialize)]
 pub struct AnswerableRow {
     pub query: String,
@@ -361,7 +355,6 @@ mod tests {
 
     use super::{LabelledChunk, Rows, read};
 
-    /// Reads a file with this text.
     fn rows(text: &str) -> anyhow::Result<Rows> {
         let file = tempfile::NamedTempFile::new()?;
         std::fs::write(file.path(), text)?;

@@ -29,18 +29,15 @@ pub struct Question {
     pub gold: Vec<usize>,
 }
 
-/// Scores of all heads on one question.
 #[derive(Debug, Clone)]
 pub struct HeadScores {
     /// `[head]`: the mean RC of each head against ranked rivals, in units of the head's raw logits. The units are
     /// comparable because softmax exponentiates raw logits: a head with little contrast between chunks attends
     /// to all of them alike.
     expected: Vec<f64>,
-    /// `None` without labels.
     labelled: Option<LabelledScores>,
 }
 
-/// The scores of a question with labels.
 #[derive(Debug, Clone)]
 struct LabelledScores {
     /// `[head, token, chunk]`: RC of the question's tokens against ranked rivals.

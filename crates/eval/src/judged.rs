@@ -32,7 +32,6 @@ pub struct Judged {
 }
 
 impl Judged {
-    /// The judgement on a claim.
     pub fn of_part(part: &PartOutcome, truth: bool) -> Self {
         Self { value: f64::from(part.support.unwrap_or(0.0)), truth, evidence: part.evidence }
     }
@@ -66,7 +65,6 @@ pub struct JudgedReport {
 /// A bin of a reliability diagram.
 #[derive(Debug, Clone, Copy)]
 pub struct Bin {
-    /// The mean value of its rows.
     pub value: f64,
     pub share: f64,
     pub rows: usize,

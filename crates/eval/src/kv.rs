@@ -32,7 +32,6 @@ use self::scores::KeyScores;
 /// Compression ratios: one key in N is kept.
 pub const RATIOS: [u32; 4] = [2, 4, 8, 16];
 
-/// The loss by ratio and method.
 pub type LossByCase = BTreeMap<(u32, Method), Loss>;
 
 /// Returns the loss of a row with all keys, and by ratio and method. `rc` has the given form.

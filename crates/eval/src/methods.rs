@@ -23,7 +23,6 @@ pub struct Texts {
 
 /// A method that scores the chunks and units of a question.
 pub trait Method {
-    /// Returns the method's name in reports.
     fn name(&self) -> String;
 
     /// Returns whether the method needs the model, whose time is then counted.
@@ -50,7 +49,6 @@ pub struct AnswerPart<'a> {
 
 /// A method that scores chunks for a part of an answer.
 pub trait SpanMethod {
-    /// Returns the method's name in reports.
     fn name(&self) -> String;
 
     /// Returns whether the method needs the model, whose time is then counted.

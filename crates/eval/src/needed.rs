@@ -27,7 +27,6 @@ pub struct Pair {
     pub needs: NeededPart,
 }
 
-/// A part of a chunk that the answer needs.
 #[derive(Debug, Clone, Deserialize)]
 pub struct NeededPart {
     pub chunk: usize,
@@ -45,7 +44,6 @@ enum Place {
 }
 
 impl Row {
-    /// Returns all parts that the row describes.
     pub fn parts(&self) -> impl Iterator<Item = &NeededPart> {
         let of_pairs = self.pairs.iter().flat_map(|pair| [&pair.part, &pair.needs]);
         self.needed.iter().chain(&self.whole).chain(of_pairs)

@@ -21,7 +21,6 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All kinds with their names in reports.
     pub const ALL: [(Self, &'static str); 4] = [
         (Self::Number, "number"),
         (Self::Name, "name"),
@@ -48,7 +47,6 @@ const AUXILIARIES: [&str; 20] = [
     "should", "may", "might", "must", "shall", "do", "am",
 ];
 
-/// Capitalised words that are not names.
 const NOT_NAMES: [&str; 20] = [
     "the", "a", "an", "in", "on", "at", "it", "he", "she", "they", "this", "that", "there", "as", "for",
     "and", "but", "his", "her", "some",

@@ -24,7 +24,6 @@ pub const QUESTIONS_MIN: usize = 20;
 /// The penalties of which the best is taken, in units of the weight of one question.
 const PENALTIES: [f64; 4] = [1.0, 4.0, 16.0, 64.0];
 
-/// One question with the features of its chunks.
 #[derive(Debug, Clone)]
 pub struct ProbeRow {
     /// `[chunk, feature]`: standardised attention mass, with the features of [`probe::Features`].
@@ -37,7 +36,6 @@ pub struct ProbeRow {
 
 #[derive(Debug, Clone)]
 pub struct Trained {
-    /// The weights, trained on all questions.
     pub fitted: Fitted,
     /// R@gold on the held-out half, of the probe that the other half trained.
     pub held_out: Estimate,

@@ -53,7 +53,6 @@ pub struct ReaderRow {
 pub struct ReaderOptions {
     /// The base of an OpenAI-compatible API, such as `http://127.0.0.1:8000/v1`.
     pub url: Url,
-    /// The name of the model that answers.
     pub model: String,
     /// The name of a model of the same server that judges the answers; `None`: none does.
     pub judge: Option<String>,
@@ -63,7 +62,6 @@ pub struct ReaderOptions {
     pub body: Map<String, Value>,
     /// What is compared with all chunks.
     pub arms: Vec<Arm>,
-    /// How many requests are sent at a time.
     pub parallel: usize,
     /// The file of the answers that are known, to which new ones are added.
     pub answers: PathBuf,
@@ -88,7 +86,6 @@ enum Outcome {
     Failed(Failure),
 }
 
-/// An answer and its scores.
 #[derive(Debug, Clone, Copy)]
 struct Sample {
     /// Whether a reference answer is in the context.
@@ -103,7 +100,6 @@ struct Sample {
     seconds: f64,
 }
 
-/// What the judge said of an answer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Judgement {
     None,
@@ -232,7 +228,6 @@ struct Run {
     outcomes: Mutex<BTreeMap<usize, Vec<Outcome>>>,
     failures_in_a_row: AtomicUsize,
     stop: AtomicBool,
-    /// Why the run ended early.
     fatal: Mutex<Option<anyhow::Error>>,
 }
 

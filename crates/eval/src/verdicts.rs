@@ -34,7 +34,6 @@ pub struct VerdictFit {
     compared: Vec<(&'static str, JudgedReport)>,
 }
 
-/// The opinions on one claim, as log-odds.
 #[derive(Debug, Clone, Copy)]
 struct Opinions {
     own: f64,

@@ -39,7 +39,6 @@ pub enum Family {
     Gpt2,
 }
 
-/// Sizes and settings of a decoder.
 #[derive(Debug, Clone)]
 pub struct Decoder {
     /// The class name of the checkpoint.
@@ -50,7 +49,6 @@ pub struct Decoder {
     pub kv_heads: usize,
     /// The number of components of a query, key or value in one head.
     pub head_dim: usize,
-    /// The number of rows of the embedding table.
     pub vocab_size: usize,
     pub context_tokens_max: usize,
     /// The rotary position embedding; `None` if position embeddings are learned.
@@ -63,7 +61,6 @@ pub struct Decoder {
     /// The factor by which ⟨q, k⟩ is multiplied.
     pub scale: f64,
     family: Family,
-    /// The number of components of a hidden state.
     hidden: usize,
     intermediate: usize,
     norm: NormKind,
@@ -81,7 +78,6 @@ pub struct Decoder {
     tied_embedding: bool,
 }
 
-/// The normalisation of hidden states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NormKind {
     /// RMS normalisation: division by the root mean square.

@@ -104,7 +104,6 @@ impl E5Model {
     }
 }
 
-/// The sizes of a model, from the header.
 struct Sizes {
     hidden: usize,
     layers: usize,

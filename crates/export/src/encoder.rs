@@ -65,14 +65,12 @@ pub enum Family {
     NomicBert,
 }
 
-/// Sizes and settings of an encoder.
 #[derive(Debug, Clone)]
 pub struct Encoder {
     /// The class name of the checkpoint.
     pub architecture: String,
     /// The number of components of a hidden state: `d`.
     pub hidden: usize,
-    /// The number of rows of the embedding table.
     pub vocab_size: usize,
     /// The largest number of tokens that the encoder has positions for.
     pub tokens_max: usize,
@@ -103,7 +101,6 @@ enum Positions {
         /// Whether each head also has learned biases by the distance of two tokens.
         has_relative_bias: bool,
     },
-    /// Queries and keys are rotated.
     Rotary {
         /// `[layer]`: how each layer rotates.
         layers: Vec<RotaryLayer>,

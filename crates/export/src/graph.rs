@@ -24,7 +24,6 @@ pub struct StoredTensor {
     pub name: String,
     pub dims: Vec<usize>,
     pub data_type: DataType,
-    /// The offset of the first byte in the file.
     pub offset_bytes: u64,
     pub length_bytes: u64,
 }
@@ -89,7 +88,6 @@ impl GraphBuilder {
         Value(name.to_owned())
     }
 
-    /// Adds the `f32` output `name` with the given value.
     pub fn output_f32(&mut self, name: &str, axes: &[Axis], value: &Value) {
         self.push("Identity", &[value], vec![], vec![name.to_owned()]);
         self.graph.output.push(value_info(name, DataType::Float, axes));

@@ -36,7 +36,6 @@ const BYTE_MAX: f32 = 255.0;
 /// zero.
 const ROW_MIN: f32 = 1e-12;
 
-/// A linear layer in the weights file.
 #[derive(Debug)]
 pub struct Linear {
     /// `[in, out]`, as `f32`, `f16` or `i8`.
@@ -197,7 +196,6 @@ fn shifted_bias(bias: Option<&Tensor>, values: &[i8], scales: &[f32], min: f32) 
     Tensor { dims: vec![columns], values: bias.iter().zip(shift).map(|(bias, shift)| bias + shift).collect() }
 }
 
-/// Quantises `weight [in, out]` to signed bytes.
 fn quantise(weight: &Tensor) -> ByteColumns {
     let columns = weight.dims[1];
     let mut scales = vec![0f32; columns];

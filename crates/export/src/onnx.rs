@@ -50,7 +50,6 @@ pub struct OnnxCheckpoint {
     weights: BTreeMap<String, Weight>,
 }
 
-/// A tensor as the file has it.
 #[derive(Debug)]
 struct Weight {
     /// The sizes of the axes that a checkpoint has.
@@ -137,7 +136,6 @@ impl TensorFile for OnnxCheckpoint {
         }
     }
 
-    /// The bytes of a table with one scale.
     fn byte_table(&self, name: &str) -> Option<ByteTable> {
         let weight = self.weights.get(name).filter(|weight| !weight.is_transposed)?;
         match (&weight.values, &weight.dims[..]) {
@@ -166,10 +164,8 @@ impl TensorFile for OnnxCheckpoint {
     }
 }
 
-/// Reads the tensors of a graph.
 struct Reader<'a> {
     path: &'a Path,
-    /// The files that were read.
     files: Vec<PathBuf>,
 }
 
@@ -394,7 +390,6 @@ struct Description<'a> {
 }
 
 impl Description<'_> {
-    /// Returns what `config.json` would contain.
     fn config(&self) -> Result<Map<String, Json>, ExportError> {
         let words = "embeddings.word_embeddings.weight";
         let has_words = |prefix: &&str| self.checkpoint.weights.contains_key(&format!("{prefix}{words}"));

@@ -141,7 +141,6 @@ impl Checkpoint {
         Ok(Self { listing: single, store, read: RefCell::default() })
     }
 
-    /// The tensors of a file of another format.
     pub fn of_file(file: impl TensorFile + 'static) -> Self {
         let listing = file.path().to_owned();
         Self { listing, store: Store::Other(Box::new(file)), read: RefCell::default() }
@@ -233,7 +232,6 @@ impl Checkpoint {
         Ok(hex::encode(Sha256::digest(lines)))
     }
 
-    /// The file that lists all tensors.
     pub fn listing(&self) -> &Path {
         &self.listing
     }

@@ -29,13 +29,11 @@ pub struct Report {
 }
 
 impl Report {
-    /// Returns the report as JSON.
     pub fn json(&self) -> &Value {
         &self.json
     }
 }
 
-/// Returns the report as a text table.
 pub fn table(report: &Report) -> &str {
     &report.table
 }

@@ -33,7 +33,6 @@ pub struct Caller {
     address: SocketAddr,
 }
 
-/// An HTTP response and its time.
 #[derive(Debug, Clone)]
 pub struct HttpResponse {
     /// Time until the last byte of the response.
@@ -140,7 +139,6 @@ impl Caller {
         Self { pool, address }
     }
 
-    /// Returns the daemon's address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

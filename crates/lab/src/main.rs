@@ -86,7 +86,6 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Returns a bar that shows `template`.
 fn progress_bar(template: &str) -> ProgressBar {
     ProgressBar::new(0).with_style(ProgressStyle::with_template(template).expect("the template is constant"))
 }

@@ -30,7 +30,6 @@ const WARM_UP_COUNT: usize = 5;
 /// The most milliseconds that the middleware may add to a request that goes whole, at p50.
 const WHOLE_ADDED_MS_MAX: f64 = 3.0;
 
-/// Words of the context that a question repeats.
 const REPEATED_WORDS: usize = 6;
 
 /// Share of the context's tokens that is kept of a request that is compressed.
@@ -40,7 +39,6 @@ const RATIO: f64 = 0.25;
 const RESULTS: usize = 40;
 const CHUNKS_PER_RESULT: usize = 12;
 
-/// Requests with the long conversation.
 const LONG_COUNT: usize = 20;
 
 /// The most milliseconds that the middleware may add to a request whose long conversation it has seen, at p50, also if the answer is cited.
@@ -72,7 +70,6 @@ impl ModelServer {
     }
 }
 
-/// How a request reaches an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Contender {
     /// To the upstream, without the daemon.
@@ -118,7 +115,6 @@ pub struct Report {
 }
 
 impl Report {
-    /// Returns the report as JSON.
     pub fn json(&self) -> &Value {
         &self.json
     }
@@ -129,12 +125,10 @@ impl Report {
     }
 }
 
-/// Returns the report as a text table.
 pub fn table(report: &Report) -> &str {
     &report.table
 }
 
-/// The requests about one question.
 struct Question {
     conversation: Bytes,
     compress: Bytes,

@@ -27,14 +27,11 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Time between two requests about cached chunks.
 const WARM_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Duration and load of the bench.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
-    /// How long the load lasts.
     pub time: Duration,
     /// Number of concurrent clients that send new chunks.
     pub clients: usize,
-    /// Approximate shape of each request.
     pub workload: Workload,
 }
 
@@ -53,7 +50,6 @@ struct Tally {
     failed: usize,
 }
 
-/// State that all clients share.
 struct Shared {
     caller: Caller,
     settings: Settings,
@@ -154,7 +150,6 @@ async fn run_clients(
     Ok((cold, warm_tally.into_inner().expect("counting does not panic")))
 }
 
-/// Sends a request and counts how it ends.
 async fn post(caller: &Caller, body: Bytes, tally: &Mutex<Tally>) -> Option<StatusCode> {
     let response = caller.post("/v1/compress", body).await;
     let mut tally = tally.lock().expect("counting does not panic");
@@ -190,7 +185,6 @@ fn quantiles(values: &[f64]) -> Value {
 }
 
 impl Report {
-    /// Returns the report as JSON.
     pub fn json(&self) -> &Value {
         &self.json
     }
@@ -201,7 +195,6 @@ impl Report {
     }
 }
 
-/// Renders the report as a text table.
 pub fn table(report: &Report) -> String {
     let json = &report.json;
     let shown = |path: &str| match json.pointer(path) {

@@ -56,7 +56,6 @@ impl FromStr for Backend {
     }
 }
 
-/// Settings of the peer process.
 #[derive(Debug, Clone)]
 pub struct PeerSettings {
     /// Python interpreter with sentence-transformers, and optimum-onnx for [`Backend::Onnx`].
@@ -68,9 +67,7 @@ pub struct PeerSettings {
     pub device: String,
     /// The precision of weights and activations: `f32` or `f16`.
     pub precision: &'static str,
-    /// Number of threads of the peer's runtime.
     pub threads: usize,
-    /// Number of texts in a batch.
     pub batch: usize,
 }
 
@@ -82,7 +79,6 @@ impl PeerSettings {
     }
 }
 
-/// A running peer process.
 pub struct Peer {
     settings: PeerSettings,
     child: Child,

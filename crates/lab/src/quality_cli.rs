@@ -49,7 +49,6 @@ pub enum Command {
     },
 }
 
-/// Runs a command and prints its tables.
 pub fn run(config: &Config, command: &Command) -> anyhow::Result<Results> {
     let codec = config.blocks.codec;
     // Blocks in full precision, which are encoded in every codec.
@@ -128,7 +127,6 @@ fn one_or_all(mut all: Vec<Value>) -> Value {
     if all.len() == 1 { all.remove(0) } else { Value::Array(all) }
 }
 
-/// Shows the progress of `work` on a file.
 fn with_progress<T>(
     file: &Path,
     work: impl FnOnce(&(dyn Fn(usize, usize) + Sync)) -> anyhow::Result<T>,

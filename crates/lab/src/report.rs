@@ -21,7 +21,6 @@ pub fn spread(values: impl IntoIterator<Item = f64>) -> Spread {
     Spread { median: quantile(&sorted, 0.5), low: quantile(&sorted, 0.25), high: quantile(&sorted, 0.75) }
 }
 
-/// Returns the values in ascending order.
 pub fn sorted(values: impl IntoIterator<Item = f64>) -> Vec<f64> {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_unstable_by(f64::total_cmp);

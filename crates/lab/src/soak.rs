@@ -33,7 +33,6 @@ use crate::workload::seeded;
 /// Resident memory allowed beyond the configured limits, in bytes.
 pub const SLACK_BYTES: u64 = 300_000_000;
 
-/// Time between two samples of resident memory.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long requests in flight may take after the last request was sent.
@@ -42,18 +41,14 @@ const SHUTDOWN_TIME_MAX: Duration = Duration::from_secs(10);
 /// Duration and load of the test, and the daemon's memory limits.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
-    /// How long clients send requests.
     pub time: Duration,
-    /// Number of concurrent clients.
     pub clients: usize,
-    /// How the daemon divides its memory.
     pub memory: MemoryShares,
     /// Limit of the disk tier (`blocks.disk_bytes_max`), in bytes. The test uses several times as many chunks
     /// as the tier holds.
     pub disk_bytes_max: u64,
 }
 
-/// Measurements of one run.
 struct Observations {
     settings: Settings,
     /// Resident memory after the model was loaded and the chunks were generated.
@@ -65,7 +60,6 @@ struct Observations {
     tally: Tally,
 }
 
-/// State that all clients share.
 struct Shared {
     caller: Caller,
     address: std::net::SocketAddr,
@@ -140,7 +134,6 @@ async fn send_and_watch(
     Ok(samples)
 }
 
-/// Sends one request after another.
 async fn client(shared: Arc<Shared>, mut rng: Rng) {
     while Instant::now() < shared.until {
         let request = shared.generator.draw(&mut rng);
@@ -180,10 +173,8 @@ async fn disconnect_half_way(shared: &Shared, body: &[u8]) -> anyhow::Result<()>
     Ok(())
 }
 
-/// The most samples in the JSON report.
 const SAMPLES_MAX: usize = 120;
 
-/// Counts of how requests ended.
 #[derive(Debug, Default)]
 pub struct Tally {
     answered: usize,
@@ -299,7 +290,6 @@ impl Blocks {
     }
 }
 
-/// Results of the test, and whether it passed.
 #[derive(Debug, Clone)]
 pub struct Report {
     json: Value,
@@ -364,7 +354,6 @@ impl Report {
         Self { passed: json["met"]["memory"] == json!(true) && json["met"]["requests"] == json!(true), json }
     }
 
-    /// Returns the report as JSON.
     pub fn json(&self) -> &Value {
         &self.json
     }
@@ -382,7 +371,6 @@ fn samples(samples_mb: &[f64]) -> Vec<Value> {
     samples_mb.iter().step_by(step).map(|&mb| round_to(mb, 1)).collect()
 }
 
-/// Renders the report as a text table.
 pub fn table(report: &Report) -> String {
     let json = &report.json;
     let shown = |path: &str| {

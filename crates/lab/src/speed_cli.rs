@@ -207,7 +207,6 @@ const SOAK_WRITE_QUEUE_BYTES_MAX: u64 = 128 << 20;
 /// The deadline of requests, long enough for slow machines.
 const DEADLINE: Duration = Duration::from_secs(3600);
 
-/// Runs a command and prints its table.
 pub fn run(config: &Config, command: &Command) -> anyhow::Result<Results> {
     let bar = progress_bar("{msg} [{bar:30}] {pos}/{len}, {eta} left");
     let progress = |step: &str, done: usize, all: usize| {
@@ -325,7 +324,6 @@ fn start_peers(args: &PeerArgs, subject: &Subject) -> anyhow::Result<Vec<Peer>> 
     settings.in_each_precision().into_iter().map(Peer::start).collect()
 }
 
-/// Returns the settings of a run.
 fn settings(config: &Config, workers: Option<usize>) -> Config {
     let mut config = config.clone();
     if let Some(workers) = workers {

@@ -34,11 +34,8 @@ pub struct Subject {
     pub tokenizer: Arc<ModelTokenizer>,
     /// The model's precision, and what runs it.
     pub on: ModelOnDevice,
-    /// The address that the daemon listens on.
     pub address: SocketAddr,
-    /// The pipeline that answers requests.
     pub pipeline: Arc<Pipeline>,
-    /// The pipeline's local cache tiers.
     pub local: LocalTiers,
     /// The longest deadline that a request may ask for.
     pub deadline_ms_max: u64,

@@ -15,7 +15,6 @@ pub const CLIENTS: usize = 32;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Target {
     pub name: &'static str,
-    /// The ratio that the run reached.
     pub reached: f64,
     /// The bound; `None` if there is no target for this workload shape.
     pub bound: Option<Bound>,
@@ -92,7 +91,6 @@ impl Target {
         self.bound.map(|bound| bound.is_met_by(self.reached))
     }
 
-    /// Returns the target as JSON.
     pub fn json(&self) -> Value {
         let (at_least, at_most) = match self.bound {
             Some(Bound::AtLeast(least)) => (Some(least), None),

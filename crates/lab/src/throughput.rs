@@ -22,11 +22,9 @@ use crate::report::{self, quantile, round_to, sorted, spread, spread_json};
 use crate::subject::Subject;
 use crate::workload::{self, Source, Workload};
 
-/// What the pipeline is compared with.
 pub struct Contenders {
     /// The passage graph in padded batches.
     pub batched: BatchedGraph,
-    /// Floating-point operations of the graph.
     pub flops: Flops,
     /// Other programs that encode the same texts.
     pub peers: Vec<Peer>,
@@ -77,12 +75,10 @@ struct Round {
     /// Time of the graph alone, in batches of [`BATCHES`].
     batched: [Duration; BATCHES.len()],
     cold: Duration,
-    /// Times of the pipeline's stages.
     timings: Timings,
     peers: Vec<Duration>,
 }
 
-/// Runs all rounds in order.
 fn measure_rounds(
     subject: &Subject,
     contenders: &mut Contenders,
@@ -181,17 +177,13 @@ fn time_of(work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<Duration
 /// Number of the first workload round of the HTTP requests; throughput rounds have smaller numbers, so chunks
 /// differ.
 const LATENCY_ROUND_FIRST: u64 = 1 << 32;
-/// Requests of each concurrent client.
 const REQUESTS_PER_CLIENT: usize = 4;
 
-/// Times of the HTTP requests.
 #[derive(Debug, Clone)]
 struct Latency {
     /// Times of requests sent one after another.
     sequential: Vec<Duration>,
-    /// Times of requests sent concurrently.
     concurrent: ConcurrentRun,
-    /// Tokens of the concurrent requests' chunks.
     concurrent_tokens: usize,
 }
 
@@ -307,7 +299,6 @@ impl Report {
         Self { json }
     }
 
-    /// Returns the report as JSON.
     pub fn json(&self) -> &Value {
         &self.json
     }
@@ -331,7 +322,6 @@ fn stage(rounds: &[Round], name: &str) -> Value {
     round_to(spread(found.map(|(_, took)| took.as_secs_f64() * 1e3)).median, 3)
 }
 
-/// Renders the report as a text table.
 pub fn table(report: &Report) -> String {
     let json = &report.json;
     let number = |path: &str| json.pointer(path).and_then(Value::as_f64);

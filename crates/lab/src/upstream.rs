@@ -136,7 +136,6 @@ impl Script {
         response.expect("the headers are constant")
     }
 
-    /// Returns the n-th part of an endless response.
     fn nth_delta(self, n: usize) -> Bytes {
         let event = |text: &str| {
             let choices = json!([{"index": 0, "delta": {"content": text}}]);

@@ -49,11 +49,9 @@ pub struct Effort {
     pub cold_rounds: usize,
     /// Clients that then send warm requests concurrently.
     pub clients: usize,
-    /// How long the concurrent clients send.
     pub concurrent_time: Duration,
 }
 
-/// Measurements of one run.
 struct Measurements {
     rounds: Vec<Round>,
     /// Cold requests, compared with the model graph alone over the same windows.
@@ -88,7 +86,6 @@ struct ColdRequest {
     graph_ms: f64,
 }
 
-/// The state that all rounds share.
 struct WarmBench<'a> {
     subject: &'a Subject,
     client: Client,
@@ -155,7 +152,6 @@ impl WarmBench<'_> {
         self.subject.pipeline.model().window_tokens_max
     }
 
-    /// Returns a question that was not used before.
     fn question(&self) -> anyhow::Result<String> {
         let n = self.questions_asked.fetch_add(1, Ordering::Relaxed) as u64;
         Ok(self.workload.question(n, &self.subject.tokenizer)?)
@@ -300,7 +296,6 @@ fn pairs(bench: &WarmBench, set: &CompressRequest) -> anyhow::Result<Vec<Vec<u32
     Ok(pieces.map(|piece| [&question, piece].concat()).collect())
 }
 
-/// Returns the time of `work` in milliseconds.
 fn time_ms(work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<f64> {
     let started = Instant::now();
     work()?;
@@ -310,18 +305,14 @@ fn time_ms(work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<f64> {
 /// The parts of a `POST /v1/compress` response that the bench uses.
 #[derive(Debug, Deserialize)]
 struct CompressResponse {
-    /// Where the chunks' blocks came from.
     #[serde(rename = "blocks")]
     block_counts: BlockCounts,
     timing_ms: Map<String, Value>,
 }
 
-/// Number of blocks by origin.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 struct BlockCounts {
-    /// Blocks from the memory tier.
     memory: usize,
-    /// Blocks from the disk tier.
     disk: usize,
     /// Blocks that this request read with the model.
     read: usize,

@@ -10,7 +10,6 @@ use thresher_core::domain::{Chunk, CompressRequest};
 use thresher_core::model::ModelError;
 use thresher_core::model::tokenizer::ModelTokenizer;
 
-/// Shape of every request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Workload {
     pub chunks: usize,
@@ -118,10 +117,8 @@ fn capital(word: &str) -> String {
     word[..1].to_uppercase() + &word[1..]
 }
 
-/// The most chunks that one call registers.
 const REGISTRATION_CHUNKS_MAX: usize = 1_000;
 
-/// How requests pass their chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Source {
     /// Every request carries the chunks' texts.
@@ -139,7 +136,6 @@ pub struct RequestBodies {
 }
 
 impl Source {
-    /// Returns the name in reports.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Inline => "inline",

@@ -14,10 +14,8 @@ use url::{Host, Url};
 use crate::error::{self, ProvisionError};
 use crate::{http, wheel};
 
-/// The branch if none is named.
 const MAIN: &str = "main";
 
-/// The longest list of files that is read.
 const LIST_BYTES_MAX: u64 = 16 << 20;
 
 /// The largest file that is fetched. No model that can be exported has a larger one.
@@ -33,7 +31,6 @@ const SNAPSHOT_FILE: &str = "hub.json";
 /// The graph of a classifier on a hub.
 const GRAPH: &str = "model.onnx";
 
-/// What is fetched of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
     /// The files that an export reads.
@@ -179,7 +176,6 @@ impl Hub {
 pub struct Snapshot {
     /// The model on the hub, as `ORGANIZATION/NAME`.
     pub repo: String,
-    /// The commit that the files belong to.
     pub revision: String,
     /// The branch, tag or commit that was asked for.
     requested: String,
@@ -431,7 +427,6 @@ impl ListedFile {
         }
     }
 
-    /// Compares a file with its checksum.
     fn check(&self, path: &Path) -> Result<(), ProvisionError> {
         let cannot = |source| ProvisionError::file(path, source);
         let mut file = wheel::open(path).map_err(cannot)?;

@@ -10,7 +10,6 @@ use crate::error::{ProvisionError, without_password};
 use crate::http;
 use crate::pins::{Pin, Wheel};
 
-/// The media type of a list of files in JSON.
 const LIST_TYPE: &str = "application/vnd.pypi.simple.v1+json";
 
 /// The longest list of files that is read. Large packages have lists of a few megabytes.

@@ -29,7 +29,6 @@ pub enum PackageSource {
     Folder(PathBuf),
 }
 
-/// Where the files of an item came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// All files were in place and equal their pins.

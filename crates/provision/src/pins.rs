@@ -21,7 +21,6 @@ pub enum Item {
     RuntimeGpu,
     /// The Hugging Face directory of the default model.
     Model,
-    /// The file of the multilingual model.
     ModelMultilingual,
     /// The folder of answerai-colbert-small.
     ModelColbert,

@@ -9,7 +9,6 @@ use zip::write::SimpleFileOptions;
 
 use super::*;
 
-/// The text of the only file in the wheel.
 const TEXT: &[u8] = b"the library";
 
 const WHEEL: &str = "tool-1.0-py3-none-any.whl";

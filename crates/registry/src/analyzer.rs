@@ -17,7 +17,6 @@ pub const NAME: &str = "thresher_words_1";
 /// The length to which words are cut, in bytes. Longer runs, such as base64, are not words.
 const WORD_BYTES_MAX: usize = 128;
 
-/// The analyzer for chunks and queries.
 pub fn analyzer() -> TextAnalyzer {
     TextAnalyzer::builder(WordTokenizer).filter(LowerCaser).filter(AsciiFoldingFilter).build()
 }
@@ -80,7 +79,6 @@ enum CharKind {
     Spaced,
     /// A letter of a script without spaces between words.
     Unspaced,
-    /// A character between words.
     Separator,
 }
 

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use blake3::Hasher;
 use thresher_core::domain::{Anchors, Chunk};
 
-/// A change to the registered chunks.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
     /// Registers the chunk under its id, replacing any chunk with that id.
@@ -31,7 +30,6 @@ pub enum Outcome {
     Full,
 }
 
-/// The id of the chunk that a change is about.
 pub fn id_of(change: &Change) -> &str {
     match change {
         Change::Put(chunk) | Change::Offer(chunk) => &chunk.id,

@@ -85,7 +85,6 @@ impl Default for RegistrySettings {
     }
 }
 
-/// Why an operation of the registry failed.
 #[derive(Debug, Error)]
 pub enum RegistryError {
     #[error("{dir} is in use by another process; give every daemon a registry.dir of its own")]

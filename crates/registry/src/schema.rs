@@ -96,7 +96,6 @@ impl Fields {
     }
 }
 
-/// Reads the chunk at `address`.
 pub fn read_chunk(
     searcher: &Searcher,
     fields: &Fields,

@@ -33,17 +33,14 @@ impl Shared {
         lock(&self.directory)
     }
 
-    /// Locks the vectors of chunks for a change.
     pub fn vectors_mut(&self) -> RwLockWriteGuard<'_, Vectors> {
         self.vectors.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether any chunk can be found by a vector.
     pub fn has_vectors(&self) -> bool {
         !read(&self.vectors).is_empty()
     }
 
-    /// Notifies the receivers of [`Store::updates`].
     pub fn notify_update(&self) {
         self.updates.send_replace(());
     }

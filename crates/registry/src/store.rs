@@ -92,7 +92,6 @@ impl Store {
         answer.await.unwrap_or(Err(RegistryError::Stopped))
     }
 
-    /// Applies changes that came from a log.
     pub async fn apply_from_log(&self, changes: Vec<Change>, commit: Commit) -> Result<(), RegistryError> {
         let (reply, answer) = oneshot::channel();
         // No limit on the number of chunks here, because all registries that follow the log have to reach the

@@ -33,7 +33,6 @@ const POLL_MS: u64 = 10;
 /// returns false, the result of the read will not be used.
 pub type IsCurrent = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// Why chunks could not be read ahead.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{reason}")]
 pub struct ReadError {

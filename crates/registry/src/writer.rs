@@ -48,7 +48,6 @@ pub enum Commit {
     DiscardPending,
 }
 
-/// Owns the writer of the index.
 pub struct Writer {
     index: Index,
     /// `None` after a rollback failed, which makes the writer unusable.

@@ -282,7 +282,6 @@ impl Shared {
         Journal::new(Arc::clone(&self.0), name, entries_max)
     }
 
-    /// Returns whether every server answers.
     pub fn is_well(&self) -> bool {
         self.0.core.nodes.table().open_share() == 0.0
     }

@@ -93,10 +93,7 @@ pub enum SharedSettingsError {
     #[error("shared.timeout_ms is 0, so no answer could arrive in time; set it to at least 1")]
     TimeoutZero,
     #[error("shared.prefix has {prefix_bytes} bytes; the limit is {PREFIX_BYTES_MAX}")]
-    PrefixTooLong {
-        /// The length of the prefix, in bytes.
-        prefix_bytes: usize,
-    },
+    PrefixTooLong { prefix_bytes: usize },
     #[error(
         "one of shared.client_cert_file and shared.client_key_file is set without the other; set both or neither"
     )]

@@ -1,5 +1,5 @@
-//! The words that the rules know. Each language is a file in `lexicon/`, named by its ISO 639-1 code, in which each class of words has a
-//! paragraph:
+//! The words that the rules know. Each language is a file in `lexicon/`, named by its ISO 639-1 code, and so are programs (`code`) and the
+//! names of tools (`tools`). In a file, each class of words has a paragraph:
 //!
 //! ```text
 //! [whole]
@@ -38,6 +38,8 @@ classes! {
     Agrees "agrees",
     /// Says in an introduction that all items of its list belong together.
     AllOf "all-of",
+    /// Is a number in one place and something else in the next, unless it is a part of a longer number, such as `one` in `twenty-one`.
+    AmbiguousNumber "ambiguous-number",
     /// Joins questions, as `and`.
     And "and",
     /// Stands with a colon before an answer.
@@ -54,6 +56,8 @@ classes! {
     Banner "banner",
     /// Stands before a number whose full stop makes it an ordinal, as in `am 3. Oktober`.
     BeforeOrdinal "before-ordinal",
+    /// Stands before a time in the morning, where another word follows it.
+    BeforeTime "before-time",
     /// Stands before two numbers that are the ends of a range, as `from`.
     Between "between",
     /// Says that a number after it is an end of what is meant, as `up` in `up to 30 days`.
@@ -62,6 +66,12 @@ classes! {
     Caption "caption",
     /// Continues a statement of a program with another part, as `else`.
     Clause "clause",
+    /// Names an element that clients insert into messages of the user, as far as its name has no word of the next two classes.
+    ClientElement "client-element",
+    /// Begins the name of such an element.
+    ClientElementBegins "client-element-begins",
+    /// Ends the name of such an element.
+    ClientElementEnds "client-element-ends",
     /// Ends a block of a program.
     Closes "closes",
     /// Compares all things of a kind, as `cheapest` and `total`.
@@ -136,6 +146,8 @@ classes! {
     MailSubject "mail-subject",
     /// Is a unit without a full stop behind a number.
     Measure "measure",
+    /// Makes a duration of hours and minutes, after the number of minutes.
+    Minutes "minutes",
     /// Begins a question that is also a polite request, as `can`.
     Modal "modal",
     /// The name of a month, as `march`.
@@ -164,6 +176,8 @@ classes! {
     Period "period",
     /// Greets, thanks or agrees, alone or before a name.
     Pleasantry "pleasantry",
+    /// Is a program that prints a file.
+    Prints "prints",
     /// Stands for a thing or a person named before.
     Pronoun "pronoun",
     /// Begins a line of a query.
@@ -192,6 +206,8 @@ classes! {
     Schema "schema",
     /// Stands before the number of a section, an article or a clause.
     Section "section",
+    /// Stands in the name of a tool that runs commands.
+    Shell "shell",
     /// Is what an answer calls its sources.
     Source "source",
     /// Stands before the number of a source.
@@ -208,6 +224,16 @@ classes! {
     TakesBack "takes-back",
     /// Stands before the end of a range of numbers.
     To "to",
+    /// Stands in the name of a tool that works on files, or on what a person or another agent says.
+    ToolActs "tool-acts",
+    /// Means a file in the name of a tool.
+    ToolFile "tool-file",
+    /// Stands in the name of a tool that lists files or lines.
+    ToolLists "tool-lists",
+    /// Stands in the name of a tool that reads something: a file, unless another word says what.
+    ToolReads "tool-reads",
+    /// Stands in the name of a tool that reads something of the web.
+    ToolWeb "tool-web",
     /// Begins the label of a sum.
     Total "total",
     /// Begins the question that has no answer.
@@ -216,6 +242,11 @@ classes! {
     Unit "unit",
     /// Is an answer that finds nothing.
     Unknown "unknown",
+    /// Names an element in which clients put what the person wrote, next to elements of their own. People write such elements, too, beside
+    /// other words.
+    UserElement "user-element",
+    /// Stands before the number of a version.
+    Version "version",
     /// The name of a day of the week, as `monday`.
     Weekday "weekday",
     /// Asks for one of several, as `which`.
@@ -271,8 +302,9 @@ macro_rules! files {
     ($($lang:literal)*) => { [$(($lang, include_str!(concat!("../lexicon/", $lang, ".txt")))),*] };
 }
 
-/// The languages with their files. The first is English; the last has the words of programs and of what they print.
-const FILES: [(&str, &str); 13] = files!["en" "de" "fr" "es" "it" "pt" "nl" "da" "pl" "ru" "zh" "ja" "code"];
+/// The languages with their files. The first is English; the last two are none.
+const FILES: [(&str, &str); 14] =
+    files!["en" "de" "fr" "es" "it" "pt" "nl" "da" "pl" "ru" "zh" "ja" "code" "tools"];
 
 /// The most characters of the beginning of a word: a word of a megabyte is looked up no longer than others.
 const STEM_CHARS_MAX: usize = 24;

@@ -12,7 +12,6 @@ struct Row {
     chosen: &'static str,
     kept: &'static [&'static str],
     left: &'static [&'static str],
-    /// Why the row fails, if it does.
     fails: Option<&'static str>,
 }
 

@@ -360,7 +360,6 @@ impl VerdictChoice {
     }
 }
 
-/// The hub that the environment names.
 fn hub() -> anyhow::Result<Hub> {
     let of = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     Ok(Hub::new(of("HF_ENDPOINT").as_deref().unwrap_or(PUBLIC_HUB), of("HF_TOKEN"))?)

@@ -9,7 +9,6 @@ use thresher_core::plain::{Quoted, Shortened};
 use crate::error::{ApiError, ErrorCode};
 use crate::middleware::find::TooMany;
 
-/// Unknown ids that a message quotes.
 const IDS_QUOTED_MAX: usize = 10;
 
 /// The request itself: path, host, origin and query string.

@@ -27,7 +27,6 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// Opens connections with `http`.
     pub fn new(http: HttpConnector) -> Self {
         Self { http, write_max: WRITE_MAX }
     }

@@ -37,15 +37,12 @@ const JSON_BYTES_PER_TEXT_BYTE: usize = 8;
 /// The most bytes of an answer that are buffered to read how many tokens were billed, and in shadow mode its text.
 const ANSWER_BYTES_MAX: usize = 2 << 20;
 
-/// What is needed to forward an answer.
 pub struct Forwarder {
     pub service: Scope,
     pub dialect: Dialect,
-    /// What is added to the answer.
     pub wanted: Additions,
     /// The texts that the answer may cite; none: the answer is forwarded unchanged.
     pub sources: Option<Arc<SeenTexts>>,
-    /// Counts what the request saved.
     pub tally: Option<Tally>,
     /// The longest time that the upstream may send nothing.
     pub silence_max: Duration,

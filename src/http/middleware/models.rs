@@ -24,7 +24,6 @@ const PATH: &str = "/v1/models";
 /// The query parameter that is `false` if a request wants the daemon's own models only, as the page does again and again.
 const UPSTREAMS: &str = "upstreams";
 
-/// The most bytes of the list of one upstream.
 const LIST_BYTES_MAX: usize = 4 << 20;
 
 /// The longest time for an upstream to answer with its list.

@@ -26,13 +26,11 @@ use crate::middleware::{paths, shared_key};
 /// The route of all paths below `/v1` that no other route has.
 pub const ROUTE: &str = "/v1/{*path}";
 
-/// The paths of Anthropic's Messages.
 const MESSAGES: &str = "/v1/messages";
 
 /// The paths of conversations: a body for a path below one of them may have the field `thresher`.
 const CONVERSATIONS: [&str; 3] = ["/v1/chat/completions", "/v1/responses", MESSAGES];
 
-/// The media type of forms.
 const FORM: &str = "multipart/form-data";
 
 /// The header with the host or URL of the upstream, for requests without a model.
@@ -204,7 +202,6 @@ fn is_below(path: &str, parent: &str) -> bool {
 /// A body for the upstream, as far as the daemon reads it.
 struct ReadBody {
     kind: BodyKind,
-    /// The model that it names.
     model: Option<String>,
     body: Vec<u8>,
 }

@@ -42,7 +42,6 @@ const HOPS: HeaderName = HeaderName::from_static("x-thresher-hops");
 /// The most daemons that pass a request on, one behind the other.
 const HOP_COUNT_MAX: usize = 8;
 
-/// An upstream whose settings cannot be used.
 #[derive(Debug, Error)]
 #[error("middleware.upstreams, {url}: {cause}")]
 pub struct UpstreamError {
@@ -126,7 +125,6 @@ impl Middleware {
         &self.upstreams
     }
 
-    /// The upstream, if there is only one.
     pub fn only_upstream(&self) -> Option<&Upstream> {
         match &self.upstreams[..] {
             [only] => Some(only),

@@ -152,7 +152,6 @@ fn described_defaults(schema: &mut Schema) {
     }
 }
 
-/// The format of an operation's errors.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum ErrorFormat {
     /// That of Thresher's own API.
@@ -173,7 +172,6 @@ pub const WORK: &[u16] = &[504];
 /// Statuses of operations that change the registry.
 pub const CHANGE: &[u16] = &[507];
 
-/// The error responses with these statuses.
 pub fn errors(schemas: &mut Schemas, format: ErrorFormat, statuses: &[&[u16]]) -> Map<String, Value> {
     let mut statuses = statuses.concat();
     statuses.sort_unstable();

@@ -52,7 +52,6 @@ impl Sidecar {
         Self::start_with(servers, "").await
     }
 
-    /// The same with this file of keys.
     pub async fn start_with(servers: &Servers, keys_file: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let keys_file = keys_file.to_owned();
@@ -106,14 +105,12 @@ impl Sidecar {
             .await;
     }
 
-    /// Kills the process and waits until it is gone.
     pub fn kill(&mut self) {
         let mut process = self.process.take().expect("a process");
         process.child.kill().expect("SIGKILL");
         process.child.wait().expect("a child");
     }
 
-    /// The address of the public listener.
     pub fn http(&self) -> SocketAddr {
         self.process().http
     }
@@ -133,7 +130,6 @@ impl Sidecar {
         get(self.process().http, path).await
     }
 
-    /// Sends a DELETE request.
     pub async fn delete(&self, path: &str) -> Response {
         ask(self.process().http, "DELETE", path, b"", Framing::ContentLength).await
     }

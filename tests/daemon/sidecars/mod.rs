@@ -55,12 +55,10 @@ async fn register(sidecar: &Sidecar, id: &str, text: &str) {
     assert_eq!((answer.status, &answer.json()["chunks"][0]["status"]), (200, &json!("created")), "{id}");
 }
 
-/// Whether this chunk is registered.
 async fn knows(sidecar: &Sidecar, id: &str) -> bool {
     sidecar.get(&format!("/v1/chunks/{id}")).await.status == 200
 }
 
-/// The ids of all registered chunks.
 async fn listed(sidecar: &Sidecar) -> Vec<String> {
     let page = sidecar.get("/v1/chunks?limit=1000").await.json();
     assert_eq!(page["next"], Value::Null, "one page");
@@ -68,7 +66,6 @@ async fn listed(sidecar: &Sidecar) -> Vec<String> {
     chunks.iter().map(|chunk| chunk["id"].as_str().expect("an id").to_owned()).collect()
 }
 
-/// The ids that a search returns.
 async fn search(sidecar: &Sidecar, words: &str) -> Vec<String> {
     let answer = sidecar.post("/v1/search", json!({"query": words, "rank": "bm25"})).await;
     assert_eq!(answer.status, 200, "{}", answer.body);

@@ -87,7 +87,6 @@ async fn a_tier_with_a_wrong_password_is_down_until_the_file_holds_the_right_one
     assert!(!log().contains("hunter2"), "passwords are never logged");
 }
 
-/// A certificate authority.
 struct Authority {
     ca: String,
     issuer: CertifiedIssuer<'static, KeyPair>,

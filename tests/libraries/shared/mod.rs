@@ -42,7 +42,6 @@ async fn connected(settings: &SharedSettings) -> Shared {
     connected_within(settings, limits()).await
 }
 
-/// The same with other limits.
 async fn connected_within(settings: &SharedSettings, limits: SharedLimits) -> Shared {
     let shared = Shared::connect_within(settings, limits).expect("settings are right");
     eventually("the tier is connected", async || shared.is_well()).await;

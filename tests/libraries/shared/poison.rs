@@ -77,7 +77,6 @@ async fn responses(local: LocalTiers, shared: Option<Shared>) -> Vec<Value> {
     answers
 }
 
-/// The keys of the blocks on disk.
 fn keys_in(dir: &Path) -> Vec<BlockKey> {
     let names = std::fs::read_dir(dir.join("blocks"))
         .expect("blocks")

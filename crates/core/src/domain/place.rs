@@ -4,7 +4,6 @@
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// The most pages that one chunk may name.
 pub const PAGES_MAX: usize = 10_000;
 
 /// The pages and the line at which the text of a chunk stands in its document, as far as the caller names them.
@@ -73,7 +72,6 @@ impl Anchors {
         Ok(Self { pages, line })
     }
 
-    /// Returns the pages in the order of the text.
     pub fn pages(&self) -> &[PageStart] {
         &self.pages
     }
@@ -87,7 +85,6 @@ impl Anchors {
         self.pages.is_empty() && self.line.is_none()
     }
 
-    /// Returns the memory of the pages in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.pages.len() * size_of::<PageStart>()
     }

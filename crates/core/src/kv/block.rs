@@ -29,7 +29,6 @@ use crate::domain::{ByteRange, Lang, TokenSpan};
 /// The first bytes of every block. The last one is the version of the layout.
 const MAGIC: [u8; 4] = *b"thr\x02";
 
-/// Bytes before the keys.
 const HEADER_BYTES: usize = 64;
 
 /// The offset in the header at which the language stands.

@@ -33,9 +33,7 @@ const OFFSET: i32 = 128;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Codec {
-    /// Single precision, as the model computes them.
     F32,
-    /// Half precision: 16 bits per value.
     F16,
     /// Eight bits per value and one scale per key.
     #[default]

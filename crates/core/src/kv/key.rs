@@ -11,7 +11,6 @@ use crate::domain::Tenant;
 /// new number here.
 pub(super) const CONTEXT: &str = "thresher 2026 chunk block 2";
 
-/// The context of the hash of a tenant's name.
 const TENANT_CONTEXT: &str = "thresher 2026 block tenant 1";
 
 /// The bytes of a key that are the tag of its tenant.

@@ -54,7 +54,6 @@ impl TierName {
 /// The bytes of a block, and the tier that they came from.
 pub type Hit = (Bytes, TierName);
 
-/// What a tier stores now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TierStats {
     pub entries: u64,
@@ -62,7 +61,6 @@ pub struct TierStats {
     pub bytes: u64,
 }
 
-/// What both tiers store now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LocalStats {
     pub memory: TierStats,
@@ -243,7 +241,6 @@ impl LocalTiers {
         }
     }
 
-    /// Returns what the tiers store now.
     pub fn stats(&self) -> LocalStats {
         LocalStats {
             memory: self.memory.stats(),
@@ -338,7 +335,6 @@ impl TierMetrics {
         }
     }
 
-    /// Sets the gauges of what the tier stores.
     fn set_stats(&self, stats: TierStats) {
         self.bytes.set(stats.bytes as f64);
         self.entries.set(stats.entries as f64);

@@ -18,7 +18,6 @@ pub type CallerWaits = Arc<dyn Fn() -> bool + Send + Sync>;
 /// How often a follower checks whether its own caller still waits.
 const CALLER_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The flights in progress, by key.
 #[derive(Default)]
 pub struct Flights {
     open: Mutex<HashMap<BlockKey, Arc<Flight>>>,
@@ -37,7 +36,6 @@ struct State {
 
 #[derive(Debug, Clone)]
 pub enum Outcome {
-    /// The leader has produced the block.
     Completed(Block),
     /// The leader gave up. One of the followers may lead another flight for the same key.
     Abandoned,
@@ -113,7 +111,6 @@ impl Leader {
         self.flight.lock().callers.iter().any(|caller_waits| caller_waits())
     }
 
-    /// Returns the block if the flight is completed.
     pub fn completed_block(&self) -> Option<Block> {
         match &self.flight.lock().outcome {
             Some(Outcome::Completed(block)) => Some(block.clone()),

@@ -112,7 +112,6 @@ pub trait Tiers: Send + Sync {
     }
 }
 
-/// Tiers that store nothing.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoTiers;
 

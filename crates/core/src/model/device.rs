@@ -19,7 +19,6 @@ pub enum DeviceChoice {
     Auto,
 }
 
-/// The device that a model runs on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInUse {
     /// The name of the device: `cpu`, `cuda:0`, ...

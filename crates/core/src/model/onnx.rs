@@ -82,7 +82,6 @@ pub fn read_graph(path: &Path) -> io::Result<GraphProto> {
     graph.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the ONNX file contains no graph"))
 }
 
-/// The content of an ONNX file.
 #[derive(Clone, PartialEq, Message)]
 pub struct ModelProto {
     #[prost(int64, tag = "1")]
@@ -205,7 +204,6 @@ pub enum DataLocation {
     External = 1,
 }
 
-/// The element type of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
 #[repr(i32)]
 pub enum DataType {
@@ -241,7 +239,6 @@ pub struct TypeProto {
     pub tensor_type: Option<TensorTypeProto>,
 }
 
-/// The element type and the shape of a tensor.
 #[derive(Clone, PartialEq, Message)]
 pub struct TensorTypeProto {
     #[prost(enumeration = "DataType", tag = "1")]

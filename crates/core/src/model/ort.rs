@@ -51,7 +51,6 @@ const QUESTION_THREADS_MAX: usize = 4;
 /// other, others compute.
 const QUESTION_THREADS_PER_CORE: usize = 2;
 
-/// How a model is loaded.
 #[derive(Debug, Clone)]
 pub struct OrtSettings {
     pub runtime_lib: PathBuf,
@@ -114,9 +113,7 @@ impl OrtSettings {
     }
 }
 
-/// A loaded model that scores chunks.
 pub enum LoadedModel {
-    /// A late-interaction model.
     Late(Arc<LateRuntime>),
     Decoder(Arc<DecoderRuntime>),
 }

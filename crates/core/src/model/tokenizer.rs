@@ -67,7 +67,6 @@ pub struct ModelTokenizer {
 /// Where a text can be divided so that its parts have the tokens of the whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Splits {
-    /// Nowhere, as far as is known.
     Unknown,
     /// A text can be divided between any two blanks.
     AtBlanks,

@@ -36,10 +36,8 @@ const SCANNED_TOKENS: usize = 2_048;
 /// questions pass for answerable; one in twenty is the usual level of a test.
 pub const MISSED_MAX: f64 = 0.05;
 
-/// Whether the chunks answer the question.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Answerable {
-    /// The probability that the chunks answer it.
     pub probability: f32,
     /// Whether the probability reaches `least`.
     pub answerable: bool,
@@ -76,7 +74,6 @@ pub fn measure_answerable(
     }))
 }
 
-/// The passage that comes closest to an answer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BestPassage {
     /// The mean of its recall and its precision.

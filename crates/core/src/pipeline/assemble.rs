@@ -28,7 +28,6 @@ pub fn is_worth_leaving_out(gap: &str) -> bool {
 /// How a context is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Style {
-    /// The markup around each chunk.
     pub format: Format,
     /// Whether chunks have their titles, in formats other than XML.
     pub titles: bool,

@@ -15,13 +15,10 @@ use crate::model::contract::Contract;
 use crate::regular_files;
 use crate::text;
 
-/// The calibration of a model, in its folder.
 pub const CALIBRATION_FILE: &str = "calibration.toml";
 
-/// The schema version of calibration files.
 const SCHEMA: u32 = 2;
 
-/// The calibrations that come with Thresher.
 const SHIPPED: [&str; 3] = [
     include_str!("calibration/minilm-l6.toml"),
     include_str!("calibration/multilingual-e5-small.toml"),
@@ -61,7 +58,6 @@ pub struct Calibration {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RelatedLimits {
-    /// Where all chunks are prose.
     pub prose: f32,
     /// Where some chunk is not.
     pub structured: f32,
@@ -102,7 +98,6 @@ pub struct RelevanceCurve {
 }
 
 impl RelevanceCurve {
-    /// Returns the probability of a chunk's value.
     pub fn probability(&self, value: f32) -> f32 {
         logistic(self.slope * value + self.bias)
     }

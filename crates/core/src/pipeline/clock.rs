@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-/// The time that the stages of a request took.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Timings {
     /// The name of each stage and the time that it took, in the order in which the stages ran.
@@ -28,7 +27,6 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Starts to measure the time of a request.
     pub fn start() -> Self {
         Self { started: Instant::now(), stages: Vec::with_capacity(8) }
     }

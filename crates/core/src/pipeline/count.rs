@@ -3,14 +3,12 @@
 
 use std::sync::Arc;
 
-use quick_cache::sync::Cache;
-
 use super::PipelineError;
 use super::cancel::Cancel;
 use crate::domain::TokenizerName;
 use crate::model::tokenizer::ModelTokenizer;
+use crate::text_cache::TextCache;
 
-/// Counts tokens with one tokenizer.
 #[derive(Clone)]
 pub enum TokenCounter {
     Model(Arc<ModelTokenizer>),
@@ -54,24 +52,13 @@ impl TokenCounter {
     }
 }
 
-/// A cache of token counts, by the hashes of the texts. Requests name the same chunks and frames again and again, and counting them takes
+/// A cache of token counts. Requests name the same chunks and frames again and again, and counting them takes
 /// longer than scanning the chunks.
-pub struct TextCosts(Cache<(TokenizerName, TextHash), usize>);
-
-/// The hash of a text, by which caches find what is known of it.
-pub type TextHash = [u8; 16];
-
-pub fn hash_of(text: &str) -> TextHash {
-    *blake3::hash(text.as_bytes()).as_bytes().first_chunk().expect("a hash has 32 bytes")
-}
+pub struct TextCosts(TextCache<TokenizerName, usize>);
 
 const TEXTS_MAX: usize = 1 << 17;
 
 impl TextCosts {
-    pub fn new() -> Self {
-        Self(Cache::new(TEXTS_MAX))
-    }
-
     /// Returns the number of tokens in `text`, from the cache if possible. `name` is the name of the counter's tokenizer.
     ///
     /// # Errors
@@ -83,13 +70,7 @@ impl TextCosts {
         text: &str,
         cancel: &Cancel,
     ) -> Result<usize, PipelineError> {
-        let key = (name, hash_of(text));
-        if let Some(cost) = self.0.get(&key) {
-            return Ok(cost);
-        }
-        let cost = counter.count(text, cancel)?;
-        self.0.insert(key, cost);
-        Ok(cost)
+        self.0.get_or_try_find(name, text, || counter.count(text, cancel))
     }
 
     /// Returns the number of tokens in a context. Contexts that are tried for one request have most of their chunks in common, so the counts
@@ -115,7 +96,7 @@ impl TextCosts {
 
 impl Default for TextCosts {
     fn default() -> Self {
-        Self::new()
+        Self(TextCache::new(TEXTS_MAX))
     }
 }
 
@@ -183,7 +164,7 @@ mod tests {
                     TokenizerName::O200kBase => tiktoken_rs::o200k_base_singleton(),
                     _ => tiktoken_rs::cl100k_base_singleton(),
                 };
-                let found = TextCosts::new().count_context(&TokenCounter::OpenAi(bpe), name, &text, &Cancel::default());
+                let found = TextCosts::default().count_context(&TokenCounter::OpenAi(bpe), name, &text, &Cancel::default());
                 prop_assert_eq!(found.expect("counts"), bpe.encode_ordinary(&text).len());
             }
         }

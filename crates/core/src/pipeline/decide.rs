@@ -41,7 +41,6 @@ const IN_PLACE_OF_BEST_MIN: f32 = 0.5;
 pub struct Decision {
     /// The text to send to the language model.
     pub context: String,
-    /// The tag in the markers of the context.
     pub marker_tag: Option<MarkerTag>,
     pub usage: Usage,
     /// The indices of all chunks, in the order of the result.
@@ -65,7 +64,6 @@ pub struct Decision {
 /// What a decision needs besides the request and its scores.
 #[derive(Clone, Copy)]
 pub struct DecideContext<'a> {
-    /// Counts tokens with the request's tokenizer.
     pub counter: &'a TokenCounter,
     /// The cache of the token counts of frames.
     pub text_costs: &'a TextCosts,
@@ -374,7 +372,7 @@ mod tests {
             are_probabilities: false,
         };
         let counter = TokenCounter::new(request.tokenizer, &tokenizer);
-        let (cancel, text_costs) = (Cancel::default(), TextCosts::new());
+        let (cancel, text_costs) = (Cancel::default(), TextCosts::default());
         // The evidence of twenty labelled questions was complete at efforts up to 10, and that of one at 60.
         let efforts = (1..=20).map(|effort| effort as f32 / 2.0).chain([60.0]).collect();
         let limits = CoverageLimits::of_efforts(efforts, String::new(), String::new()).expect("enough rows");

@@ -33,7 +33,6 @@ pub struct Eviction {
     pub recent: Option<usize>,
 }
 
-/// How many keys the heads keep.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HeadBudget {

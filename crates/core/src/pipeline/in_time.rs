@@ -41,7 +41,6 @@ pub struct InTime<'a> {
     all: &'a [Arc<Chunk>],
 }
 
-/// What has been read of a request until now.
 struct Read {
     /// `[chunk]`: the blocks that were found or read.
     by_chunk: Vec<Option<Block>>,

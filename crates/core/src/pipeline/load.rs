@@ -113,7 +113,6 @@ impl LoadEstimator {
         self.state().time_for(bytes).unwrap_or_default()
     }
 
-    /// Returns an estimator with a known speed.
     #[cfg(test)]
     pub fn with_speed(bytes_per_s: f64) -> Self {
         Self(Mutex::new(State { bytes_per_s: Some(bytes_per_s), ..State::default() }))

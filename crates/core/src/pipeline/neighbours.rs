@@ -131,7 +131,6 @@ pub fn with_turns_before(own: &[f32]) -> Vec<f32> {
     (0..own.len()).map(|turn| sum(turn) / total).collect()
 }
 
-/// Where a turn stands in its dialogue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Place<'a> {
     title: Option<&'a str>,

@@ -94,7 +94,6 @@ pub enum Warning {
     Unread { chunks: usize, of: usize },
 }
 
-/// What happened to one chunk of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChunkOutcome {
     /// The index of the chunk in the request.
@@ -131,7 +130,6 @@ pub struct Usage {
     pub tokens_out: usize,
 }
 
-/// Whether any chunk is related to the question.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Relevance {
     /// The mean over the question's best-matched tokens of each token's largest raw logit over all keys of the
@@ -163,7 +161,6 @@ pub struct Ranked {
     pub tokens: usize,
 }
 
-/// A sentence of a chunk with its score.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RankedSentence {
     /// The index of the chunk in the request.

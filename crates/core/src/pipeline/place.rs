@@ -50,7 +50,6 @@ struct Lines {
 }
 
 impl<'a> Places<'a> {
-    /// Reads a chunk whose text has this layout.
     pub fn new(chunk: &'a Chunk, layout: Arc<Layout>) -> Self {
         let text = &*chunk.text;
         let pages = match chunk.anchors.pages() {
@@ -62,7 +61,6 @@ impl<'a> Places<'a> {
         Self { text, headings: layout.headings(), layout, pages, lines }
     }
 
-    /// Returns the place of a range of the text.
     pub fn at(&self, bytes: ByteRange) -> Place {
         let page = |at: usize| {
             let begun = self.pages.partition_point(|page| page.start <= at);

@@ -49,7 +49,6 @@ pub(super) enum Placement {
 pub struct View {
     /// The slices of the group, in the order of the blocks.
     pub slices: Vec<BlockSlice>,
-    /// The position of the question's first token.
     pub question_position: i64,
 }
 

@@ -22,7 +22,6 @@ const EDGE_BYTES_MIN: usize = 8;
 /// With how many earlier units of the same text a unit is compared.
 const CANDIDATES_MAX: usize = 4;
 
-/// Which units repeat what another one says.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Repeats {
     /// `[unit]`: the unit of another chunk whose text has that of the unit; `None` for most.
@@ -115,7 +114,6 @@ impl Repeats {
         self.of.get(unit).copied().flatten()
     }
 
-    /// Returns the units that repeat another one.
     pub fn all(&self) -> impl Iterator<Item = usize> {
         (0..self.of.len()).filter(|&unit| self.is_repeat(unit))
     }

@@ -27,7 +27,6 @@ use crate::model::contract::Around;
 use crate::model::{ModelError, ModelInfo};
 use crate::rc;
 
-/// How chunks and units are scored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Scoring {
     /// See [`ranked`]. It was chosen as the default by measurement (`docs/evaluation.md`).
@@ -59,7 +58,6 @@ pub trait Scorer: Send + Sync {
 /// What a scorer needs of a reading.
 #[derive(Debug, Clone, Copy)]
 pub struct Wants<'a> {
-    /// The text before and after the question.
     pub around: Around<'a>,
     /// Whether the model reads the turns of the conversation before the question.
     pub history: bool,

@@ -287,7 +287,6 @@ impl Finder<'_> {
         }
     }
 
-    /// Returns the header that a row requires.
     fn header(&self, row: usize) -> Option<usize> {
         let chunk = self.units[row].chunk;
         let mut required = self.outlines.required_by(row, chunk);

@@ -27,7 +27,6 @@ use crate::domain::{ByteRange, Chunk, Kind};
 use crate::text::outline::{Layout, Role};
 use crate::text::{self, Writing};
 
-/// The most conflicts that one request reports.
 pub const CONFLICTS_MAX: usize = 20;
 
 /// The most pairs of sentences that are compared for one request, and the most sentences with one word that each is compared with.

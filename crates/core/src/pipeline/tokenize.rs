@@ -43,7 +43,6 @@ impl TokenizedChunk {
     }
 }
 
-/// A tokenized question with the text around it.
 #[derive(Debug, Clone)]
 pub struct QuestionText {
     /// All tokens that the model reads. Their offsets count from the first byte of the text before the

@@ -5,12 +5,9 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use quick_cache::Weighter;
-use quick_cache::sync::Cache;
 use rayon::prelude::*;
 
 use super::blocks::Blocks;
-use super::count::{TextHash, hash_of};
 use super::tokenize::tokens_under;
 use crate::domain::{ByteRange, Chunk, Granularity, Kind, TokenSpan};
 use crate::kv::block::{Block, Sentence};
@@ -18,6 +15,7 @@ use crate::text;
 #[cfg(test)]
 use crate::text::outline::{Joint, Role, Why};
 use crate::text::outline::{Layout, Link, Piece};
+use crate::text_cache::TextCache;
 
 /// A piece of one chunk that is kept or dropped as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,7 +126,6 @@ impl Outlines {
         own.map(move |at| first + at).chain(self.across.get(&unit).into_iter().flatten().copied())
     }
 
-    /// Lets units require others, wherever they stand.
     pub fn require_across(&mut self, needs: impl Iterator<Item = (usize, usize)>) {
         for (unit, other) in needs {
             self.across.entry(unit).or_default().push(other);
@@ -162,15 +159,12 @@ impl Outlines {
     }
 }
 
-/// A cache of layouts, by the hashes of the texts. Requests name the same chunks again and again, and finding the layouts of a hundred takes
-/// longer than scoring them.
-pub struct Layouts(Cache<LayoutKey, Arc<Layout>, LayoutBytes>);
-
-/// The kind that the caller named, and the hash of the text.
-type LayoutKey = (Kind, TextHash);
+/// A cache of layouts, also by the kind that the caller named. Requests name the same chunks again and again, and finding the layouts of a
+/// hundred takes longer than scoring them.
+pub struct Layouts(TextCache<Kind, Arc<Layout>>);
 
 /// The bytes of all layouts in the cache together.
-const LAYOUT_BYTES_MAX: u64 = 16 << 20;
+const LAYOUT_BYTES_MAX: usize = 16 << 20;
 
 /// The number of layouts that the cache is made for; more or fewer may fit.
 const LAYOUTS: usize = 1 << 14;
@@ -178,54 +172,34 @@ const LAYOUTS: usize = 1 << 14;
 /// The fewest chunks without a layout that another thread is asked to help with.
 const LAYOUTS_PER_THREAD_MIN: usize = 4;
 
-#[derive(Clone)]
-struct LayoutBytes;
-
-impl Weighter<LayoutKey, Arc<Layout>> for LayoutBytes {
-    fn weight(&self, _: &LayoutKey, layout: &Arc<Layout>) -> u64 {
-        let of_piece = |piece: &Piece| size_of::<Piece>() + piece.links.capacity() * size_of::<Link>();
-        let pieces: usize = layout.pieces.iter().map(of_piece).sum();
-        (size_of::<LayoutKey>() + size_of::<Layout>() + pieces) as u64
-    }
-}
-
 impl Layouts {
-    pub fn new() -> Self {
-        Self(Cache::with_weighter(LAYOUTS, LAYOUT_BYTES_MAX, LayoutBytes))
-    }
-
     /// Returns the layout of the text of a chunk, from the cache if possible.
     pub fn of_chunk(&self, chunk: &Chunk) -> Arc<Layout> {
-        let key = (chunk.kind, hash_of(&chunk.text));
-        self.0.get(&key).unwrap_or_else(|| {
-            let layout = Arc::new(Layout::detect(&chunk.text, chunk.kind));
-            self.0.insert(key, Arc::clone(&layout));
-            layout
-        })
+        self.0.get_or_find(chunk.kind, &chunk.text, || Arc::new(Layout::detect(&chunk.text, chunk.kind)))
     }
 
     /// Returns `[chunk]`, the layouts of texts, from the cache if possible. `blocks` are the blocks of the same chunks.
     fn of_chunks(&self, chunks: &[Arc<Chunk>], blocks: &Blocks) -> Vec<Arc<Layout>> {
-        let keys: Vec<LayoutKey> = chunks.iter().map(|chunk| (chunk.kind, hash_of(&chunk.text))).collect();
-        let known: Vec<Option<Arc<Layout>>> = keys.iter().map(|key| self.0.get(key)).collect();
-        let find = |(at, known): (usize, Option<Arc<Layout>>)| {
-            known.unwrap_or_else(|| {
-                let layout = Arc::new(layout_of(&chunks[at], &blocks.blocks[at]));
-                self.0.insert(keys[at], Arc::clone(&layout));
-                layout
-            })
-        };
-        if known.iter().all(Option::is_some) {
-            return known.into_iter().enumerate().map(find).collect();
-        }
-        known.into_par_iter().enumerate().with_min_len(LAYOUTS_PER_THREAD_MIN).map(find).collect()
+        let known: Option<Vec<_>> = chunks.iter().map(|chunk| self.0.get(chunk.kind, &chunk.text)).collect();
+        known.unwrap_or_else(|| {
+            let chunks = chunks.par_iter().zip(&blocks.blocks).with_min_len(LAYOUTS_PER_THREAD_MIN);
+            let find = |(chunk, block): (&Arc<Chunk>, &Block)| {
+                self.0.get_or_find(chunk.kind, &chunk.text, || Arc::new(layout_of(chunk, block)))
+            };
+            chunks.map(find).collect()
+        })
     }
 }
 
 impl Default for Layouts {
     fn default() -> Self {
-        Self::new()
+        Self(TextCache::with_bytes(LAYOUTS, LAYOUT_BYTES_MAX, |layout| bytes_of(layout)))
     }
+}
+
+fn bytes_of(layout: &Layout) -> usize {
+    let of_piece = |piece: &Piece| size_of::<Piece>() + piece.links.capacity() * size_of::<Link>();
+    size_of::<Layout>() + layout.pieces.iter().map(of_piece).sum::<usize>()
 }
 
 fn layout_of(chunk: &Chunk, block: &Block) -> Layout {

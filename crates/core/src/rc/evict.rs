@@ -33,7 +33,6 @@ pub enum OverQuestion {
     Mean,
 }
 
-/// How many keys are kept.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Keep {
     /// Keeps in each head the fewest keys whose RC sums to at least this share of the head's RC.

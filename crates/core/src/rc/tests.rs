@@ -11,7 +11,6 @@ use super::bound::PooledReference;
 use super::*;
 use crate::domain::TokenSpan;
 
-/// The form of RC that a test computes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Form {
     Mean,

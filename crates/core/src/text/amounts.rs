@@ -51,9 +51,6 @@ const SHARES: [(&str, f64); 2] = [("half", 50.0), ("quarter", 25.0)];
 
 const ORDINALS: [(&str, f64); 2] = [("first", 1.0), ("second", 2.0)];
 
-/// Words before the number of a version.
-const VERSIONS: [&str; 4] = ["release", "releases", "version", "versions"];
-
 /// What may be between a number and its unit.
 const SPACES: [&str; 4] = ["", " ", "-", "\u{a0}"];
 
@@ -228,7 +225,7 @@ fn version(text: &str, terms: &[Term], at: usize) -> Option<(String, Amount)> {
         let name = before.bytes.slice(text);
         let is_name = name.starts_with(char::is_uppercase) && at > 1 && !before.is_calendar();
         let is_near = &text[before.bytes.end..terms[at].bytes.start] == " ";
-        (is_near && (is_name || VERSIONS.contains(&&*before.folded))).then_some(())
+        (is_near && (is_name || lexicon::has(Class::Version, &before.folded))).then_some(())
     };
     let is_version = match numbers.len() {
         2 => bare.len() < word.len() || is_named().is_some() && !has_unit_after(text, terms, at),

@@ -1,6 +1,8 @@
 //! Times of day: `9:00`, `9 am`, `18.30 Uhr` and `noon` are one term each, so that equal times are equal and a
 //! different one is a different number.
 
+use thresher_text::lexicon::{self, Class};
+
 use super::measure::{Amount, Measure};
 use super::term::{Run, Term};
 
@@ -9,10 +11,6 @@ const NAMED: [(&str, u16); 3] = [("noon", 12 * 60), ("midday", 12 * 60), ("midni
 
 /// What may be between a time and `am` or `Uhr`.
 const SPACES: [&str; 4] = ["", " ", "\u{a0}", "\u{202f}"];
-
-/// Words before a time in the morning, where another word follows it.
-const BEFORE_TIMES: [&str; 12] =
-    ["about", "after", "and", "around", "at", "before", "between", "by", "from", "till", "to", "until"];
 
 /// A day and half a day, in minutes.
 const DAY: u16 = 24 * 60;
@@ -43,9 +41,6 @@ pub(super) fn read(text: &str, terms: &[Term]) -> Option<Run> {
     time(text, terms).map(Time::run)
 }
 
-/// What makes a duration of hours and minutes.
-const MINUTES: [&str; 6] = ["m", "mn", "min", "mins", "minute", "minutes"];
-
 /// Returns the minutes of a time such as `7 h 30` or `7点30分`, and how many terms it has. `7 h`, `7 h 30 min` and `3点` may be durations or
 /// points.
 fn after_hour_sign(text: &str, terms: &[Term]) -> Option<(u16, usize)> {
@@ -60,7 +55,7 @@ fn after_hour_sign(text: &str, terms: &[Term]) -> Option<(u16, usize)> {
     let next = rest.get(1).filter(|next| SPACES.contains(&gap(found, next))).map_or("", |next| &next.folded);
     match (is_han, next) {
         (true, "分") => Some((minutes, 4)),
-        (false, next) if !MINUTES.contains(&next) => Some((minutes, 3)),
+        (false, next) if !lexicon::has(Class::Minutes, next) => Some((minutes, 3)),
         _ => None,
     }
 }
@@ -120,7 +115,7 @@ fn time(text: &str, terms: &[Term]) -> Option<Time> {
         });
     let before =
         || text[..first.bytes.start].split_whitespace().next_back().unwrap_or_default().to_lowercase();
-    let half = if is_spaced_am && !BEFORE_TIMES.contains(&&*before()) { "" } else { half };
+    let half = if is_spaced_am && !lexicon::has(Class::BeforeTime, &before()) { "" } else { half };
     let is_half = matches!(half, "am" | "pm" | "a.m" | "p.m");
     if is_half || matches!(half, "uhr" | "o'clock") {
         (is_time, count) = (true, count + 1);

@@ -6,7 +6,6 @@ use std::borrow::Cow;
 use crate::domain::ByteRange;
 use thresher_text::lexicon::{Class, has, is};
 
-/// A text with its divided words joined.
 #[derive(Debug, Clone)]
 pub struct Joined<'a> {
     /// The text without the hyphens and line ends inside words.

@@ -26,7 +26,6 @@ pub fn lang_of(text: &str) -> Option<Lang> {
     likely_lang_of(text).filter(|found| found.is_sure).map(|found| found.lang)
 }
 
-/// The likeliest language of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LikelyLang {
     pub lang: Lang,

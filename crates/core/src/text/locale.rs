@@ -27,7 +27,6 @@ enum Meaning {
     Scale(usize),
 }
 
-/// How a language writes numbers and dates.
 struct Locale {
     has_decimal_comma: bool,
     /// Whether months and weekdays are written with a capital, as other names are.

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use std::sync::LazyLock;
 
 use text2num::{Language, Token, find_numbers};
+use thresher_text::lexicon::{self, Class, Langs};
 
 /// Words after a number that multiply it, with the number of zeros that they add.
 const SCALES: [(&str, usize); 5] =
@@ -16,10 +17,6 @@ const SUFFIXES: [(&str, usize); 6] = [("k", 3), ("K", 3), ("M", 6), ("mn", 6), (
 
 /// Endings of ordinals and decades, which are not units.
 const ENDINGS: [&str; 5] = ["st", "nd", "rd", "th", "s"];
-
-/// Words that name a number in one place and something else in the next, unless they are a part of a longer
-/// number such as `twenty-one`. `hundred` and the like are read with [`SCALES`].
-const AMBIGUOUS: [&str; 8] = ["one", "o", "first", "second", "hundred", "thousand", "million", "billion"];
 
 /// The longest word of a number, `seventeenth`, in bytes.
 const NUMBER_WORD_BYTES_MAX: usize = 11;
@@ -86,7 +83,9 @@ pub(super) fn spelled<'a>(words: impl Iterator<Item = (&'a str, bool)>) -> Vec<S
     let texts: Vec<Cow<str>> = words.iter().map(|word| word.text.clone()).collect();
     let is_clear = |found: &Spelled| {
         let is_plural = texts[found.end - 1].ends_with('s');
-        let is_word = found.end - found.start == 1 && AMBIGUOUS.contains(&&*texts[found.start]);
+        // `hundred` and the like are read with `SCALES`.
+        let ambiguous = lexicon::langs(Class::AmbiguousNumber, &texts[found.start]).and(Langs::ENGLISH);
+        let is_word = found.end - found.start == 1 && !ambiguous.is_empty();
         !is_plural && !is_word
     };
     find_numbers(words.into_iter(), &*ENGLISH, 0.0)
@@ -108,8 +107,10 @@ pub(super) fn spelled_in<'a>(
         })
         .collect();
     let texts: Vec<String> = words.iter().map(|word| word.text.to_string()).collect();
-    let is_word =
-        |found: &Spelled| found.end - found.start == 1 && FOREIGN_AMBIGUOUS.contains(&&*texts[found.start]);
+    let is_word = |found: &Spelled| {
+        let ambiguous = lexicon::langs(Class::AmbiguousNumber, &texts[found.start]).without(Langs::ENGLISH);
+        found.end - found.start == 1 && !ambiguous.is_empty()
+    };
     let is_clear = |found: &Spelled| {
         let is_cardinal = found.value.bytes().all(|byte| byte.is_ascii_digit());
         is_cardinal && !["0", "1"].contains(&&*found.value) && !is_word(found)
@@ -120,9 +121,6 @@ pub(super) fn spelled_in<'a>(
         .filter(is_clear)
         .collect()
 }
-
-/// Words of other languages that name a number in one place and something else in the next.
-const FOREIGN_AMBIGUOUS: [&str; 3] = ["acht", "neuf", "sei"];
 
 /// The longest word of a number in another language, in bytes: German writes a number as one word.
 const FOREIGN_WORD_BYTES_MAX: usize = 60;

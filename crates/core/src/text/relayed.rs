@@ -125,7 +125,6 @@ impl Relayed {
         begins
     }
 
-    /// Ends the sentence `start..end`.
     fn end(&mut self, start: usize, end: usize, pieces: &mut Vec<RelayedPiece>) -> usize {
         self.take(end, pieces);
         let is_exact = self.text[end..self.returned.max(end)].trim().is_empty();

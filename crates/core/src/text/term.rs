@@ -151,7 +151,6 @@ impl Term {
     }
 }
 
-/// How a word limits a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limit {
     /// `More than`, `after` and the like.

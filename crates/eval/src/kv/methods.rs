@@ -66,7 +66,6 @@ impl Method {
         Self::Random,
     ];
 
-    /// Returns the method's name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Rc => "rc",

@@ -134,7 +134,6 @@ impl<'a> ReadRow<'a> {
         Ok(Self { kv_export, question, decoder, past, answers: Vec::new() })
     }
 
-    /// Returns the number of tokens of the chunks.
     pub fn tokens(&self) -> usize {
         self.kv_export.tokens.len()
     }
@@ -254,7 +253,6 @@ fn most_likely(row: ArrayView1<f32>) -> u32 {
     best.map_or(0, |(id, _)| id as u32)
 }
 
-/// Draws a token from log-probabilities.
 fn drawn(row: ArrayView1<f32>, rng: &mut SplitMix64) -> u32 {
     const STEPS: usize = 1 << 24;
     let mut left = rng.below(STEPS) as f64 / STEPS as f64;

@@ -15,7 +15,6 @@ use thresher_core::rc::{self, OverQuestion, Reference};
 
 use super::reading::ReadRow;
 
-/// The number of keys of a page of Quest.
 const PAGE_KEYS: usize = 16;
 
 /// The paper's scores as a form: expected RC over the question's own keys. Each head keeps the keys that reach

@@ -18,11 +18,9 @@ use super::{ReaderOptions, ReaderRow};
 const RESPONSE_MAX: Duration = Duration::from_secs(600);
 const CONNECT_MAX: Duration = Duration::from_secs(15);
 
-/// Times that a request is sent.
 const TRIES: u32 = 6;
 /// The longest wait between two tries, also if the server names a longer one.
 const WAIT_MAX: Duration = Duration::from_secs(60);
-/// Bytes of a response that are read.
 const RESPONSE_BYTES_MAX: u64 = 4 << 20;
 
 /// What a model is told to say if the context has no answer.
@@ -34,7 +32,6 @@ pub struct Exchange {
     /// The numbers of tokens that the server counted, if it says them.
     pub tokens_in: Option<u64>,
     pub tokens_out: Option<u64>,
-    /// How long the response took.
     pub seconds: f64,
 }
 
@@ -190,12 +187,10 @@ impl Client {
         }
     }
 
-    /// Returns the URL to which requests are sent.
     pub fn url(&self) -> &str {
         &self.completions
     }
 
-    /// Returns the request that asks for an answer.
     pub fn request(&self, prompt: &str) -> Value {
         self.request_to(&self.model, prompt)
     }

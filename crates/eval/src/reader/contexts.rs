@@ -22,7 +22,6 @@ const COVERAGE: f64 = 0.95;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Arm {
     All,
-    /// What Thresher keeps of the chunks.
     Thresher(Size),
     /// The best chunks, unchanged, in at most as many tokens as Thresher keeps.
     Chunks(Size),

@@ -9,14 +9,12 @@ use super::{Arm, Judgement, Outcome, Price, ReaderOptions, Sample};
 use crate::estimate::{Estimate, bootstrap_mean};
 use crate::report::number;
 
-/// How well a reader answers with each arm.
 #[derive(Debug, Clone)]
 pub struct ReaderReport {
     /// Name of the file, without its extension.
     pub data: String,
     pub model: String,
     pub judge: Option<String>,
-    /// The number of rows that were asked.
     pub rows: usize,
     /// Rows that were left out because they have no reference answer.
     pub without_answers: usize,
@@ -165,7 +163,6 @@ fn fixed(value: f64, digits: usize) -> String {
     if value.is_nan() { "-".to_owned() } else { format!("{value:.digits$}") }
 }
 
-/// Writes a mean difference with its interval.
 fn signed(e: Estimate) -> String {
     if e.mean.is_nan() {
         "-".to_owned()

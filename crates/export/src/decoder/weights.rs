@@ -12,7 +12,6 @@ use crate::{
     write::WeightFile,
 };
 
-/// A decoder's weights in the weights file.
 #[derive(Debug)]
 pub struct DecoderWeights {
     /// `[vocab, d]`: a row for each token.

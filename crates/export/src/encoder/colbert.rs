@@ -33,14 +33,11 @@ const SETTINGS: &str = "config_sentence_transformers.json";
 /// The length to which questions are padded, if the settings have none, in tokens.
 const QUESTION_TOKENS_DEFAULT: usize = 32;
 
-/// The tensor of the projection.
 const WEIGHT: &str = "linear.weight";
 const BIAS: &str = "linear.bias";
 
-/// What a ColBERT adds to its encoder.
 #[derive(Debug)]
 pub struct Colbert {
-    /// The projection of the last hidden states.
     pub projection: Projection,
     pub markers: Markers,
     /// The token of a question that no token attends to: that of the padding, unless tokens attend to it.
@@ -49,7 +46,6 @@ pub struct Colbert {
     pub passage_tokens_max: Option<usize>,
 }
 
-/// A linear layer after the encoder.
 #[derive(Debug)]
 pub struct Projection {
     /// The number of components of a projected vector.

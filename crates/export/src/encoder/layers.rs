@@ -30,7 +30,6 @@ const NORM_MIN: f32 = 1e-12;
 
 #[derive(Clone, Copy)]
 pub struct GraphParts<'a> {
-    /// The encoder's weights in the weights file.
     pub weights: &'a EncoderWeights,
     pub weights_file: &'a str,
     /// What ColBERT adds to the encoder, if it is one.
@@ -58,7 +57,6 @@ struct Shared {
 }
 
 impl Encoder {
-    /// The number of components of a readout vector.
     pub fn readout_dim(&self, colbert: Option<&Colbert>) -> usize {
         colbert.map_or(self.hidden, |colbert| colbert.projection.dim)
     }

@@ -154,7 +154,6 @@ impl Encoder {
 }
 
 impl Names {
-    /// The prefix of all names in a checkpoint.
     pub(super) fn prefix(&self, contains: impl Fn(&str) -> bool) -> &'static str {
         let has_words = |prefix: &&&str| contains(&format!("{prefix}{}.weight", self.words));
         self.prefixes.iter().find(has_words).copied().unwrap_or_default()

@@ -12,7 +12,6 @@ use crate::{
     write::WeightFile,
 };
 
-/// An encoder's weights in the weights file.
 #[derive(Debug)]
 pub struct EncoderWeights {
     pub(super) words: Table,
@@ -351,7 +350,6 @@ struct Projections {
     /// The names in the checkpoint.
     parts: Vec<String>,
     inputs: usize,
-    /// The outputs of all parts together.
     outputs: usize,
     has_bias: bool,
     /// How many of the first outputs are multiplied, and by what. A checkpoint may store queries, keys and values as one part.

@@ -259,14 +259,12 @@ impl Architecture {
     }
 }
 
-/// The keys of an architecture in a file.
 struct Keys<'a> {
     file: &'a GgufFile,
     architecture: &'a Architecture,
 }
 
 impl Keys<'_> {
-    /// The whole name of a key.
     fn name(&self, key: &str) -> String {
         format!("{}.{key}", self.architecture.name)
     }

@@ -7,7 +7,6 @@ use super::container::GgufFile;
 use crate::ExportError;
 use crate::weights::TensorFile;
 
-/// The tensors of a GGUF file.
 #[derive(Debug)]
 pub struct GgufCheckpoint {
     file: GgufFile,

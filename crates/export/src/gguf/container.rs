@@ -238,7 +238,6 @@ impl Scalar {
         })
     }
 
-    /// The size of a number, in bytes.
     fn bytes(self) -> usize {
         match self {
             Self::U8 | Self::I8 | Self::Bool => 1,

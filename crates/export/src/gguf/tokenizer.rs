@@ -350,7 +350,6 @@ fn merges_of_vocabulary<'a>(
     Ok(pairs.into_iter().map(|(_, _, pair)| pair).collect())
 }
 
-/// A number with a total order.
 #[derive(PartialEq)]
 struct Ordered(f64);
 

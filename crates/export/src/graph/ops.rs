@@ -16,7 +16,6 @@ impl GraphBuilder {
         self.node("Gather", &[x, indices], vec![int("axis", axis)])
     }
 
-    /// The hyperbolic tangent of each element.
     pub fn tanh(&mut self, x: &Value) -> Value {
         self.node("Tanh", &[x], vec![])
     }
@@ -80,7 +79,6 @@ impl GraphBuilder {
         self.node("Cast", &[x], vec![int("to", DataType::Int64 as i64)])
     }
 
-    /// `x` as a 16-bit float.
     pub fn cast_f16(&mut self, x: &Value) -> Value {
         self.node("Cast", &[x], vec![int("to", DataType::Float16 as i64)])
     }
@@ -90,7 +88,6 @@ impl GraphBuilder {
         self.node("LayerNormalization", &[x, scale, bias], vec![int("axis", -1), float("epsilon", epsilon)])
     }
 
-    /// Applies the activation to each element.
     pub fn activate(&mut self, x: &Value, activation: Activation) -> Value {
         match activation {
             Activation::Gelu => self.node("Gelu", &[x], vec![]),
@@ -147,7 +144,6 @@ impl GraphBuilder {
         self.node("ReduceL2", &[x, &last], vec![int("keepdims", 1)])
     }
 
-    /// The absolute value of each element.
     pub fn abs(&mut self, x: &Value) -> Value {
         self.node("Abs", &[x], vec![])
     }
@@ -180,7 +176,6 @@ impl GraphBuilder {
         outputs
     }
 
-    /// Concatenates `parts` along `axis`.
     pub fn concat(&mut self, parts: &[&Value], axis: i64) -> Value {
         self.node("Concat", parts, vec![int("axis", axis)])
     }
@@ -223,7 +218,6 @@ impl GraphBuilder {
         self.node("Gemm", &[x, weight], vec![int("transB", 1)])
     }
 
-    /// The sizes of all axes of `x`.
     pub fn shape(&mut self, x: &Value) -> Value {
         self.node("Shape", &[x], vec![])
     }

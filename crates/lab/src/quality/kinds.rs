@@ -25,7 +25,6 @@ use thresher_eval::selection::texts;
 /// The share of tokens that a context may have: one in four.
 const RATIO: f64 = 0.25;
 
-/// How a text is divided and scored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Division {
     /// By its kind, scored as requests are.
@@ -197,7 +196,6 @@ fn share(found: &[bool]) -> f64 {
     found.iter().filter(|found| **found).count() as f64 / found.len().max(1) as f64
 }
 
-/// What a context keeps of the chunks of a row.
 struct KeptParts<'a> {
     row: &'a Row,
     fitted: &'a Decision,
@@ -209,7 +207,6 @@ impl KeptParts<'_> {
         self.row.needed.iter().map(|part| Ok(self.kept(part)? == Kept::Whole)).collect()
     }
 
-    /// Returns how much of a part is kept.
     fn kept(&self, part: &NeededPart) -> Result<Kept> {
         let spans = self.fitted.spans[part.chunk].iter().map(|span| span.source);
         let kept = joined(spans, &self.row.chunks[part.chunk].text);
@@ -225,7 +222,6 @@ impl KeptParts<'_> {
         })
     }
 
-    /// Returns whether the context misleads.
     fn misleads(&self) -> Result<bool> {
         let Self { row, fitted } = self;
         let has_warning =
@@ -254,7 +250,6 @@ impl KeptParts<'_> {
     }
 }
 
-/// How much of a part is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kept {
     Nothing,

@@ -14,7 +14,6 @@ use thresher_eval::kv::reading::{Loss, ReadRow};
 use thresher_eval::kv::rows::{self, KvRow};
 use thresher_eval::kv::{LossByCase, Method, RATIOS, RowOptions, for_each_row, losses_of_methods};
 
-/// What was measured of one question.
 struct Measured {
     kind: Option<String>,
     /// The number of tokens of the chunks.

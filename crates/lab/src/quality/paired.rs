@@ -13,7 +13,6 @@ use thresher_eval::data::{self, Rows};
 use thresher_eval::estimate::{Estimate, bootstrap_mean};
 use thresher_eval::{Values, attribution, selection};
 
-/// Two models on the rows of one file.
 #[derive(Debug, Clone)]
 pub struct Comparison {
     data: String,
@@ -90,7 +89,6 @@ impl Measure {
 }
 
 impl Comparison {
-    /// Returns the comparison as a JSON object.
     pub fn json(&self) -> Value {
         let measures = self.measures.iter().map(|measure| {
             let Measure { name, means, difference, changed } = measure;

@@ -27,7 +27,6 @@ const BY_ID: usize = 12;
 
 /// Chunks that are registered before the first request: the ones that are drawn most often.
 const REGISTERED: usize = 200;
-/// The most chunks of one registration.
 const REGISTER_MAX: usize = 30;
 
 const COMPRESS: &str = "/v1/compress";
@@ -42,7 +41,6 @@ const REJECTED_BODIES: [(&str, u16); 6] = [
     (r#"{"query": "q", "chunks": ["c"], "budget": {"ratio": 2}}"#, 422),
 ];
 
-/// A request with the outcome to expect.
 pub struct SoakRequest {
     pub expectation: Expectation,
     pub path: &'static str,
@@ -51,7 +49,6 @@ pub struct SoakRequest {
     pub chunks: usize,
 }
 
-/// The expected outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expectation {
     Answered,
@@ -67,7 +64,6 @@ pub enum Expectation {
     Rejected(u16),
 }
 
-/// Generates random requests.
 pub struct RequestGenerator {
     chunks: ChunkPool,
     deadline_ms_max: u64,
@@ -80,12 +76,10 @@ impl RequestGenerator {
         Self { chunks, deadline_ms_max }
     }
 
-    /// Returns the chunks that requests draw from.
     pub fn chunks(&self) -> &ChunkPool {
         &self.chunks
     }
 
-    /// Generates the next request.
     pub fn draw(&self, rng: &mut Rng) -> SoakRequest {
         let expectation = draw_expectation(rng);
         if let Expectation::Rejected(_) = expectation {
@@ -230,7 +224,6 @@ impl ChunkPool {
         Self((0..count).map(|n| chunk_json(&mut rng, n)).collect())
     }
 
-    /// Returns the number of chunks.
     pub fn count(&self) -> usize {
         self.0.len()
     }
@@ -241,7 +234,6 @@ impl ChunkPool {
         log_uniform(rng, 1, self.0.len()) - 1
     }
 
-    /// Appends a chunk's JSON with this id.
     pub fn append(&self, chunk: usize, id: usize, body: &mut String) {
         body.push_str(&format!("{{\"id\":\"{id}\","));
         body.push_str(&self.0[chunk]);

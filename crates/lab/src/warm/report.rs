@@ -115,7 +115,6 @@ impl Report {
         report
     }
 
-    /// Returns the report as JSON.
     pub fn json(&self) -> &Value {
         &self.json
     }
@@ -149,7 +148,6 @@ fn stages(requests: &[&WarmRequest]) -> Value {
     Value::Object(names.map(|name| (name.clone(), median(name))).collect::<Map<_, _>>())
 }
 
-/// Renders the report as a text table.
 pub fn table(report: &Report) -> String {
     let json = &report.json;
     let shown = |path: &str, digits: usize| {

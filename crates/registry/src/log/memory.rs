@@ -140,12 +140,10 @@ impl MemoryLog {
         self.state().chunks.keys().cloned().collect()
     }
 
-    /// Returns the number of entries in the log.
     pub fn len(&self) -> usize {
         self.state().entries.len()
     }
 
-    /// Returns whether the log has no entries.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

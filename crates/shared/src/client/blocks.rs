@@ -28,7 +28,6 @@ enum GetOutcome {
     Failed(Failure),
 }
 
-/// What one node did during a call.
 #[derive(Clone, Default)]
 struct NodeOutcome {
     answered: bool,

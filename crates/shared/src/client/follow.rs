@@ -24,7 +24,6 @@ const EVENTS_MAX: usize = 64;
 /// is still the same.
 const READ_BLOCK: Duration = Duration::from_secs(2);
 
-/// The longest pause after a failure.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, PartialEq, Eq)]

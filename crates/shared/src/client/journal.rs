@@ -56,10 +56,8 @@ pub struct Entry {
     pub fields: Vec<(Bytes, Bytes)>,
 }
 
-/// A change of one field of the hash.
 #[derive(Debug, Clone, Copy)]
 pub enum FieldChange<'a> {
-    /// Sets the field (name, value).
     Put(&'a [u8], &'a [u8]),
     /// Sets the field (name, value) if it does not exist.
     Offer(&'a [u8], &'a [u8]),

@@ -33,7 +33,6 @@ impl Node {
         !self.open.load(Ordering::Relaxed)
     }
 
-    /// Records that the node answered a request.
     pub fn record_success(&self) {
         self.failures.store(0, Ordering::Relaxed);
     }

@@ -47,7 +47,6 @@ const KNOWN: [(&str, &str); 13] = [
 ];
 
 impl Failure {
-    /// Classifies an error of the client library.
     pub fn from_redis(error: &RedisError) -> Self {
         if error.is_timeout() {
             return Self::Timeout;

@@ -21,7 +21,6 @@ const HOT_SHARE: f64 = 0.9;
 /// The bytes of a block of 200 tokens, from which the number of entries is estimated.
 const BLOCK_BYTES_TYPICAL: u64 = 80_000;
 
-/// A value with a weight.
 pub trait Weighed: Clone {
     /// Returns the bytes that the value takes, with the overhead of storing it. It must not change while the
     /// value is in the map.

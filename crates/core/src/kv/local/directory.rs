@@ -22,7 +22,6 @@ const LOCK: &str = "LOCK";
 const FORMAT: &str = "FORMAT";
 const FORMAT_CURRENT: &str = "thresher blocks 2\n";
 
-/// The subdirectory of the block files.
 const BLOCKS: &str = "blocks";
 
 /// The suffix of the name of a file that is being written.
@@ -214,7 +213,6 @@ impl Drop for Directory {
 }
 
 impl BlockFile {
-    /// Returns the length of the file in bytes.
     pub fn record_len(&self) -> u64 {
         self.len.saturating_add(RECORD_HEADER_BYTES as u64)
     }
@@ -236,7 +234,6 @@ impl BlockFile {
     }
 }
 
-/// What a file is according to its name.
 enum NameKind {
     Block(BlockFile),
     Unfinished,

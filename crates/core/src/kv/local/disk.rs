@@ -157,7 +157,6 @@ impl Disk {
         }
     }
 
-    /// Returns what the tier stores now.
     pub fn stats(&self) -> TierStats {
         self.shared.index.stats()
     }

@@ -21,7 +21,6 @@ const FILE_BYTES: u64 = 512;
 /// The state that the threads of the disk tier share.
 pub struct Shared {
     pub directory: Directory,
-    /// The blocks in the directory.
     pub index: Bounded<IndexEntry>,
     pub metrics: TierMetrics,
     /// The number of removals per key that wait in the queue. Writes of the key that are queued before a

@@ -83,7 +83,6 @@ pub struct ChosenHeads {
     pub heads: Vec<(usize, usize)>,
     #[serde(default, skip_serializing_if = "QuestionTokens::is_all")]
     pub question_tokens: QuestionTokens,
-    /// The measure by which the heads were chosen.
     pub by: HeadChoice,
     /// The measure of the chosen heads on held-out questions, which were not used for the choice: RC in units
     /// of a logit for `expected_rc`, a share from 0 to 1 for `accuracy`.

@@ -55,7 +55,6 @@ impl KeyScale {
     }
 }
 
-/// Which heads share a budget of keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BudgetScope {

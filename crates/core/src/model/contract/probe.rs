@@ -41,7 +41,6 @@ pub const QUESTION_MARK: &str = "{question}";
 /// RC is computed for.
 pub const TEMPLATE_DEFAULT: &str = QUESTION_MARK;
 
-/// What a probe is computed from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProbeFeatures {

@@ -105,7 +105,6 @@ fn model(contract: &Contract) -> tempfile::TempDir {
     dir
 }
 
-/// A decoder with a chat template.
 fn chat() -> Contract {
     let mut contract = decoder();
     let template = "chat_template.jinja";

@@ -38,7 +38,6 @@ pub struct CrossRuntime {
     graph: String,
     inputs: PairInputs,
     labels: Labels,
-    /// Whether the claim stands before the evidence.
     is_claim_first: bool,
     weights: VerdictWeights,
     tokenizer: Arc<ModelTokenizer>,
@@ -235,7 +234,6 @@ impl CrossRuntime {
         Ok((labels, Separation::measure(&same, &other, labels.support)))
     }
 
-    /// Returns what the model's labels mean.
     pub fn labels(&self) -> Labels {
         self.labels
     }

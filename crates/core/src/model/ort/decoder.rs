@@ -367,7 +367,6 @@ impl DecoderShape {
         self.layout().values(layer)
     }
 
-    /// The key head to which a query head belongs.
     fn kv_head(&self, head: usize) -> usize {
         head / (self.decoder.heads / self.decoder.kv_heads)
     }

@@ -97,7 +97,6 @@ struct Ticket<'a, T> {
 }
 
 impl<T> Pool<T> {
-    /// Creates a pool of `items`, all of them idle.
     pub fn new(items: Vec<T>) -> Self {
         let scheduler = FairScheduler::default();
         let state = PoolState { idle: items, waiting: VecDeque::new(), ticket_next: 0, scheduler };

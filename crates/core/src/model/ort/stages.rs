@@ -59,7 +59,6 @@ impl StageSize {
     }
 }
 
-/// The sessions of all stages of a decoder.
 pub struct Stages {
     /// Computes the hidden states before the first layer, and the values that all layers use, from tokens and
     /// positions.

@@ -32,7 +32,6 @@ pub struct Unigram {
     unknown_score: f64,
 }
 
-/// The model of a `tokenizer.json`.
 #[derive(Debug, Deserialize)]
 pub struct UnigramFile {
     unk_id: Option<u32>,

@@ -3,18 +3,15 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use quick_cache::Weighter;
-use quick_cache::sync::Cache;
-
 use crate::domain::Lang;
-use crate::pipeline::count::{TextHash, hash_of};
 use crate::text::{self, Term, Writing};
+use crate::text_cache::TextCache;
 
 /// The hash of a name of a term. Two names among a million have the same hash once in 37 million times.
 pub(super) type TermId = u64;
 
 /// The bytes of all entries of the cache together.
-const BYTES_MAX: u64 = 8 << 20;
+const BYTES_MAX: usize = 8 << 20;
 
 /// The number of texts that the cache is made for; more or fewer may fit.
 const TEXTS: usize = 1 << 15;
@@ -22,37 +19,22 @@ const TEXTS: usize = 1 << 15;
 /// The bytes of an entry of the cache besides its key and its ids.
 const ENTRY_BYTES: usize = 64;
 
-/// A cache of the ids of the terms of texts, by the hashes of the texts. The sources of a conversation are the same in each of its requests,
+/// A cache of the ids of the terms of texts. The sources of a conversation are the same in each of its requests,
 /// and reading their words takes longer than attributing an answer to them.
-pub struct TermIds(Cache<Key, Arc<[TermId]>, Bytes>);
-
-/// The hash of the text, and its language.
-type Key = (TextHash, Option<Lang>);
-
-#[derive(Clone)]
-struct Bytes;
-
-impl Weighter<Key, Arc<[TermId]>> for Bytes {
-    fn weight(&self, _: &Key, ids: &Arc<[TermId]>) -> u64 {
-        (ENTRY_BYTES + size_of::<Key>() + size_of_val::<[TermId]>(ids)) as u64
-    }
-}
+pub struct TermIds(TextCache<Option<Lang>, Arc<[TermId]>>);
 
 impl Default for TermIds {
     fn default() -> Self {
-        Self(Cache::with_weighter(TEXTS, BYTES_MAX, Bytes))
+        Self(TextCache::with_bytes(TEXTS, BYTES_MAX, |ids| ENTRY_BYTES + size_of_val::<[TermId]>(ids)))
     }
 }
 
 impl TermIds {
     /// Returns the ids of all names of the terms of a text in this language, ascending and distinct, from the cache if possible.
     pub(super) fn of_text(&self, text: &str, lang: Option<Lang>) -> Arc<[TermId]> {
-        let key = (hash_of(text), lang);
-        self.0.get(&key).unwrap_or_else(|| {
+        self.0.get_or_find(lang, text, || {
             let terms = text::terms_in(text, &[], lang.and_then(Writing::in_lang));
-            let ids: Arc<[TermId]> = sorted_distinct(terms.iter().flat_map(ids_of).collect()).into();
-            self.0.insert(key, Arc::clone(&ids));
-            ids
+            sorted_distinct(terms.iter().flat_map(ids_of).collect()).into()
         })
     }
 }

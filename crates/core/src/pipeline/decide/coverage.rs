@@ -54,7 +54,6 @@ pub struct Shortfall {
     pub promised: f64,
     /// The share of such labelled questions whose evidence is kept.
     pub covered: f32,
-    /// The number of such labelled questions.
     pub rows: usize,
     /// The least promise that keeps the evidence of as many of them as were promised; `None` if there is none.
     pub sufficient: Option<f64>,

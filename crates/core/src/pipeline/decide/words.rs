@@ -8,7 +8,6 @@ use crate::pipeline::units::{Unit, UnitSpan};
 use crate::pipeline::{Reading, scan};
 use crate::text;
 
-/// The words of a unit with their weights.
 pub struct Words {
     words: Vec<UnitSpan>,
     /// `[word]`: the largest raw logit of any of the question's tokens over the tokens of the word; at least 0.

@@ -41,7 +41,6 @@ pub fn least_ratio(needed: usize, tokens_in: usize) -> f64 {
     ratio(if is_enough { thousandths } else { thousandths + 1.0 })
 }
 
-/// Writes contexts for one request.
 pub struct Writer<'a> {
     pub request: &'a CompressRequest,
     pub reading: &'a Reading,
@@ -96,7 +95,6 @@ impl Writer<'_> {
         required
     }
 
-    /// Returns what is notable among the units.
     pub fn notable(&self) -> Notable {
         let layouts = self.reading.outlines.layouts();
         let kind = |unit: &Unit| layouts.get(unit.chunk).map(|layout| layout.kind);

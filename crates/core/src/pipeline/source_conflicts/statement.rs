@@ -177,7 +177,6 @@ impl Value {
         Some((value, count))
     }
 
-    /// Returns whether two values say the same.
     fn equals(&self, other: &Self) -> bool {
         let (one, two) = (self.amount, other.amount);
         one.covers(&two) && two.covers(&one) && self.limit == other.limit && self.is_bound == other.is_bound

@@ -9,7 +9,6 @@ use serde_json::Value as Json;
 use crate::gguf::architecture::ARCHITECTURES;
 use crate::weights::Checkpoint;
 
-/// A file before it is written.
 pub struct Writer {
     pub version: u32,
     /// The keys, and their types and values as bytes.
@@ -18,7 +17,6 @@ pub struct Writer {
     pub alignment: usize,
 }
 
-/// A tensor before it is written.
 pub struct Stored {
     pub name: String,
     pub sizes: Vec<u64>,

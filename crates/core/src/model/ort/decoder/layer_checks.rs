@@ -22,7 +22,6 @@ pub fn check(decoder: &Decoder, model: &ModelProto) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// A decoder's graph and its declaration.
 struct DecoderGraph<'a> {
     decoder: &'a Decoder,
     model: &'a ModelProto,

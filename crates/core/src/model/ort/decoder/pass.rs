@@ -119,7 +119,6 @@ impl TokenPass<'_> {
         Ok(true)
     }
 
-    /// Returns the positions of prefix and past.
     pub fn past_positions(&self) -> Vec<i64> {
         (0..self.prefix.len_of(Axis(1)) as i64).chain(self.past.positions().iter().copied()).collect()
     }
@@ -188,7 +187,6 @@ impl TokenPass<'_> {
         if self.ids.len() > self.tile_tokens { self.ids.len() } else { 0 }
     }
 
-    /// The number of tokens of prefix and past.
     fn past_tokens(&self) -> usize {
         self.prefix.len_of(Axis(1)) + self.past.positions().len()
     }

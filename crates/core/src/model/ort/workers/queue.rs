@@ -86,7 +86,6 @@ impl<T> Queue<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns which windows share a batch.
     pub fn batching(&self) -> Batching {
         self.batching
     }
