@@ -6,9 +6,11 @@
 
 `RCPress` is Thresher's eviction (crates/core/src/pipeline/evict.rs, the default form) as a press of kvpress. The compressed
 context ends with the question, as in kvpress's evaluation with `query_aware`, and the budget includes the question. RC scores the
-keys in front of the question and keeps those of the question; SnapKV's window is the question. A context is encoded once. The
-presses' own hooks then get what the layers got, so all presses have the same keys. A score is RULER's: the share of the expected
-strings in the answer, or 1 if one of several true answers is. Tasks below 0.15 with the full cache are not in the means.
+keys in front of the question and keeps those of the question; the window of SnapKV and DropKV is the question. A context is
+encoded once. The presses' own hooks then get what the layers got, so all presses have the same keys. KVzip scores for no question
+in particular: in further forward passes over these keys, the model repeats the context, and the question as its end. A score is
+RULER's: the share of the expected strings in the answer, or 1 if one of several true answers is. Tasks below 0.15 with the full
+cache are not in the means.
 
 `measure` runs in one thread. Run a process for each core, with --part and its own file. It skips rows that the file already has.
 `check` compares the kept keys with those of a daemon that serves the same GGUF file with `blocks.codec = "f32"`, and answers with
@@ -26,6 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, quantiles
+from unittest import mock
 
 import kvpress
 import safetensors.torch
@@ -38,8 +41,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 RATIOS = (0.5, 0.75)
 FLOOR = 0.2  # The share of an even budget that RC keeps in each head.
 TASKS = ("needle", "multikey", "multivalue", "tracking", "common", "frequent")
-SELDOM = ("tracking", "common")  # A small model fails these tasks, so they have every fourth row only.
-LENGTHS = (1024, 1024, 2048)  # The contexts have about so many tokens, in turn.
+OFTEN = ("needle", "multikey", "multivalue", "frequent")  # A small model fails the others: every fourth row only.
 NEW_TOKENS = 6  # The model may write so many tokens more than the true answer has.
 SENTENCES = ["The bus was late again.", "Rain fell on the tin roof.", "A window was open."]
 SENTENCES += ["We drank tea and spoke about the weather.", "A dog slept."]
@@ -62,6 +64,14 @@ def rc_of_keys(logits, own, kv_heads):
     return scores / scores.mean(-1, keepdim=True).clamp(min=1e-30).sqrt()
 
 
+def logits_of_question(module, hidden_states, keys, kwargs, count):
+    """The logits of the last `count` tokens over all keys, `[head, query, key]`, not scaled."""
+    cos, sin = (part[:, -count:] for part in kwargs["position_embeddings"])
+    queries = get_prerope_query_states(module, hidden_states[:, -count:])
+    queries, _ = apply_rotary_pos_emb(queries, keys[:, :, -count:], cos, sin)
+    return queries[0] @ keys[0].repeat_interleave(queries.shape[1] // keys.shape[1], 0).transpose(1, 2)
+
+
 @dataclass
 class RCPress(kvpress.BasePress):
     """Keeps the keys with the largest RC for the last `question_tokens` tokens, with one budget for all heads of `scope`."""
@@ -82,10 +92,7 @@ class RCPress(kvpress.BasePress):
     def compress(self, module, hidden_states, keys, values, attentions, kwargs):
         """Adds the score of each key in front of the question, `[kv_head, key]`."""
         count, (_, kv_heads, length, _) = self.question_tokens, keys.shape
-        cos, sin = (part[:, -count:] for part in kwargs["position_embeddings"])
-        queries = get_prerope_query_states(module, hidden_states[:, -count:])
-        queries, _ = apply_rotary_pos_emb(queries, keys[:, :, -count:], cos, sin)
-        logits = queries[0] @ keys[0].repeat_interleave(queries.shape[1] // kv_heads, 0).transpose(1, 2)
+        logits = logits_of_question(module, hidden_states, keys, kwargs, count)
         logits, own = logits[..., : length - count].contiguous(), logits[..., length - count :]
         self.scores.append(rc_of_keys(logits, own, kv_heads))
         return keys, values
@@ -105,6 +112,30 @@ class RCPress(kvpress.BasePress):
         return torch.nn.functional.pad(kept, (0, self.question_tokens), value=True)
 
 
+@dataclass
+class DropKVPress(kvpress.ScorerPress):
+    """DropKV (https://openreview.net/forum?id=MqfNzH3TVH) is not in kvpress 0.5.5. This is our implementation of its criterion.
+
+    The score of a pair is the squared change of the attention's output without this pair, summed over the last `window_size`
+    queries. As in the authors' code, it is then averaged over the heads of a group and over 11 neighbouring pairs.
+    """
+
+    window_size: int = 8
+
+    def score(self, module, hidden_states, keys, values, attentions, kwargs):
+        count, (_, kv_heads, length, _) = self.window_size, keys.shape
+        logits = logits_of_question(module, hidden_states, keys, kwargs, count) * module.scaling
+        later = torch.ones(count, length, dtype=torch.bool).triu(length - count + 1)
+        weights = logits.masked_fill(later, -torch.inf).softmax(-1)
+        values = values[0].repeat_interleave(len(logits) // kv_heads, 0)
+        # Without a pair, the other weights grow by 1 / (1 - weight), so the output moves away from the pair's value.
+        distances = torch.cdist(weights @ values, values, compute_mode="donot_use_mm_for_euclid_dist")
+        scores = (weights / (1 - weights + 1e-6) * distances).square().sum(1).view(1, kv_heads, -1, length).mean(2)
+        scores = torch.nn.functional.avg_pool1d(scores, 11, stride=1, padding=5)
+        scores[..., -count:] = torch.inf
+        return scores
+
+
 def presses(ratio, question_tokens):
     return {
         "RC": RCPress(ratio, question_tokens),
@@ -113,6 +144,9 @@ def presses(ratio, question_tokens):
         "AdaKV + SnapKV": kvpress.AdaKVPress(kvpress.SnapKVPress(ratio, window_size=question_tokens)),
         "Expected Attention": kvpress.ExpectedAttentionPress(ratio),
         "AdaKV + Expected Attention": kvpress.AdaKVPress(kvpress.ExpectedAttentionPress(ratio, epsilon=1e-2)),
+        "DropKV": DropKVPress(ratio, window_size=question_tokens),
+        "AdaKV + DropKV": kvpress.AdaKVPress(DropKVPress(ratio, window_size=question_tokens)),
+        "KVzip": kvpress.KVzipPress(ratio),
         "TOVA": kvpress.TOVAPress(ratio),
         "StreamingLLM": kvpress.StreamingLLMPress(ratio),
         "random": kvpress.RandomPress(ratio),
@@ -193,14 +227,25 @@ class Model:
             hook.remove()
         return recorded
 
-    def compress(self, recorded, press):
-        """The cache as a press leaves it, and the keys of each layer that it masks."""
+    def repeat(self, ids, recorded):
+        """KVzip's scores of an encoded context, `[layer, 1, kv_head, key]`, from forward passes in which the model repeats it."""
+        press, empty = kvpress.KVzipPress(0.5), self.pipeline.preprocess("", [""], "", max_context_length=10_000)
+        press.prefix_length, press._suffix_ids = empty["context_ids"].shape[1], empty["questions_ids"][0]
+        press._context_ids, (press._cache, _) = torch.tensor([ids]), self.compress(recorded, None)
+        press._perform_kvzip_compression(self.model, self.pipeline.tokenizer)
+        return press.score_val
+
+    def compress(self, recorded, press, repeated=None):
+        """The cache as a press leaves it, and the keys of each layer that it masks. `repeated` are KVzip's scores."""
         cache = DynamicCache()
         for index, (attention, kwargs) in enumerate(zip(self.attentions, recorded)):
             attention.masked_key_indices = None
             layer = kwargs["past_key_values"].layers[index]
             cache.update(layer.keys, layer.values, index)
-        if press:
+        if isinstance(press, kvpress.KVzipPress):
+            press.score_val = repeated
+            press.compress_post(self.model)
+        elif press:
             with press(self.model):
                 for attention, kwargs in zip(self.attentions, recorded):
                     press.forward_hook(attention, [], {**kwargs, "past_key_values": cache}, (None, None))
@@ -238,10 +283,12 @@ class Model:
         answer = self.ids(" " + (row.expected[0] if row.is_any else ", ".join(row.expected)))
         assert context[-len(asked) :] == asked, "the question has other tokens behind the context than alone"
         recorded = self.encode(context)
+        repeated = self.repeat(context, recorded)
         torch.manual_seed(seed)
         arms = {"full cache": self.compress(recorded, None)}
         for ratio in RATIOS:
-            arms |= {f"{name} {ratio}": self.compress(recorded, press) for name, press in presses(ratio, len(asked)).items()}
+            for name, press in presses(ratio, len(asked)).items():
+                arms[f"{name} {ratio}"] = self.compress(recorded, press, repeated)
         found = {}
         for length in {cache.get_seq_length() for cache, _ in arms.values()}:
             group = {arm: one for arm, one in arms.items() if one[0].get_seq_length() == length}
@@ -258,9 +305,9 @@ def measure(options):
     done = {(row["task"], row["index"]) for row in (lines(options.out) if options.out.exists() else [])}
     with options.out.open("a", buffering=1) as out:
         for index, task in itertools.product(indexes, (*TASKS, *passages)):
-            if (task, index) in done or task in SELDOM and index % 4:
+            if (task, index) in done or task not in OFTEN and index % 4:
                 continue
-            place = (LENGTHS[index % len(LENGTHS)], index, model.ids)
+            place = (options.lengths[index % len(options.lengths)], index, model.ids)
             row = of_passages(passages[task], *place) if task in passages else generated(task, *place)
             out.write(json.dumps({"task": task, "length": place[0], "index": index, **model.of_row(row, index)}) + "\n")
 
@@ -313,7 +360,8 @@ def check(options):
     made = {"answer_prefix": row.prefix, "max_new_tokens": len(model.ids(" " + row.expected[0])) + NEW_TOKENS}
     for name, ratio in itertools.product(presses(0, 1).keys() - {"random"}, RATIOS):
         press = presses(ratio, len(model.ids("\n\n" + row.question)))[name]
-        answer = model.pipeline(f"{row.context}\n\n{row.question}", press=press, max_context_length=10_000, **made)["answer"]
+        with mock.patch.object(AutoTokenizer, "from_pretrained", return_value=model.pipeline.tokenizer):  # KVzip loads it anew.
+            answer = model.pipeline(f"{row.context}\n\n{row.question}", press=press, max_context_length=10_000, **made)["answer"]
         same.append(answer == found[f"{name} {ratio}"]["answer"])
     print(f"{sum(same)} of {len(same)} answers are those of kvpress's pipeline")
 
@@ -325,6 +373,7 @@ def main():
     parser.add_argument("--gguf", type=Path)
     parser.add_argument("--out", type=Path, help="measured rows")
     parser.add_argument("--rows", type=int, default=24, help="of each task")
+    parser.add_argument("--lengths", type=int, nargs="+", default=(1024, 1024, 2048), help="tokens of the contexts, in turn")
     parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help="begin with this row and take every n-th one")
     parser.add_argument("--url", default="http://127.0.0.1:8080", help="of a daemon, for check")
     options = parser.parse_args()

@@ -122,6 +122,7 @@ pub struct Originals {
 struct OpenFile {
     /// `None` before the first use, and after a failure.
     database: Option<Database>,
+    opened: Option<Instant>,
     opened_count: u64,
     open_failed: Option<Instant>,
 }
@@ -247,7 +248,7 @@ impl Originals {
         &self,
         work: impl Fn(&ReadTransaction) -> Result<T, OriginalError>,
     ) -> Result<T, OriginalError> {
-        let attempt = || self.run(|database| work(&database.begin_read()?));
+        let attempt = || self.run(Operation::Get, |database| work(&database.begin_read()?));
         let done = match attempt() {
             Err(error) if needs_reopening(&error) => attempt(),
             done => done,
@@ -266,7 +267,7 @@ impl Originals {
             counter!("originals_failures_total", "operation" => Operation::Put.name()).increment(1);
             return Err(OriginalError::Paused);
         }
-        let done = self.run(|database| {
+        let done = self.run(Operation::Put, |database| {
             let write = database.begin_write()?;
             work(&write)?;
             Ok(write.commit()?)
@@ -276,12 +277,23 @@ impl Originals {
     }
 
     /// Runs `work` on the open file, and closes the file if it must be opened again.
-    fn run<T>(&self, work: impl FnOnce(&Database) -> Result<T, OriginalError>) -> Result<T, OriginalError> {
-        let file = self.opened()?;
+    fn run<T>(
+        &self,
+        operation: Operation,
+        work: impl FnOnce(&Database) -> Result<T, OriginalError>,
+    ) -> Result<T, OriginalError> {
+        // A file that cannot be opened was counted already.
+        let file = self.opened().map_err(|error| match error {
+            OriginalError::Store(_) => OriginalError::Paused,
+            error => error,
+        })?;
+        // Where reads fail by themselves, opening the file again and again does not help.
+        let is_new = matches!(operation, Operation::Get)
+            && file.opened.is_some_and(|opened| opened.elapsed() < RETRY_DELAY / 2);
         let opened_count = file.opened_count;
         let done = work(file.database.as_ref().expect("the file is open"));
         drop(file);
-        if !self.is_in_memory() && done.as_ref().is_err_and(needs_reopening) {
+        if !self.is_in_memory() && !is_new && done.as_ref().is_err_and(needs_reopening) {
             let mut file = self.exclusive();
             // Another operation that failed may have closed it, and a third one opened it again.
             if file.opened_count == opened_count {
@@ -352,6 +364,7 @@ impl Originals {
                 }
                 *file = OpenFile {
                     database: Some(database),
+                    opened: Some(Instant::now()),
                     opened_count: file.opened_count + 1,
                     open_failed: None,
                 };

@@ -22,14 +22,14 @@ pub(super) fn choice<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
     Option::<Word<T>>::deserialize(from).map(|word| word.map(|Word(word)| word).unwrap_or_default())
 }
 
-/// A string or an integer, as a schema describes it.
+// Without a doc comment, which the schema would show to users.
 #[derive(JsonSchema)]
 #[schemars(inline)]
 #[serde(untagged)]
 #[expect(dead_code, reason = "only its schema is used")]
 pub(super) enum TextOrInteger {
     Text(String),
-    Integer(i64),
+    Integer(u64),
 }
 
 /// The id of a chunk: a string, or the digits of an integer.

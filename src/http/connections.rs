@@ -96,6 +96,7 @@ struct State {
     requests_in_flight: usize,
     /// The ids of those requests whose keys are valid.
     accepted: HashSet<u64>,
+    /// The end of the last request.
     idle_since: Instant,
     next_id: u64,
     /// Responses of which the connection took a frame and has not asked for the next one, with the time of that frame.

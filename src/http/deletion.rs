@@ -25,6 +25,7 @@ use crate::tenants::TenantState;
 /// The path of a tenant's data on the admin listener.
 pub const TENANT: &str = "/admin/tenants/{name}";
 
+/// The chunks that are deleted at once.
 const BATCH_COUNT: usize = 1_000;
 
 /// The bytes of text of the chunks that are deleted at once.

@@ -168,6 +168,8 @@ pub struct ToolResult {
     /// The range of the JSON string in the body, in bytes.
     pub string: Range<usize>,
     pub tool: Arc<str>,
+    /// The beginning of the first line that is not blank.
+    pub begins: String,
     pub text_hash: [u8; 32],
     /// A hash of the call and the text: the key of how the result was sent, whatever is before it in the conversation.
     pub key: [u8; 32],
@@ -196,7 +198,6 @@ pub struct Turn {
     pub passages: Vec<Passage>,
     /// The records of tool results, which are cited but not compressed.
     pub records: Vec<CitedRecord>,
-    /// The results of tools, except short ones.
     pub results: Vec<ToolResult>,
     /// The range of the last message with a question in the turn, in bytes of the body.
     pub asked_at: Option<Range<usize>>,
@@ -484,17 +485,17 @@ impl PassageFinder<'_> {
             }
             PartKind::ToolResult { name, id } => {
                 let kind = LazyCell::new(|| self.kinds.of(&part.text));
-                if thresher_codec::estimate(&part.text) >= self.policy.result_tokens_min {
-                    let may_encode = self.policy.may_encode(name, part.arguments.as_deref());
-                    turn.results.push(ToolResult {
-                        string: part.at.range(),
-                        tool: Arc::clone(name),
-                        text_hash: *blake3::hash(part.text.as_bytes()).as_bytes(),
-                        key: key_of_result(id, &part.text),
-                        may_encode: may_encode && !kind.is_some_and(TextKind::is_quoted),
-                        may_refer: self.policy.may_refer(name),
-                    });
-                }
+                let is_long = thresher_codec::estimate(&part.text) >= self.policy.result_tokens_min;
+                let may_encode = is_long && self.policy.may_encode(name, part.arguments.as_deref());
+                turn.results.push(ToolResult {
+                    string: part.at.range(),
+                    tool: Arc::clone(name),
+                    begins: beginning(&part.text),
+                    text_hash: *blake3::hash(part.text.as_bytes()).as_bytes(),
+                    key: key_of_result(id, &part.text),
+                    may_encode: may_encode && !kind.is_some_and(TextKind::is_quoted),
+                    may_refer: is_long && self.policy.may_refer(name),
+                });
                 if self.policy.may_compress(name, part.arguments.as_deref()) {
                     match parse_json(&part.text) {
                         Some(json) => {
@@ -601,6 +602,14 @@ impl Excerpt {
         let text: String = serde_json::from_str(&part.text[range.clone()]).ok()?;
         (text.len() >= JSON_STRING_BYTES_MIN).then_some(Self { range, text, is_quoted: true })
     }
+}
+
+/// The most characters of the beginning of a result.
+const BEGINNING_CHARS_MAX: usize = 60;
+
+fn beginning(text: &str) -> String {
+    let line = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default().trim();
+    line.chars().take(BEGINNING_CHARS_MAX).collect()
 }
 
 fn key_of_result(id: &str, text: &str) -> [u8; 32] {

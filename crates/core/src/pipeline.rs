@@ -94,8 +94,9 @@ use crate::model::cross::CrossEncoder;
 use crate::model::tokenizer::{ModelTokenizer, Tokens};
 use crate::model::{ModelError, ModelInfo, ModelRuntime, NoPast};
 use crate::rc;
+use crate::text::definitions::{self, Sentence};
 use crate::text::outline::Layout;
-use crate::text::{self, Mentions, definitions};
+use crate::text::{self, Mentions};
 
 /// The most tokens of a conversation that are read before its last question. More hardly change the vectors
 /// of the question (`docs/evaluation.md`) but take time.
@@ -628,9 +629,13 @@ impl Pipeline {
                 let mut seams = Seams::find(&request.chunks, &units, &outlines);
                 let mut needs = std::mem::take(&mut seams.needs);
                 repeats.add_seams(seams);
-                let texts: Vec<&str> =
-                    units.iter().map(|unit| unit.bytes.slice(&request.chunks[unit.chunk].text)).collect();
-                needs.extend(definitions::uses(&texts));
+                let sentences = units.iter().enumerate().map(|(at, unit)| {
+                    let is_read =
+                        outlines.layouts()[unit.chunk].kind.is_running_text() && repeats.stays(at) == at;
+                    let text = unit.bytes.slice(&request.chunks[unit.chunk].text);
+                    Sentence { text: if is_read { text } else { "" }, chunk: unit.chunk }
+                });
+                needs.extend(definitions::uses(&sentences.collect::<Vec<_>>()));
                 let needs =
                     needs.into_iter().map(|(unit, other)| (repeats.stays(unit), repeats.stays(other)));
                 outlines.require_across(needs.filter(|(unit, other)| unit != other));

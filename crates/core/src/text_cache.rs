@@ -83,6 +83,6 @@ mod tests {
         assert_eq!((cache.get(2, "moon"), cache.get(1, "tide")), (None, None));
         assert_eq!(cache.get_or_try_find(1, "tide", || Err("stopped")), Err("stopped"));
         (0..10_000).for_each(|text| _ = cache.get_or_find(1, &text.to_string(), || text));
-        assert!((1..=1100).contains(&cache.0.len()), "{}", cache.0.len());
+        assert!((900..=1100).contains(&cache.0.len()), "{}", cache.0.len());
     }
 }

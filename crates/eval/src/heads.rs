@@ -35,6 +35,7 @@ pub struct HeadScores {
     /// comparable because softmax exponentiates raw logits: a head with little contrast between chunks attends
     /// to all of them alike.
     expected: Vec<f64>,
+    /// `None` without labels.
     labelled: Option<LabelledScores>,
 }
 

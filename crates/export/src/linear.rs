@@ -196,6 +196,7 @@ fn shifted_bias(bias: Option<&Tensor>, values: &[i8], scales: &[f32], min: f32) 
     Tensor { dims: vec![columns], values: bias.iter().zip(shift).map(|(bias, shift)| bias + shift).collect() }
 }
 
+/// Quantises `weight [in, out]` to signed bytes.
 fn quantise(weight: &Tensor) -> ByteColumns {
     let columns = weight.dims[1];
     let mut scales = vec![0f32; columns];

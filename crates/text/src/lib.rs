@@ -13,8 +13,8 @@ mod stops;
 mod sentences;
 pub mod intent;
 mod questions;
-pub mod definitions;
 mod grams;
+pub mod definitions;
 mod mentions;
 pub mod outline;
 

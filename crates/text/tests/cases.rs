@@ -102,6 +102,9 @@ const ROWS: &[Row] = &[
         .keeps("Slow", &["-a, --all", "OPTIONS"]).leaves(&["brief"]),
     row("what stands behind a label", Kind::Prose, "The pump failed in May.\nPaul Orr: I will repair it. You get the bill on Friday.\nThe lamp is new.")
         .keeps("the bill", &["Paul Orr"]).leaves(&["lamp"]),
+    row("records of sentences", Kind::Prose, "Symptom: The pump hums.\nCause: The inlet is blocked.\nRemedy: Clean the sieve.\n\nSymptom: The lamp is dark.\nCause: The fuse is burnt.\nRemedy: Change it.")
+        .keeps("Clean", &["The pump hums"]).leaves(&["fuse"]),
+    row("changes", Kind::Prose, "Added: A lamp for the pier.\nFixed: The pump no longer hums.\nFixed: The gate closes.").keeps("gate", &["gate"]).leaves(&["lamp"]),
     row("records", Kind::Prose, "Name: Ann\nBorn: 1988\nTown: Ulm\n\nName: Bob\nBorn: 1961\nTown: Bern").keeps("1961", &["Name: Bob"]).leaves(&["Ann"]),
     row("justified prose", Kind::Prose, "The keeper of the  light has to trim\nthe lamp  every four hours,  and the\noil  is brought on  Saturday morning.")
         .keeps("lamp", &["keeper", "Saturday"]),
@@ -118,6 +121,7 @@ const ROWS: &[Row] = &[
     row("a checkbox", Kind::Markdown, "## Before departure\n\n- [x] check the oil\n- [ ] close the hatch").keeps("hatch", &["[ ]", "## Before departure"]).leaves(&["oil"]),
     row("the units above the columns", Kind::Table, "# station North, May\n# flow in litres per minute, level in metres\ntime,pump,flow,level\n06:00,P-1,81,3.1\n06:00,P-2,44,3.0\n06:30,P-1,12,2.8")
         .keeps("06:30", &["litres per minute", "time,pump"]).leaves(&["P-2"]),
+    row("columns behind a number sign", Kind::Table, "# hut,owner,keeper\nOben,Lund,Orr\nUnten,Ray,Hill\nMitte,Kay,Fox").keeps("Unten", &["# hut,owner"]).leaves(&["Oben"]),
     row("a row with its columns", Kind::Table, "hut,beds,price\nOben,12,40\nUnten,30,25").keeps("Unten", &["beds"]).leaves(&["Oben"]),
     row("a row of a page of figures", Kind::Pdf, "Year ended March 31,\n2024\n2023\nFares\n48,210\n44,907\nFuel\n(21,330)\n(20,118)\nRent\n90\n85")
         .keeps("Fuel", &["2024", "(20,118)"]).leaves(&["Fares"]),

@@ -5,38 +5,34 @@
 //! looks again, and sends the text where the earlier one has gone.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
-use std::sync::Arc;
 
 use super::SentTurn;
-use super::strings::original;
 use crate::middleware::find::{ToolResult, Turn};
 use crate::middleware::json::Located;
 
 /// How a reference begins. No [encoded](thresher_codec::encode) text begins so.
 const BEGINNING: &str = "[the same text as the result of ";
 
-/// The most characters of a text's first line that a reference quotes.
-const QUOTED_CHARS_MAX: usize = 60;
-
-/// The results that the model sees whole: the names of their tools, by the hashes of their texts.
+/// The results that the model has seen whole, by the hashes of their texts.
 pub(super) struct SeenResults<'a> {
-    tools: HashMap<[u8; 32], Arc<str>>,
-    body: Located<'a>,
-    /// Whether an earlier result of this request is sure to reach the model.
+    whole: HashSet<[u8; 32]>,
+    /// The hash of the last text of a tool that begins so. A reference names both, and must not be taken for another result.
+    last: HashMap<(&'a str, &'a str), [u8; 32]>,
     may_refer: bool,
 }
 
 impl<'a> SeenResults<'a> {
-    /// Nothing has been seen yet. `may_refer` says whether this conversation may have references at all.
-    pub(super) fn new(body: Located<'a>, may_refer: bool) -> Self {
-        Self { tools: HashMap::new(), body, may_refer: may_refer && !upstream_forgets(body) }
+    /// Nothing has been seen yet. There are no references if the upstream may remove earlier results by itself, or unless the conversation is
+    /// `sent` to it as a whole: a gateway sends other texts in the place of earlier ones.
+    pub(super) fn new(body: Located, sent: bool) -> Self {
+        Self { whole: HashSet::new(), last: HashMap::new(), may_refer: sent && !upstream_forgets(body) }
     }
 
-    /// Adds the results of the next turn. If the turn `is_new`, those that were seen before become references, whatever else was to be done to
-    /// them. References whose earlier result has gone become texts again.
-    pub(super) fn follow(&mut self, turn: &Turn, sent: &mut Cow<SentTurn>, is_new: bool) {
+    /// Adds the results of the next turn. In a turn that `is_new`, those that were seen before become references, whatever else was to be done
+    /// to them. In an older turn, references become texts again if their earlier result has gone.
+    pub(super) fn follow(&mut self, turn: &'a Turn, sent: &mut Cow<SentTurn>, is_new: bool) {
         if !self.may_refer && sent.encoded.is_empty() {
             return;
         }
@@ -47,32 +43,28 @@ impl<'a> SeenResults<'a> {
             .collect();
         for (at, result) in turn.results.iter().enumerate() {
             let of_result = passages.get(&result.string.start).cloned().unwrap_or_default();
-            match self.tools.get(&result.text_hash).filter(|_| self.may_refer) {
-                Some(tool) if is_new && result.may_refer => {
-                    let text = self.reference(tool, result);
-                    let SentTurn { kept, encoded, .. } = sent.to_mut();
-                    kept[of_result].fill(None);
-                    encoded.resize(turn.results.len(), None);
-                    encoded[at] = Some(text);
-                }
-                Some(_) => {}
-                None if sent.kept[of_result].iter().any(Option::is_some) => {}
-                None => {
-                    if sent.encoded.get(at).and_then(Option::as_deref).is_some_and(is_reference) {
-                        sent.to_mut().encoded[at] = None;
-                    }
-                    self.tools.insert(result.text_hash, Arc::clone(&result.tool));
-                }
+            let last = self.last.insert((&result.tool, &result.begins), result.text_hash);
+            let has_seen =
+                self.may_refer && last == Some(result.text_hash) && self.whole.contains(&result.text_hash);
+            if has_seen && is_new && result.may_refer {
+                let SentTurn { kept, encoded, .. } = sent.to_mut();
+                kept[of_result.clone()].fill(None);
+                encoded.resize(turn.results.len(), None);
+                encoded[at] = Some(reference(result));
+            }
+            let is_reference = sent.encoded.get(at).and_then(Option::as_deref).is_some_and(is_reference);
+            if is_reference && !has_seen {
+                sent.to_mut().encoded[at] = None;
+            }
+            if sent.kept[of_result].iter().all(Option::is_none) {
+                self.whole.insert(result.text_hash);
             }
         }
     }
+}
 
-    fn reference(&self, tool: &str, result: &ToolResult) -> String {
-        let text = original(self.body, &result.string);
-        let line = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default().trim();
-        let quoted: String = line.chars().take(QUOTED_CHARS_MAX).collect();
-        format!("{BEGINNING}{tool} above that begins {quoted:?}]")
-    }
+fn reference(ToolResult { tool, begins, .. }: &ToolResult) -> String {
+    format!("{BEGINNING}{tool} above that begins {begins:?}]")
 }
 
 fn is_reference(text: &str) -> bool {
@@ -134,6 +126,8 @@ mod tests {
         assert_eq!(sent(&[a, a], none.clone(), &[None, None]), [None, None], "it was sent whole before");
         let cleared = sent(&["[cleared]", a, a], none.clone(), &[None, Some(reference)]);
         assert_eq!(cleared, [None, None, referred()], "the earlier result has gone");
+        let c = "The rules, \"all\" of them.\nPush on Monday.";
+        assert_eq!(sent(&[a, c, a], none.clone(), &[]), [None, None, None], "another text begins alike");
         for forgets in [json!({"truncation": "auto"}), json!({"context_management": {"edits": []}})] {
             assert_eq!(sent(&[a, a], forgets.clone(), &[]), [None, None], "{forgets}");
             assert_eq!(sent(&[a, a], forgets, &[None, Some(reference)]), [None, None]);

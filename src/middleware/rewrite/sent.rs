@@ -4,8 +4,12 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
+use thresher_core::domain::{ByteRange, Kind, Omissions};
+use thresher_core::pipeline::assemble;
+use thresher_core::text::outline::Layout;
 
-use super::strings;
+use super::{NOTHING_KEPT, pieces, ranges};
+use crate::middleware::dialect::PartKind;
 use crate::middleware::find::{Passage, Turn};
 
 /// Start and end of ranges of a text, in bytes, ascending.
@@ -65,7 +69,7 @@ impl SentTurn {
     pub(super) fn text_of(&self, turn: &Turn, passage: usize) -> Option<Cow<'_, str>> {
         let kept = self.kept[passage].as_ref()?;
         let written = self.written.get(passage).and_then(Option::as_deref);
-        Some(written.map_or_else(|| strings::shortened(&turn.passages[passage], kept).into(), Cow::from))
+        Some(written.map_or_else(|| shortened(&turn.passages[passage], kept).into(), Cow::from))
     }
 
     /// Returns whether less is sent than the turn has.
@@ -144,5 +148,33 @@ impl SentTurn {
             ends && ascends
         };
         self.kept.len() == passages.len() && self.kept.iter().zip(passages).all(inside)
+    }
+}
+
+/// The text that replaces a passage.
+fn shortened(passage: &Passage, kept: &[(usize, usize)]) -> String {
+    match (kept.is_empty(), &passage.kind) {
+        // The rest of the message remains, so an empty text is allowed.
+        (true, PartKind::Message) => String::new(),
+        (true, _) => NOTHING_KEPT.to_owned(),
+        (false, _) => {
+            let layout = Layout::detect(&passage.text, Kind::Auto);
+            let spans: Vec<ByteRange> = ranges(kept).collect();
+            let mut text = assemble::joined(&passage.text, &spans, &layout, omissions_of(&passage.kind));
+            // Inside JSON there is no place for marks.
+            if layout.kind == Kind::Json && !passage.is_quoted {
+                text.push_str(&pieces::left_out_of_json(&passage.text, &text));
+            }
+            text
+        }
+    }
+}
+
+/// Returns how omissions from a passage are marked. The model takes the result of a tool for the whole result
+/// unless it is told otherwise.
+fn omissions_of(kind: &PartKind) -> Omissions {
+    match kind {
+        PartKind::ToolResult { .. } => Omissions::Range,
+        _ => Omissions::Auto,
     }
 }

@@ -6,9 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use serde_json::Value;
-use thresher_core::domain::{ByteRange, Chunk, Kind, Omissions};
-use thresher_core::pipeline::assemble;
-use thresher_core::text::outline::Layout;
+use thresher_core::domain::Chunk;
 
 use super::pieces::{self, Piece};
 use super::{NOTHING_KEPT, Rewritten, SeenText, SentTurn, Shortened, gaps, ranges};
@@ -157,32 +155,4 @@ fn dropped(passage: &Passage, kept: Option<&[(usize, usize)]>) -> Vec<Range<usiz
     let Some(kept) = kept else { return Vec::new() };
     let (start, len) = (passage.range.start, passage.text.len());
     gaps(kept.iter().map(|&(from, to)| from..to), len).map(|gap| start + gap.start..start + gap.end).collect()
-}
-
-/// The text that replaces a passage.
-pub(super) fn shortened(passage: &Passage, kept: &[(usize, usize)]) -> String {
-    match (kept.is_empty(), &passage.kind) {
-        // The rest of the message remains, so an empty text is allowed.
-        (true, PartKind::Message) => String::new(),
-        (true, _) => NOTHING_KEPT.to_owned(),
-        (false, _) => {
-            let layout = Layout::detect(&passage.text, Kind::Auto);
-            let spans: Vec<ByteRange> = ranges(kept).collect();
-            let mut text = assemble::joined(&passage.text, &spans, &layout, omissions_of(&passage.kind));
-            // Inside JSON there is no place for marks.
-            if layout.kind == Kind::Json && !passage.is_quoted {
-                text.push_str(&pieces::left_out_of_json(&passage.text, &text));
-            }
-            text
-        }
-    }
-}
-
-/// Returns how omissions from a passage are marked. The model takes the result of a tool for the whole result
-/// unless it is told otherwise.
-fn omissions_of(kind: &PartKind) -> Omissions {
-    match kind {
-        PartKind::ToolResult { .. } => Omissions::Range,
-        _ => Omissions::Auto,
-    }
 }

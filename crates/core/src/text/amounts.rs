@@ -107,6 +107,11 @@ fn set_range(text: &str, terms: &mut [Term], at: usize) {
     let neighbours = [at.checked_sub(1), Some(last + 1)].into_iter().flatten();
     let mut amounts = neighbours.filter_map(|at| terms.get(at)?.amount);
     let is_hours = is_joined && amounts.any(|amount| amount.measure == Measure::Weekday);
+    // "2-14" without anything that is counted may also be a number of a room, a score or a telephone. In "3-5 working days" it is days.
+    let is_counted = || terms.get(last + 2).is_some_and(|counted| unit(&counted.folded).is_some());
+    if is_joined && !is_hours && first.measure == Measure::Count && !is_between() && !is_counted() {
+        return;
+    }
     let [first, second] = [first, second].map(|end| end.as_hour().filter(|_| is_hours).unwrap_or(end));
     if let Some(range) = first.through(&second) {
         (terms[at].amount, terms[at].range) = (Some(first), Some(range));
@@ -423,7 +428,7 @@ mod tests {
             ("from 8 to 6 pm", "10 am", true),
             ("24 to 31 December", "28 December", true),
             ("from 2 to 5", "4", true),
-            ("Open 8-18", "10:00", true),
+            ("2-14", "8", false),
             ("Mon-Fri, 8-18", "19:00", false),
             ("Mon-Fri 8-18, Sat 9-12", "10:00", true),
             ("Mon to Fri", "Wednesday", true),

@@ -18,6 +18,7 @@ use super::{ReaderOptions, ReaderRow};
 const RESPONSE_MAX: Duration = Duration::from_secs(600);
 const CONNECT_MAX: Duration = Duration::from_secs(15);
 
+/// Times that a request is sent.
 const TRIES: u32 = 6;
 /// The longest wait between two tries, also if the server names a longer one.
 const WAIT_MAX: Duration = Duration::from_secs(60);

@@ -46,7 +46,7 @@ const RECOVERY_TIME: Duration = Duration::from_secs(20);
 /// Size of the disk, in bytes. What the daemon stores in an hour takes less.
 const DISK_BYTES: u64 = 2 << 30;
 
-/// Time after the last restart in which resident memory may grow.
+/// Time after the last restart in which resident memory may grow: threads and connections of all kinds come into being, and allocators keep pages.
 const WARM_UP: Duration = Duration::from_secs(600);
 
 /// Largest growth of resident memory after [`WARM_UP`] that may be certain, in MB an hour: a slope less two standard errors.

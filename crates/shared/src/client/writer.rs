@@ -17,6 +17,7 @@ use super::outcome::{self, Failure};
 use super::seal::OVERHEAD_BYTES;
 use super::{BLOCK_BYTES_MAX, Core};
 
+/// The number of writes in flight at once.
 const WRITES_MAX: usize = 16;
 
 /// How long all writes pause after a server that is up refused one, because it is full or a replica, or does
@@ -202,6 +203,7 @@ impl Core {
 /// with another and is left to the next round.
 const RENEWAL_BITS: usize = 1 << 20;
 
+/// The longest duration of a renewal round.
 const ROUND_MAX: Duration = Duration::from_secs(600);
 
 /// The number of renewal rounds in a value's time to live.

@@ -121,7 +121,10 @@ impl Writer<'_, '_> {
         let cells = Cells { form: self.form };
         let columns = cells.usual_count(lines);
         let is_wide = |line: &Line| {
-            !is_rule(line.text) && !is_comment(line.text) && cells.count(line.text) + 1 >= columns.max(3)
+            let count = cells.count(line.text);
+            // "# time,pump,flow" names the columns.
+            let is_apart = is_comment(line.text) && count < columns;
+            !is_rule(line.text) && !is_apart && count + 1 >= columns.max(3)
         };
         let first = lines.iter().position(is_wide).filter(|_| columns >= 2 && lines.len() >= 2);
         let Some(first) = first else {

@@ -124,7 +124,10 @@ impl Gathered {
         let is_content = |at: usize| part.words[at].term.is_content;
         let denied_by_part = denied(own.len(), &|at| own[at].1, &is_content);
         let reached = reached_by_negations(part, &denied_by_part);
-        let may_agree = part.all_unit_words().any(|word| reached.contains(&word.id) && part.denies(&word));
+        let may_agree = |unit: usize| {
+            let mut words = part.all_unit_words().filter(|word| word.unit == unit);
+            words.any(|word| reached.contains(&word.id) && part.denies(&word))
+        };
         for &(negation, word) in &denied_by_part {
             let Some(id) = part.words[word].term.id else { continue };
             let places: Vec<UnitWord> = part.all_unit_words().filter(|other| other.id == Some(id)).collect();
@@ -132,7 +135,7 @@ impl Gathered {
                 continue;
             }
             let Some(&place) = places.first() else { continue };
-            if may_agree {
+            if may_agree(place.unit) {
                 self.evidence.negation_is_unclear = true;
                 continue;
             }
@@ -143,14 +146,18 @@ impl Gathered {
         }
         // A denial of the sentence that has most of the part's words, which the part leaves out.
         let Some(top) = part.unit_words.first() else { return };
-        let affirmed = |word: &&UnitWord| {
-            part.content().any(|own| own.term.id == word.id) && !reached.contains(&word.id)
+        let is_affirmed = |word: &&UnitWord| {
+            let own = part.words.iter().position(|own| own.term.is_content && own.term.id == word.id);
+            own.is_some_and(|own| !denied_by_part.iter().any(|(_, denied)| *denied == own))
         };
-        if let Some(word) = top.iter().filter(|word| part.denies(word)).find(affirmed) {
+        let affirmed = || top.iter().filter(|word| part.denies(word)).filter(is_affirmed);
+        if let Some(word) = affirmed().find(|word| !reached.contains(&word.id)) {
             let (bytes, kind) = (part.bytes, UnsupportedKind::NegationDropped);
             self.evidence.negation_differs = true;
             self.unsupported.push(UnsupportedSpan { bytes, kind });
             self.conflicts.push(part.conflict(bytes, ConflictKind::Negation, *word));
+        } else if affirmed().next().is_some() {
+            self.evidence.negation_is_unclear = true;
         }
     }
 
@@ -219,12 +226,13 @@ fn conflict_with_units(part: &Part, at: usize, other: UnitWord) -> Conflict {
 }
 
 /// Returns the ids of the words that a negation of the part may deny: those that it denies, and all content words after it, up to a word such as
-/// `but`. "Not ordered by IT" may deny that something is ordered, or that IT does it.
+/// `but` or `and`. "Not ordered by IT" may deny that something is ordered, or that IT does it.
 fn reached_by_negations(part: &Part, denied: &[(usize, usize)]) -> HashSet<Option<TermId>> {
     let mut reached: HashSet<_> = denied.iter().map(|&(_, word)| part.words[word].term.id).collect();
     let mut is_denied = false;
     for PartWord { term, .. } in &part.words {
-        is_denied = (is_denied || term.is_negation) && !lexicon::has(Class::GoesOn, &term.word.folded);
+        let ends = [Class::GoesOn, Class::And].iter().any(|&class| lexicon::has(class, &term.word.folded));
+        is_denied = (is_denied || term.is_negation) && !ends;
         if is_denied && term.is_content {
             reached.insert(term.id);
         }

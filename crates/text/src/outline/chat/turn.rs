@@ -57,11 +57,11 @@ const FORMATS: [Format; 6] =
 
 /// Returns how the turns begin; none if this is no chat.
 pub(in super::super) fn format(lines: &[Line]) -> Option<Format> {
-    let lines = read(lines);
-    FORMATS.into_iter().find(|format| is_chat(*format, &lines))
+    let (all, are_apart) = (read(lines), are_apart(lines));
+    FORMATS.into_iter().find(|format| is_chat(*format, &all, are_apart))
 }
 
-/// Returns how the turns of a chat begin. The text is one: it may be too short to tell. None if it has no turns.
+/// Returns how the turns begin of a text that is a chat, even if it is too short to tell; none if it has no turns.
 pub(super) fn format_of_chat(lines: &[Line]) -> Option<Format> {
     let has_turns = |format: &Format| {
         let lines = read(lines);
@@ -72,20 +72,36 @@ pub(super) fn format_of_chat(lines: &[Line]) -> Option<Format> {
     format(lines).or_else(|| FORMATS.into_iter().find(has_turns))
 }
 
-/// Returns the lines that decide.
+/// Returns the lines that decide, without blank ones.
 fn read<'a>(lines: &[Line<'a>]) -> Vec<&'a str> {
     let lines = lines.iter().take(LINES_READ).map(|line| line.text);
     lines.filter(|line| !line.trim().is_empty()).collect()
 }
 
+/// Returns whether a blank line is before each line that begins as the first one does, up to a colon: those are the first fields of records.
+fn are_apart(lines: &[Line]) -> bool {
+    let lines = &lines[..lines.len().min(LINES_READ)];
+    let name = |line: &Line| line.text.split(':').next().unwrap_or_default().to_owned();
+    let Some(first) = lines.iter().position(|line| !line.is_blank()) else { return false };
+    let named = name(&lines[first]);
+    // Blank lines may have been taken out: what is between two lines is longer there.
+    let gap = |at: usize| lines[at].start - lines[at - 1].start - lines[at - 1].text.len();
+    let least = (1..lines.len()).map(gap).min().unwrap_or_default();
+    let is_apart = |at: usize| lines[at - 1].is_blank() || gap(at) > least;
+    let mut again =
+        (first + 1..lines.len()).filter(|&at| !lines[at].is_blank() && name(&lines[at]) == named).peekable();
+    again.peek().is_some() && again.all(is_apart)
+}
+
 /// The fewest different names that make turns in a fixed order the fields of records.
 const RECORD_FIELDS_MIN: usize = 3;
 
-/// Returns whether the lines are a chat in a format: at least two speakers who speak again and again.
-fn is_chat(format: Format, lines: &[&str]) -> bool {
+/// Returns whether the lines are a chat in a format: at least two speakers who speak again and again. `are_apart` says whether they may be records
+/// between blank lines.
+fn is_chat(format: Format, lines: &[&str], are_apart: bool) -> bool {
     let (mut speakers, mut turns, mut roles): (Vec<(&str, usize)>, usize, usize) = (Vec::new(), 0, 0);
     // People speak in sentences, and the values of fields hardly ever are some.
-    let mut sentences = 0;
+    let (mut sentences, mut changes) = (0, 0);
     // The fields of records come in the same order again and again, as speakers hardly do.
     let (mut last, mut records, mut is_ordered) = (0, 1, true);
     for line in lines {
@@ -95,6 +111,7 @@ fn is_chat(format: Format, lines: &[&str]) -> bool {
         turns += 1;
         sentences += usize::from(ends_sentence(line));
         let at = speakers.iter().position(|(name, _)| *name == speaker).unwrap_or(speakers.len());
+        changes += usize::from(turns == 1 || at != last);
         is_ordered &= turns == 1 || at > last || at == 0;
         records += usize::from(turns > 1 && at == 0);
         last = at;
@@ -107,7 +124,7 @@ fn is_chat(format: Format, lines: &[&str]) -> bool {
         }
         roles += usize::from(is_role(speaker));
     }
-    let is_speech = sentences * 3 >= turns * 2;
+    let is_speech = sentences * 3 >= turns * 2 && !are_apart;
     let is_again = records > 2 || records == 2 && turns == 2 * speakers.len();
     if format == Format::Named && !is_speech && is_ordered && is_again && speakers.len() >= RECORD_FIELDS_MIN
     {
@@ -121,7 +138,7 @@ fn is_chat(format: Format, lines: &[&str]) -> bool {
     };
     let are_roles = roles >= 2 && roles == turns && turns * 4 >= lines.len();
     let speak_again = match format {
-        Format::Named if is_speech => turns >= 3 && again >= 2,
+        Format::Named if is_speech && changes == turns => turns >= 3 && again >= 2,
         Format::Named => {
             turns >= 4 && again * 3 >= turns * 2 && speakers.iter().filter(|s| s.1 > 1).count() >= 2
         }
