@@ -171,14 +171,15 @@ impl Tenants {
         self.0.read().pipeline.as_ref().map_or(0, |pipeline| pipeline.memory_held())
     }
 
-    /// The bytes of the recent compressions, and of the exports of keys and values, of all tenants.
-    pub fn handle_bytes(&self) -> (usize, usize) {
-        let (mut recent, mut exports) = (0, 0);
+    /// The bytes of memory that the stores of all tenants hold, by the store.
+    pub fn store_bytes(&self) -> [(&'static str, u64); 3] {
+        let (mut recent, mut exports, mut texts) = (0, 0, 0);
         for tenant in self.all() {
-            recent += tenant.handles.bytes();
-            exports += tenant.kv_handles.bytes();
+            recent += tenant.handles.bytes() as u64;
+            exports += tenant.kv_handles.bytes() as u64;
+            texts += tenant.pipeline().map_or(0, |pipeline| pipeline.text_cache_bytes());
         }
-        (recent, exports)
+        [("recent_compressions", recent), ("kv_exports", exports), ("text_caches", texts)]
     }
 
     /// Starts to read registered chunks ahead, also those of tenants that are opened later: one tenant at a time. Requests that wait

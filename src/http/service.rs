@@ -158,10 +158,9 @@ impl Service {
     }
 
     /// The memory of the stores of all tenants, by the store, for operators.
-    pub(super) fn store_bytes_held(&self) -> [(&'static str, usize); 3] {
-        let (recent, exports) = self.data.tenants.handle_bytes();
-        let originals = self.data.originals.cached_bytes();
-        [("recent_compressions", recent), ("kv_exports", exports), ("originals", originals)]
+    pub(super) fn store_bytes_held(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let originals = self.data.originals.cached_bytes() as u64;
+        self.data.tenants.store_bytes().into_iter().chain([("originals", originals)])
     }
 
     /// The data of a tenant, which is opened if it is not; none if there is nothing of it.

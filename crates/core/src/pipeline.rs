@@ -278,6 +278,11 @@ impl Pipeline {
         self.reader.memory_held() + self.exporter.as_ref().map_or(0, |exporter| exporter.memory_held())
     }
 
+    /// Returns the bytes of memory of what was found in texts before: their layouts, terms and tokens.
+    pub fn text_cache_bytes(&self) -> u64 {
+        self.layouts.bytes() + self.term_ids.bytes() + self.text_costs.bytes()
+    }
+
     /// Returns the estimated time that the model needs to read `bytes` bytes of text, beside nothing else. It is zero until the speed has
     /// been measured.
     pub fn time_to_read(&self, bytes: usize) -> Duration {

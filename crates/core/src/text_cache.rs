@@ -35,6 +35,11 @@ impl<K: Eq + Hash, V: Clone> TextCache<K, V> {
         Self(Cache::with_weighter(texts, bytes_max as u64, EntryBytes(bytes_of)))
     }
 
+    /// Returns the bytes of all entries.
+    pub fn bytes(&self) -> u64 {
+        self.0.weight()
+    }
+
     /// Returns the value of a text if it is in the cache.
     pub fn get(&self, key: K, text: &str) -> Option<V> {
         self.0.get(&(key, hash_of(text)))

@@ -59,6 +59,11 @@ pub struct TextCosts(TextCache<TokenizerName, usize>);
 const TEXTS_MAX: usize = 1 << 17;
 
 impl TextCosts {
+    /// Returns the bytes of all entries.
+    pub fn bytes(&self) -> u64 {
+        self.0.bytes()
+    }
+
     /// Returns the number of tokens in `text`, from the cache if possible. `name` is the name of the counter's tokenizer.
     ///
     /// # Errors

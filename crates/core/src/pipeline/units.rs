@@ -173,6 +173,11 @@ const LAYOUTS: usize = 1 << 14;
 const LAYOUTS_PER_THREAD_MIN: usize = 4;
 
 impl Layouts {
+    /// Returns the bytes of all entries.
+    pub fn bytes(&self) -> u64 {
+        self.0.bytes()
+    }
+
     /// Returns the layout of the text of a chunk, from the cache if possible.
     pub fn of_chunk(&self, chunk: &Chunk) -> Arc<Layout> {
         self.0.get_or_find(chunk.kind, &chunk.text, || Arc::new(Layout::detect(&chunk.text, chunk.kind)))

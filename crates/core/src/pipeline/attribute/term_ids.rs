@@ -30,6 +30,11 @@ impl Default for TermIds {
 }
 
 impl TermIds {
+    /// Returns the bytes of all entries.
+    pub fn bytes(&self) -> u64 {
+        self.0.bytes()
+    }
+
     /// Returns the ids of all names of the terms of a text in this language, ascending and distinct, from the cache if possible.
     pub(super) fn of_text(&self, text: &str, lang: Option<Lang>) -> Arc<[TermId]> {
         self.0.get_or_find(lang, text, || {

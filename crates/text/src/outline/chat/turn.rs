@@ -85,7 +85,8 @@ fn are_apart(lines: &[Line]) -> bool {
     let Some(first) = lines.iter().position(|line| !line.is_blank()) else { return false };
     let named = name(&lines[first]);
     // Blank lines may have been taken out: what is between two lines is longer there.
-    let gap = |at: usize| lines[at].start - lines[at - 1].start - lines[at - 1].text.len();
+    // Lines of different texts have no place in common.
+    let gap = |at: usize| lines[at].start.saturating_sub(lines[at - 1].start + lines[at - 1].text.len());
     let least = (1..lines.len()).map(gap).min().unwrap_or_default();
     let is_apart = |at: usize| lines[at - 1].is_blank() || gap(at) > least;
     let mut again =
