@@ -29,7 +29,7 @@ pub(super) fn choice<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
 #[expect(dead_code, reason = "only its schema is used")]
 pub(super) enum TextOrInteger {
     Text(String),
-    Integer(u64),
+    Integer(i64),
 }
 
 /// The id of a chunk: a string, or the digits of an integer.
