@@ -117,7 +117,10 @@ impl SentTurn {
         }
         sent.encoded = vec![None; turn.results.len()];
         for (result, text) in turn.results.iter().zip(&mut sent.encoded) {
-            *text = before(&result.key).and_then(|mut found| found.encoded.pop()).flatten();
+            // Nothing was sent in the place of others, and a conversation has many of them.
+            if result.may_encode || result.may_refer {
+                *text = before(&result.key).and_then(|mut found| found.encoded.pop()).flatten();
+            }
             is_known |= text.is_some();
         }
         is_known.then_some(sent)
